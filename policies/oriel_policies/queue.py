@@ -1,0 +1,341 @@
+"""The SLA queue: who goes next. One ordering for the gateway's admission and for the inference batcher.
+
+Rules, in this order:
+
+1. Bands are strict: the lowest band number that waits goes first.
+2. Every band that is passed over earns `floor_share` of a turn per turn, and goes when it has earned a whole one.
+   So the lowest band gets at least that share of the turns while it waits, and so does every band in between.
+3. Inside a band tenants share by charge: start-time fair queueing (Goyal, Vin, Cheng 1996). Each tenant's flow has a
+   virtual time that grows by cost / weight with each turn; the smallest goes. A flow that comes back starts no
+   earlier than the band's own virtual time, so idling earns nothing; what it owes it still owes until the band
+   runs empty, which ends the busy period and all debts.
+4. Inside a flow the earliest deadline goes first; equal deadlines in order of arrival.
+
+Bounds: `max_items` and `max_bytes`. When full, an arriving ticket displaces the *newest* tickets of the *lowest*
+bands, if those bands are lower than its own and doing so makes room; otherwise it is refused and nothing changes.
+
+Ownership: one writer, the loop that owns the queue. A ticket is in exactly one state; each queued ticket leaves
+exactly once, by `pop`, `remove`, `expire` or displacement. Dead entries stay in the heaps until they surface or
+until they are the majority, then the heap is rebuilt: every operation is O(log n) amortised.
+"""
+
+from bisect import insort
+from enum import Enum
+from heapq import heapify, heappop, heappush
+
+__all__ = ["Pushed", "SlaQueue", "Ticket"]
+
+_EPSILON = 1e-9
+_IDLE_FLOWS = 1024
+
+
+class Pushed(Enum):
+    """What became of an offered ticket."""
+
+    QUEUED = "queued"
+    FULL = "full"
+
+
+class Ticket:
+    """One waiting call.
+
+    band: 0 is the most urgent. deadline: absolute monotonic seconds. cost: estimated charge, any one unit;
+    weight: the tenant's share inside its band. payload: the caller's own, never looked at.
+    """
+
+    __slots__ = ("_flow", "_queued", "band", "cost", "deadline", "payload", "rows", "size_bytes", "tenant", "weight")
+
+    def __init__(
+        self,
+        *,
+        band: int,
+        tenant: str,
+        deadline: float,
+        cost: float = 1.0,
+        weight: float = 1.0,
+        size_bytes: int = 0,
+        rows: int = 1,
+        payload: object = None,
+    ) -> None:
+        self.band = band
+        self.tenant = tenant
+        self.deadline = deadline
+        self.cost = cost
+        self.weight = weight
+        self.size_bytes = size_bytes
+        self.rows = rows
+        self.payload = payload
+        self._queued = False
+        self._flow: _Flow | None = None
+
+    def __repr__(self) -> str:
+        return f"<Ticket band={self.band} tenant={self.tenant} deadline={self.deadline:.3f}>"
+
+
+class _Heap:
+    """Tickets by key, with lazy removal."""
+
+    __slots__ = ("dead", "entries")
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[float, int, Ticket]] = []
+        self.dead = 0
+
+    def head(self) -> Ticket | None:
+        entries = self.entries
+        while entries:
+            ticket = entries[0][2]
+            if ticket._queued:
+                return ticket
+            heappop(entries)
+            self.dead -= 1
+        return None
+
+    def buried(self) -> None:
+        """One more ticket of this heap has left without being its head."""
+        self.dead += 1
+        if self.dead > 64 and self.dead * 2 > len(self.entries):
+            self.entries = [entry for entry in self.entries if entry[2]._queued]
+            heapify(self.entries)
+            self.dead = 0
+
+
+class _Flow:
+    """One tenant inside one band."""
+
+    __slots__ = ("band", "key", "tickets", "virtual", "waiting")
+
+    def __init__(self, band: "_Band") -> None:
+        self.band = band
+        self.tickets = _Heap()
+        self.virtual = 0.0
+        self.waiting = 0
+        self.key: tuple[float, int] | None = None  # its live entry in band.active
+
+
+class _Band:
+    __slots__ = (
+        "active",
+        "credit",
+        "finish",
+        "flows",
+        "items",
+        "newest",
+        "newest_dead",
+        "number",
+        "size_bytes",
+        "virtual",
+    )
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.flows: dict[str, _Flow] = {}
+        self.active: list[tuple[float, int, _Flow]] = []
+        self.newest: list[Ticket] = []
+        self.newest_dead = 0
+        self.items = 0
+        self.size_bytes = 0
+        self.virtual = 0.0
+        self.finish = 0.0  # the largest virtual time any flow has reached
+        self.credit = 0.0
+
+    def next_flow(self) -> _Flow:
+        active = self.active
+        while True:
+            virtual, sequence, flow = active[0]
+            if flow.key == (virtual, sequence):
+                return flow
+            heappop(active)
+
+    def forget_idle(self) -> None:
+        """Drop flows that neither wait nor owe."""
+        self.flows = {name: f for name, f in self.flows.items() if f.waiting or f.virtual > self.virtual}
+
+
+class SlaQueue:
+    """Bounded queue of tickets in the order of this module's rules.
+
+    max_items, max_bytes: bounds over all bands (bytes as given by `Ticket.size_bytes`).
+    floor_share: turns per turn earned by each band that is passed over, 0 <= share < 1.
+    """
+
+    def __init__(self, *, max_items: int, max_bytes: int, floor_share: float = 0.05) -> None:
+        self.max_items = max_items
+        self.max_bytes = max_bytes
+        self.floor_share = floor_share
+        self.size_bytes = 0
+        self._items = 0
+        self._sequence = 0
+        self._bands: dict[int, _Band] = {}
+        self._waiting: list[int] = []  # numbers of the bands that hold tickets, most urgent first
+        self._expiry = _Heap()
+
+    def __len__(self) -> int:
+        return self._items
+
+    def depth(self, band: int) -> int:
+        """Tickets that wait in `band`."""
+        found = self._bands.get(band)
+        return found.items if found else 0
+
+    def push(self, ticket: Ticket) -> tuple[Pushed, list[Ticket]]:
+        """Queue `ticket`; the list holds the tickets it displaced, which have left the queue.
+
+        FULL changes nothing. A ticket object is queued once in its life.
+        """
+        displaced: list[Ticket] = []
+        if self._items >= self.max_items or self.size_bytes + ticket.size_bytes > self.max_bytes:
+            if not self._can_displace(ticket):
+                return Pushed.FULL, displaced
+            while self._items >= self.max_items or self.size_bytes + ticket.size_bytes > self.max_bytes:
+                displaced.append(self._displace_newest())
+        band = self._bands.get(ticket.band)
+        if band is None:
+            band = self._bands[ticket.band] = _Band(ticket.band)
+        if not band.items:
+            insort(self._waiting, ticket.band)
+            band.credit = 0.0
+        flow = band.flows.get(ticket.tenant)
+        if flow is None:
+            if len(band.flows) > _IDLE_FLOWS + 2 * len(band.active):
+                band.forget_idle()
+            flow = band.flows[ticket.tenant] = _Flow(band)
+        self._sequence += 1
+        ticket._queued = True
+        ticket._flow = flow
+        heappush(flow.tickets.entries, (ticket.deadline, self._sequence, ticket))
+        heappush(self._expiry.entries, (ticket.deadline, self._sequence, ticket))
+        band.newest.append(ticket)
+        flow.waiting += 1
+        band.items += 1
+        band.size_bytes += ticket.size_bytes
+        self._items += 1
+        self.size_bytes += ticket.size_bytes
+        if flow.waiting == 1:
+            flow.virtual = max(flow.virtual, band.virtual)
+            self._activate(flow)
+        return Pushed.QUEUED, displaced
+
+    def peek(self) -> Ticket | None:
+        """The ticket that `pop` would return now."""
+        band = self._choose()
+        return band.next_flow().tickets.head() if band else None
+
+    def pop(self) -> Ticket | None:
+        """Take the ticket whose turn it is and charge its tenant the estimated cost."""
+        band = self._choose()
+        if band is None:
+            return None
+        flow = band.next_flow()
+        ticket = flow.tickets.head()
+        assert ticket is not None
+        top = self._waiting[0]
+        for number in self._waiting:
+            if number != top:
+                passed = self._bands[number]
+                passed.credit = min(passed.credit + self.floor_share, 1.0)
+        if band.number != top:
+            band.credit = max(0.0, band.credit - 1.0)
+        band.virtual = max(band.virtual, flow.virtual)
+        flow.virtual += ticket.cost / ticket.weight
+        band.finish = max(band.finish, flow.virtual)
+        heappop(flow.tickets.entries)
+        flow.tickets.dead -= 1  # _leave counts it as buried in the flow's heap; it is not there any more
+        self._leave(ticket)
+        if flow.waiting:
+            self._activate(flow)
+        return ticket
+
+    def remove(self, ticket: Ticket) -> bool:
+        """A caller left: free its place. False when the ticket does not wait here."""
+        if not ticket._queued:
+            return False
+        self._leave(ticket)
+        return True
+
+    def expire(self, now: float) -> list[Ticket]:
+        """Take out every ticket whose deadline is at or before `now`, earliest first."""
+        expired: list[Ticket] = []
+        while True:
+            ticket = self._expiry.head()
+            if ticket is None or ticket.deadline > now:
+                return expired
+            self._leave(ticket)
+            expired.append(ticket)
+
+    def next_deadline(self) -> float | None:
+        """When `expire` has to be called next, absolute seconds; None when nothing waits."""
+        ticket = self._expiry.head()
+        return ticket.deadline if ticket else None
+
+    def settle(self, ticket: Ticket, actual_cost: float) -> None:
+        """Correct the charge of a popped ticket from its estimate to `actual_cost`. Call at most once."""
+        flow = ticket._flow
+        if flow is None or ticket._queued:
+            return
+        ticket._flow = None
+        flow.virtual = max(0.0, flow.virtual + (actual_cost - ticket.cost) / ticket.weight)
+        if flow.waiting:
+            self._activate(flow)
+
+    def _choose(self) -> _Band | None:
+        waiting = self._waiting
+        if not waiting:
+            return None
+        if len(waiting) > 1:
+            for number in reversed(waiting[1:]):
+                band = self._bands[number]
+                if band.credit + self.floor_share >= 1.0 - _EPSILON:
+                    return band
+        return self._bands[waiting[0]]
+
+    def _activate(self, flow: _Flow) -> None:
+        self._sequence += 1
+        flow.key = (flow.virtual, self._sequence)
+        active = flow.band.active
+        heappush(active, (flow.virtual, self._sequence, flow))
+        if len(active) > 64 and len(active) > 4 * len(flow.band.flows):
+            flow.band.active = [entry for entry in active if entry[2].key == entry[:2]]
+            heapify(flow.band.active)
+
+    def _leave(self, ticket: Ticket) -> None:
+        flow = ticket._flow
+        assert flow is not None
+        band = flow.band
+        ticket._queued = False
+        flow.tickets.buried()
+        self._expiry.buried()
+        flow.waiting -= 1
+        if not flow.waiting:
+            flow.key = None
+        band.items -= 1
+        band.size_bytes -= ticket.size_bytes
+        self._items -= 1
+        self.size_bytes -= ticket.size_bytes
+        band.newest_dead += 1
+        if band.newest_dead > 64 and band.newest_dead * 2 > len(band.newest):
+            band.newest = [t for t in band.newest if t._queued]
+            band.newest_dead = 0
+        if not band.items:
+            self._waiting.remove(band.number)
+            band.active.clear()
+            band.virtual = band.finish
+
+    def _can_displace(self, ticket: Ticket) -> bool:
+        if ticket.size_bytes > self.max_bytes or self.max_items < 1:
+            return False
+        lower = [self._bands[number] for number in self._waiting if number > ticket.band]
+        items = self._items - sum(band.items for band in lower)
+        size = self.size_bytes - sum(band.size_bytes for band in lower)
+        return items < self.max_items and size + ticket.size_bytes <= self.max_bytes
+
+    def _displace_newest(self) -> Ticket:
+        band = self._bands[self._waiting[-1]]
+        while True:
+            ticket = band.newest.pop()
+            if ticket._queued:
+                break
+            band.newest_dead -= 1
+        band.newest_dead -= 1  # _leave counts it as buried in `newest`; it is not there any more
+        self._leave(ticket)
+        return ticket

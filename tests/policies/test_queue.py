@@ -1,0 +1,203 @@
+"""The SLA queue against its written rules: a model-based property test and the situations people ask about."""
+
+from collections import Counter
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oriel_policies.queue import Pushed, SlaQueue, Ticket
+
+
+def ticket(band: int = 0, tenant: str = "a", deadline: float = 10.0, **more: float) -> Ticket:
+    return Ticket(band=band, tenant=tenant, deadline=deadline, **more)  # type: ignore[arg-type]
+
+
+def queue(max_items: int = 100, max_bytes: int = 10**9, floor_share: float = 0.05) -> SlaQueue:
+    return SlaQueue(max_items=max_items, max_bytes=max_bytes, floor_share=floor_share)
+
+
+def drain(q: SlaQueue) -> list[Ticket]:
+    out = []
+    while (popped := q.pop()) is not None:
+        out.append(popped)
+    return out
+
+
+def popped(q: SlaQueue) -> Ticket:
+    out = q.pop()
+    assert out is not None
+    return out
+
+
+def test_a_more_urgent_band_goes_first() -> None:
+    q = queue()
+    bronze, gold = ticket(2, deadline=1.0), ticket(0, deadline=99.0)
+    q.push(bronze)
+    q.push(gold)
+    assert drain(q) == [gold, bronze]
+
+
+def test_inside_a_tenant_the_earliest_deadline_goes_first_and_ties_keep_arrival() -> None:
+    q = queue()
+    late, early, tie = ticket(deadline=9.0), ticket(deadline=3.0), ticket(deadline=9.0)
+    for t in (late, early, tie):
+        q.push(t)
+    assert drain(q) == [early, late, tie]
+
+
+def test_tenants_share_a_band_by_weight() -> None:
+    q = queue(max_items=1000)
+    for n in range(300):
+        q.push(ticket(tenant="heavy", weight=2.0, deadline=n))
+        q.push(ticket(tenant="light", weight=1.0, deadline=n))
+    first = Counter(popped(q).tenant for _ in range(300))
+    assert 195 <= first["heavy"] <= 205
+
+
+def test_a_tenant_that_floods_cannot_delay_another_by_more_than_its_turn() -> None:
+    q = queue(max_items=1000)
+    for n in range(500):
+        q.push(ticket(tenant="noisy", deadline=float(n)))
+    for _ in range(10):
+        q.pop()
+    q.push(ticket(tenant="quiet", deadline=1e6))
+    assert "quiet" in [popped(q).tenant for _ in range(2)]
+
+
+def test_the_actual_charge_corrects_the_estimate() -> None:
+    q = queue()
+    for n in range(20):
+        q.push(ticket(tenant="a", deadline=float(n)))
+        q.push(ticket(tenant="b", deadline=float(n)))
+    first = q.pop()
+    assert first is not None
+    q.settle(first, 6.0)  # it cost six times its estimate: the other one gets the next turns
+    other = {"a": "b", "b": "a"}[first.tenant]
+    assert [popped(q).tenant for _ in range(5)] == [other] * 5
+
+
+def test_every_passed_band_gets_its_floor() -> None:
+    q = queue(max_items=2000, floor_share=0.05)
+    for n in range(600):
+        for band in (0, 1, 2):
+            q.push(ticket(band, deadline=float(n)))
+    turns = Counter(popped(q).band for _ in range(400))
+    assert turns[2] >= 20 and turns[1] >= 19 and turns[0] >= 355
+
+
+def test_full_queue_refuses_an_equal_and_displaces_the_newest_of_the_lowest() -> None:
+    q = queue(max_items=2)
+    old, new = ticket(2), ticket(2)
+    q.push(old)
+    q.push(new)
+    assert q.push(ticket(2)) == (Pushed.FULL, [])
+    gold = ticket(0)
+    assert q.push(gold) == (Pushed.QUEUED, [new])
+    assert drain(q) == [gold, old]
+
+
+def test_displacement_by_bytes_takes_as_many_as_needed_or_none() -> None:
+    q = queue(max_bytes=100)
+    small = [ticket(1, size_bytes=30) for _ in range(3)]
+    for t in small:
+        q.push(t)
+    assert q.push(ticket(0, size_bytes=101)) == (Pushed.FULL, [])
+    assert len(q) == 3
+    outcome, displaced = q.push(ticket(0, size_bytes=60))
+    assert outcome is Pushed.QUEUED and displaced == [small[2], small[1]]
+    assert q.size_bytes == 90
+
+
+def test_expiry_takes_out_what_is_due_and_names_the_next() -> None:
+    q = queue()
+    a, b, c = ticket(2, deadline=1.0), ticket(0, deadline=2.0), ticket(1, deadline=3.0)
+    for t in (a, b, c):
+        q.push(t)
+    assert q.next_deadline() == 1.0
+    assert q.expire(2.0) == [a, b]
+    assert q.next_deadline() == 3.0 and drain(q) == [c] and q.next_deadline() is None
+
+
+def test_idle_tenants_are_forgotten() -> None:
+    q = queue(max_items=10)
+    for n in range(20_000):
+        q.push(ticket(tenant=f"t{n}", deadline=float(n)))
+        q.pop()
+    assert len(q._bands[0].flows) < 5_000
+
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("push"), st.integers(0, 3), st.sampled_from("abc"), st.integers(0, 20), st.integers(0, 40)
+        ),
+        st.tuples(st.just("pop")),
+        st.tuples(st.just("remove"), st.integers(0, 50)),
+        st.tuples(st.just("expire"), st.integers(0, 20)),
+        st.tuples(st.just("settle"), st.integers(0, 50), st.integers(0, 9)),
+    ),
+    max_size=120,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(OPERATIONS, st.sampled_from([0.0, 0.05, 0.3]))
+def test_any_order_of_operations_keeps_the_rules(operations: list[Any], floor: float) -> None:
+    q = queue(max_items=8, max_bytes=120, floor_share=floor)
+    waiting: list[Ticket] = []
+    finished: list[Ticket] = []
+    everything: list[Ticket] = []
+    for operation in operations:
+        match operation:
+            case ("push", band, tenant, deadline, size):
+                t = ticket(band, tenant, float(deadline), size_bytes=size)
+                everything.append(t)
+                before = list(waiting)
+                outcome, displaced = q.push(t)
+                for d in displaced:
+                    assert d.band > band and d.band == max(w.band for w in waiting)
+                    same = [w for w in waiting if w.band == d.band]
+                    assert d is same[-1]  # the newest of the lowest
+                    waiting.remove(d)
+                    finished.append(d)
+                if outcome is Pushed.QUEUED:
+                    waiting.append(t)
+                else:
+                    assert waiting == before
+                    finished.append(t)
+            case ("pop",):
+                shown = q.peek()
+                taken = q.pop()
+                assert taken is shown
+                if taken is None:
+                    assert not waiting
+                else:
+                    peers = [w for w in waiting if w.band == taken.band and w.tenant == taken.tenant]
+                    assert taken.deadline == min(w.deadline for w in peers)
+                    if floor == 0.0:
+                        assert taken.band == min(w.band for w in waiting)
+                    waiting.remove(taken)
+                    finished.append(taken)
+            case ("remove", index) if everything:
+                t = everything[index % len(everything)]
+                present = t in waiting
+                assert q.remove(t) is present
+                if present:
+                    waiting.remove(t)
+                    finished.append(t)
+            case ("expire", now):
+                due = q.expire(float(now))
+                assert sorted(map(id, due)) == sorted(id(w) for w in waiting if w.deadline <= now)
+                for d in due:
+                    waiting.remove(d)
+                    finished.append(d)
+            case ("settle", index, cost) if everything:
+                q.settle(everything[index % len(everything)], float(cost))
+        assert len(q) == len(waiting) <= 8
+        assert q.size_bytes == sum(w.size_bytes for w in waiting) <= 120
+        assert q.next_deadline() == min((w.deadline for w in waiting), default=None)
+        for band in range(4):
+            assert q.depth(band) == sum(w.band == band for w in waiting)
+    finished.extend(drain(q))
+    assert len(finished) == len(set(map(id, finished))) == len(everything)  # each exactly once

@@ -1,0 +1,137 @@
+"""What a request carries from hop to hop: one deadline, one tier, who asks, one trace.
+
+On the wire the deadline is the time *left* in milliseconds; inside a process it is absolute and monotonic.
+The `x-oriel-*` headers count only from trusted peers; anyone may send `x-request-id` and `traceparent`.
+"""
+
+import re
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+
+from oriel_wire.trace import TraceContext, format_traceparent, new_trace, parse_traceparent
+
+__all__ = [
+    "COST_US",
+    "INTERNAL",
+    "MAX_TIMEOUT_S",
+    "MODELS",
+    "PRIORITY",
+    "REQUEST_ID",
+    "TENANT",
+    "TIER",
+    "TIMEOUT_MS",
+    "CallContext",
+    "from_headers",
+    "new_request_id",
+    "parse_timeout_ms",
+    "to_headers",
+    "valid_request_id",
+]
+
+TIMEOUT_MS = "x-oriel-timeout-ms"
+TIER = "x-oriel-tier"
+PRIORITY = "x-oriel-priority"
+TENANT = "x-oriel-tenant"
+MODELS = "x-oriel-models"
+COST_US = "x-oriel-cost-us"
+REQUEST_ID = "x-request-id"
+INTERNAL = frozenset({TIMEOUT_MS, TIER, PRIORITY, TENANT, MODELS, COST_US})
+
+MAX_TIMEOUT_S = 24 * 3600.0
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
+_MAX_BAND = 255
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallContext:
+    """One request's promise. deadline: absolute `time.monotonic()` seconds; band: 0 is the most urgent."""
+
+    request_id: str
+    deadline: float
+    tier: str
+    band: int
+    tenant: str
+    models: tuple[str, ...]
+    trace: TraceContext
+
+    def remaining_s(self, now: float) -> float:
+        """Seconds left; negative once the deadline has passed."""
+        return self.deadline - now
+
+
+def new_request_id() -> str:
+    """A fresh id, 16 characters."""
+    return secrets.token_hex(8)
+
+
+def valid_request_id(value: str) -> bool:
+    """Whether an outside `x-request-id` may be kept as it is."""
+    return _REQUEST_ID.match(value) is not None
+
+
+def parse_timeout_ms(value: str) -> float | None:
+    """Milliseconds as a plain decimal integer -> seconds, capped at a day; None when it is not one."""
+    if not value.isascii() or not value.isdigit() or len(value) > 12:
+        return None
+    return min(int(value) / 1000.0, MAX_TIMEOUT_S)
+
+
+def from_headers(
+    get: Callable[[str], str | None], *, now: float, trusted: bool, default_timeout_s: float, sample: bool
+) -> CallContext:
+    """Read the context of an incoming hop; `get` takes lower-case names.
+
+    Malformed values count as absent: an internal hop is never refused for its context. `sample` decides for a
+    trace that starts here; a caller's sampled bit is honoured as it is.
+    """
+    timeout_s: float | None = None
+    tier, band, tenant, models = "", 0, "", ()  # type: str, int, str, tuple[str, ...]
+    if trusted:
+        timeout_s = parse_timeout_ms(get(TIMEOUT_MS) or "")
+        tier = _name(get(TIER))
+        tenant = _name(get(TENANT))
+        priority = get(PRIORITY) or ""
+        band = min(int(priority), _MAX_BAND) if priority.isascii() and priority.isdigit() and len(priority) < 5 else 0
+        listed = get(MODELS)
+        models = tuple(part for part in (p.strip() for p in listed.split(",")) if part) if listed else ()
+    request_id = get(REQUEST_ID) or ""
+    traceparent = get("traceparent")
+    trace = parse_traceparent(traceparent, get("tracestate") or "") if traceparent else None
+    return CallContext(
+        request_id=request_id if valid_request_id(request_id) else new_request_id(),
+        deadline=now + (default_timeout_s if timeout_s is None else timeout_s),
+        tier=tier,
+        band=band,
+        tenant=tenant,
+        models=models,
+        trace=trace or new_trace(sample),
+    )
+
+
+def _name(value: str | None) -> str:
+    return value if value and _NAME.match(value) else ""
+
+
+def to_headers(ctx: CallContext, *, now: float, trace: TraceContext) -> list[tuple[str, str]]:
+    """The headers of the next hop; `trace` is the context of the span that makes the call.
+
+    The remaining time is rounded up and is at least 0: the next hop refuses what is already late.
+    """
+    headers = [
+        (REQUEST_ID, ctx.request_id),
+        (TIMEOUT_MS, str(max(0, ceil((ctx.deadline - now) * 1000.0)))),
+        (PRIORITY, str(ctx.band)),
+        ("traceparent", format_traceparent(trace)),
+    ]
+    if ctx.tier:
+        headers.append((TIER, ctx.tier))
+    if ctx.tenant:
+        headers.append((TENANT, ctx.tenant))
+    if ctx.models:
+        headers.append((MODELS, ",".join(ctx.models)))
+    if trace.state:
+        headers.append(("tracestate", trace.state))
+    return headers

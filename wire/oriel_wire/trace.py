@@ -1,0 +1,147 @@
+"""W3C trace context and the spans of one request, without a tracing library.
+
+A unit stamps `time.monotonic()` while it works and builds `Span`s only for sampled requests, afterwards;
+`oriel_wire.engine.spans` exports them. Source: w3c/trace-context, sections 3.2 and 3.3.
+"""
+
+import random
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+__all__ = [
+    "ListSink",
+    "NullSink",
+    "Span",
+    "SpanSink",
+    "TraceContext",
+    "child",
+    "format_traceparent",
+    "new_trace",
+    "parse_traceparent",
+    "server_timing",
+    "wall_ns",
+]
+
+_PARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?\Z")
+_random_bits = random.SystemRandom().getrandbits
+# Ids need uniqueness, not secrecy: one generator seeded by the system, a syscall per request would cost more than the rest.
+_getrandbits = random.Random(_random_bits(128)).getrandbits
+_WALL_OFFSET_NS = time.time_ns() - time.monotonic_ns()
+
+
+@dataclass(frozen=True, slots=True)
+class TraceContext:
+    """One position in one trace: the span that is the parent of whatever comes next."""
+
+    trace_id: int
+    span_id: int
+    sampled: bool
+    state: str = ""
+
+
+def parse_traceparent(value: str | bytes, state: str = "") -> TraceContext | None:
+    """Read a `traceparent`; None when it is invalid, and then `tracestate` counts for nothing either.
+
+    A version above 00 is read by its 00 prefix; version ff, all-zero ids and upper case are invalid.
+    """
+    if isinstance(value, bytes):
+        value = value.decode("latin-1")
+    match = _PARENT.match(value)
+    if match is None:
+        return None
+    version, trace_id, span_id, flags, rest = match.groups()
+    if version == "ff" or (version == "00" and rest):
+        return None
+    trace, span = int(trace_id, 16), int(span_id, 16)
+    if not trace or not span:
+        return None
+    return TraceContext(trace, span, bool(int(flags, 16) & 1), _bounded_state(state) if state else "")
+
+
+def _bounded_state(state: str) -> str:
+    """At most 32 members and 512 characters: whole members are dropped from the end."""
+    if not state.isascii() or not state.isprintable():
+        return ""
+    members = state.split(",", 32)[:32]
+    while len(",".join(members)) > 512:
+        members.pop()
+    return ",".join(members)
+
+
+def new_trace(sampled: bool) -> TraceContext:
+    """Start a trace of our own."""
+    return TraceContext(_getrandbits(128) or 1, _getrandbits(64) or 1, sampled)
+
+
+def child(parent: TraceContext) -> TraceContext:
+    """The same trace with a fresh span id."""
+    return TraceContext(parent.trace_id, _getrandbits(64) or 1, parent.sampled, parent.state)
+
+
+def format_traceparent(ctx: TraceContext) -> str:
+    """`ctx` as a version 00 `traceparent` (also the form of `traceresponse`)."""
+    return f"00-{ctx.trace_id:032x}-{ctx.span_id:016x}-{'01' if ctx.sampled else '00'}"
+
+
+def wall_ns(monotonic_s: float) -> int:
+    """Epoch nanoseconds of a `time.monotonic()` stamp of this process (fixed offset: a clock jump moves no span)."""
+    return int(monotonic_s * 1e9) + _WALL_OFFSET_NS
+
+
+@dataclass(slots=True, kw_only=True)
+class Span:
+    """One room's share of a request. Times are `time.monotonic()` seconds; `parent_id` 0 means none."""
+
+    name: str
+    context: TraceContext
+    parent_id: int
+    start_s: float
+    end_s: float
+    kind: Literal["server", "client", "internal"] = "internal"
+    attributes: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    error: str = ""
+
+
+class SpanSink(Protocol):
+    """Where finished spans go. `record` never blocks and never raises; skip building spans when not `enabled`."""
+
+    enabled: bool
+
+    def record(self, span: Span) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class NullSink:
+    """Keeps nothing."""
+
+    enabled = False
+
+    def record(self, span: Span) -> None:
+        """Drop it."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class ListSink:
+    """Test double: keeps every span in `spans`."""
+
+    enabled = True
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+
+    def record(self, span: Span) -> None:
+        self.spans.append(span)
+
+    def close(self) -> None:
+        """Spans stay readable."""
+
+
+def server_timing(stages: Sequence[tuple[str, float]]) -> str:
+    """`Server-Timing` of (stage, seconds) pairs: `queue;dur=1.234, ...`, durations in milliseconds."""
+    return ", ".join(f"{name};dur={seconds * 1000.0:.3f}" for name, seconds in stages)
