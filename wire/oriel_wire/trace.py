@@ -27,7 +27,7 @@ __all__ = [
 
 _PARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?\Z")
 _random_bits = random.SystemRandom().getrandbits
-# Ids need uniqueness, not secrecy: one generator seeded by the system, a syscall per request would cost more than the rest.
+# Ids need uniqueness, not secrecy: one generator seeded by the system, not a system call per request.
 _getrandbits = random.Random(_random_bits(128)).getrandbits
 _WALL_OFFSET_NS = time.time_ns() - time.monotonic_ns()
 

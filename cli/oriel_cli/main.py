@@ -1,0 +1,94 @@
+"""`oriel <command>`: looks the command up in a table and imports only what that command needs."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from oriel_cli.errors import CommandFailed
+from oriel_wire.errors import StartFailed
+
+__all__ = ["main"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    module: str
+    summary: str
+
+
+class _Command(Protocol):
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, args: argparse.Namespace) -> int: ...
+
+
+COMMANDS = {
+    "up": _Entry("oriel_cli.up", "start gateway, logic and inference under one supervisor (--demo: with examples)"),
+    "demo": _Entry("oriel_cli.demo", "drive the demo model with batching off and on and print what it brings"),
+    "trace": _Entry("oriel_cli.trace", "print one request's trace as a waterfall"),
+    "gateway": _Entry("oriel_gateway.command", "run the gateway alone"),
+    "logic": _Entry("oriel_logic.command", "run a logic server alone"),
+    "inference": _Entry("oriel_inference.command", "run an inference server alone"),
+    "policies": _Entry("oriel_cli.policies", "check the documents that promise service levels"),
+    "keys": _Entry("oriel_cli.keys", "make an API key"),
+    "version": _Entry("oriel_cli.version", "print the version"),
+}
+# What brings a package that is not among the base dependencies.
+EXTRAS = {"onnxruntime": "cpu", "onnx": "demo"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code. 0 done, 1 failed, 2 wrong usage or cannot start, 130 interrupted."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return 0
+    if words[0] == "--version":
+        words[0] = "version"
+    entry = COMMANDS.get(words[0])
+    if entry is None:
+        return _refuse(f"there is no command {words[0]!r}: 'oriel --help' lists them", 2)
+    try:
+        command = cast(_Command, importlib.import_module(entry.module))
+        parser = argparse.ArgumentParser(prog=f"oriel {words[0]}", description=f"{entry.summary}.")
+        command.add_arguments(parser)
+        return command.run(parser.parse_args(words[1:]))
+    except StartFailed as failure:
+        return _refuse(str(failure), 2)
+    except CommandFailed as failure:
+        return _refuse(str(failure), 1)
+    except ModuleNotFoundError as missing:
+        package = (missing.name or "").split(".")[0]
+        if not package or package.startswith("oriel_"):
+            raise
+        return _refuse(_missing(package), 2)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output left ("oriel trace ... | head"): nothing more to say, also not at exit.
+        sys.stdout = sys.stderr
+        return 0
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {entry.summary}" for name, entry in COMMANDS.items()]
+    return "\n".join(["usage: oriel <command> [options]", "", *lines, "", "'oriel <command> --help' lists its options"])
+
+
+def _missing(package: str) -> str:
+    extra = EXTRAS.get(package)
+    wanted = f"oriel[{extra}]" if extra else "oriel"
+    return f"the Python package {package!r} is missing: in a checkout run 'make setup', else 'pip install {wanted}'"
+
+
+def _refuse(line: str, code: int) -> int:
+    print(f"oriel: {' '.join(line.split())}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""What the supervisor needs to know of a unit, as data."""
+
+import errno
+import random
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from oriel_wire.engine.process import listen
+from oriel_wire.errors import StartFailed
+
+__all__ = ["Address", "UnitSpec", "free_ports", "refuse_busy_ports"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """One listening port of a unit. what: "gateway HTTP"; flag: what moves it, "--gateway-http-port"."""
+
+    what: str
+    host: str
+    port: int
+    flag: str
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitSpec:
+    """One process to keep alive.
+
+    argv: the whole command. addresses: label ("http") -> Address. ready: (label, path) that answers 200 when the unit
+    serves. models: (label, path) of the JSON list of models, None for units without. prepare: a command that must
+    end with 0 before each first start (generates files), empty for none.
+    """
+
+    name: str
+    argv: Sequence[str]
+    addresses: Mapping[str, Address]
+    ready: tuple[str, str]
+    models: tuple[str, str] | None = None
+    prepare: Sequence[str] = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+def refuse_busy_ports(addresses: Iterable[Address]) -> None:
+    """Raise StartFailed naming every port that is taken, in one line with the flags that move them."""
+    busy = [address for address in addresses if not _is_free(address)]
+    if not busy:
+        return
+    named = ", ".join(f"{address.port} ({address.what})" for address in busy)
+    flags = " ".join(f"{address.flag} N" for address in busy)
+    many, them = ("ports", "them") if len(busy) > 1 else ("port", "it")
+    verb = "are" if len(busy) > 1 else "is"
+    raise StartFailed(f"{many} {named} {verb} in use: free {them}, or pass {flags}, or --free-ports")
+
+
+def _is_free(address: Address) -> bool:
+    try:
+        listen(address.host, address.port, address.what).close()
+    except StartFailed as refused:
+        if isinstance(refused.__cause__, OSError) and refused.__cause__.errno == errno.EADDRINUSE:
+            return False
+        raise
+    return True
+
+
+def free_ports(host: str, count: int) -> list[int]:
+    """`count` different ports that are free now, outside the range the kernel hands to outgoing connections.
+
+    A unit that is started again later must find its port still free: an ephemeral one could be taken meanwhile.
+    """
+    ceiling = _first_ephemeral_port()
+    held: list[socket.socket] = []
+    try:
+        while len(held) < count:
+            port = random.randrange(10240, ceiling)
+            try:
+                held.append(listen(host, port, "free port"))
+            except StartFailed as refused:
+                if not isinstance(refused.__cause__, OSError) or refused.__cause__.errno != errno.EADDRINUSE:
+                    raise
+        return [sock.getsockname()[1] for sock in held]
+    finally:
+        for sock in held:
+            sock.close()
+
+
+def _first_ephemeral_port() -> int:
+    try:
+        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        first = 32768
+    return first if first > 12288 else 32768

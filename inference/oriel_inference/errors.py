@@ -1,0 +1,152 @@
+"""What can go wrong with a request or a model.
+
+InferenceError              one request cannot be answered; carries an Outcome and facts, never a status code
+├── InvalidRequest          it does not fit the model
+├── UnknownModel            no such model or version
+├── ModelNotReady           known, but it does not serve
+├── NotSupported            this server does not do that
+├── QueueFull               never entered the queue, or displaced by a more urgent call
+├── QueueTimeout            the model's own queue policy gave up on it
+├── DeadlineExceeded        its deadline passed
+├── CallerLeft              the client went away (nobody reads the answer)
+├── ServerStopping          the server shuts down
+└── BackendFailed           the runtime refused or broke
+
+LoadFailed                  a model version cannot serve; the text is for the operator and for the model index
+└── ConfigInvalid           its configuration is wrong: file, field, reason
+"""
+
+from enum import Enum
+
+__all__ = [
+    "BackendFailed",
+    "CallerLeft",
+    "ConfigInvalid",
+    "DeadlineExceeded",
+    "InferenceError",
+    "InvalidRequest",
+    "LoadFailed",
+    "ModelNotReady",
+    "NotSupported",
+    "Outcome",
+    "QueueFull",
+    "QueueTimeout",
+    "ServerStopping",
+    "UnknownModel",
+]
+
+MAX_TEXT = 500
+
+
+class Outcome(Enum):
+    """How a request ended; the values are metric labels and the `reason` of error bodies."""
+
+    OK = "ok"
+    INVALID = "invalid_request"
+    UNKNOWN_MODEL = "unknown_model"
+    NOT_READY = "model_not_ready"
+    NOT_SUPPORTED = "not_supported"
+    QUEUE_FULL = "queue_full"
+    QUEUE_TIMEOUT = "queue_timeout"
+    DEADLINE = "deadline_exceeded"
+    CALLER_LEFT = "caller_left"
+    STOPPING = "server_stopping"
+    BACKEND = "backend_failed"
+
+
+class InferenceError(Exception):
+    """Root of what ends one request. `message` is a sentence for its sender, at most MAX_TEXT characters."""
+
+    outcome = Outcome.BACKEND
+
+    def __init__(self, message: str) -> None:
+        self.message = message if len(message) <= MAX_TEXT else message[: MAX_TEXT - 3] + "..."
+        super().__init__(self.message)
+
+
+class InvalidRequest(InferenceError):
+    """The request does not fit the model it names."""
+
+    outcome = Outcome.INVALID
+
+
+class UnknownModel(InferenceError):
+    """No model, or no version of it, has that name."""
+
+    outcome = Outcome.UNKNOWN_MODEL
+
+
+class ModelNotReady(InferenceError):
+    """The model exists but cannot serve now."""
+
+    outcome = Outcome.NOT_READY
+
+
+class NotSupported(InferenceError):
+    """A valid request for something this server does not do."""
+
+    outcome = Outcome.NOT_SUPPORTED
+
+
+class QueueFull(InferenceError):
+    """The model's queue has no place, or gave this call's place to a more urgent one."""
+
+    outcome = Outcome.QUEUE_FULL
+
+
+class QueueTimeout(InferenceError):
+    """The model's `default_queue_policy` gave up on it."""
+
+    outcome = Outcome.QUEUE_TIMEOUT
+
+
+class DeadlineExceeded(InferenceError):
+    """The call's deadline passed. `stage`: where it was then, "queue" or "compute"."""
+
+    outcome = Outcome.DEADLINE
+
+    def __init__(self, stage: str) -> None:
+        verb = "waited in the queue" if stage == "queue" else "was being computed"
+        super().__init__(f"the deadline passed while the request {verb}")
+        self.stage = stage
+
+
+class CallerLeft(InferenceError):
+    """The client closed the connection or cancelled the call."""
+
+    outcome = Outcome.CALLER_LEFT
+
+    def __init__(self) -> None:
+        super().__init__("the caller left")
+
+
+class ServerStopping(InferenceError):
+    """The server is going away and takes nothing new."""
+
+    outcome = Outcome.STOPPING
+
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down")
+
+
+class BackendFailed(InferenceError):
+    """The runtime could not execute the batch."""
+
+    outcome = Outcome.BACKEND
+
+
+class LoadFailed(Exception):
+    """A model version cannot serve; `reason` names what to mend, without absolute paths."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason if len(reason) <= MAX_TEXT else reason[: MAX_TEXT - 3] + "..."
+        super().__init__(self.reason)
+
+
+class ConfigInvalid(LoadFailed):
+    """A model configuration is wrong. file: relative to the repository; field: its path in the text format."""
+
+    def __init__(self, file: str, field: str, reason: str) -> None:
+        super().__init__(f"{file}: {field}: {reason}" if field else f"{file}: {reason}")
+        self.file = file
+        self.field = field

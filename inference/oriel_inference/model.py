@@ -1,0 +1,116 @@
+"""What a model is to the rest of the server: names, shapes, bounds. Values only."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from oriel_policies.batch import BatchBounds
+
+__all__ = [
+    "EngineOptions",
+    "ModelSpec",
+    "ModelState",
+    "QueueRules",
+    "TensorInfo",
+    "TensorSpec",
+    "is_model_name",
+    "is_version",
+]
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}\Z")
+_VERSION = re.compile(r"[1-9][0-9]{0,17}\Z")
+
+
+def is_model_name(name: str) -> bool:
+    """Letters, digits, `.`, `_`, `-`; 1 to 128 of them; no leading dot."""
+    return _NAME.match(name) is not None
+
+
+def is_version(text: str) -> bool:
+    """A positive decimal number without leading zeros."""
+    return _VERSION.match(text) is not None
+
+
+class ModelState(Enum):
+    """States of the repository index."""
+
+    LOADING = "LOADING"
+    READY = "READY"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorInfo:
+    """An input or output as the model file has it. shape: batch dimension included; -1 is variable."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """An input or output as clients see it.
+
+    dims: without the batch dimension; -1 is variable. engine_dims: what the runtime sees where it differs (the
+    configuration's `reshape`). labels: class names by index.
+    """
+
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
+    engine_dims: tuple[int, ...] | None = None
+    optional: bool = False
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueRules:
+    """The model owner's `default_queue_policy` and priorities; 0 and None mean "not given"."""
+
+    max_items: int = 0
+    timeout_s: float | None = None
+    priority_levels: int = 0
+    default_priority: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How a backend opens a model file. graph_level: -1 basic, 0 all, 1 extended optimisations."""
+
+    provider: str
+    intra_op_threads: int = 1
+    inter_op_threads: int = 1
+    parallel_execution: bool = False
+    graph_level: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """One version of one model.
+
+    max_batch_size: 0 means that tensors have no batch dimension. bounds: None means that every request runs alone.
+    instances: executions that may run at once.
+    """
+
+    name: str
+    version: int
+    platform: str
+    backend: str
+    max_batch_size: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    bounds: BatchBounds | None
+    queue: QueueRules = field(default_factory=QueueRules)
+    instances: int = 1
+    parameters: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def batched(self) -> bool:
+        """Whether tensors carry a batch dimension."""
+        return self.max_batch_size > 0
+
+    def wire_shape(self, tensor: TensorSpec) -> tuple[int, ...]:
+        """The shape clients send or get, -1 for the batch and for variable dimensions."""
+        return (-1, *tensor.dims) if self.batched else tensor.dims

@@ -1,0 +1,186 @@
+"""From a judged configuration and what the model file itself says to a `ModelSpec`."""
+
+from collections.abc import Callable, Sequence
+from math import ceil
+
+from oriel_policies.batch import BatchBounds
+from oriel_wire.v2.datatypes import from_config_name, to_config_name
+from oriel_wire.v2.proto import model_config_pb2 as pb
+
+from oriel_inference.errors import ConfigInvalid
+from oriel_inference.model import EngineOptions, ModelSpec, QueueRules, TensorInfo, TensorSpec
+
+__all__ = ["build_spec", "check_against_file", "complete", "engine_options", "instance_count"]
+
+AUTO_MAX_BATCH_SIZE = 4
+DEFAULT_PROVIDER = "CPUExecutionProvider"
+PROVIDER_KEY = "oriel.execution_provider"
+BATCHING_KEY = "oriel.batching"
+_ACCELERATORS = {"openvino": "OpenVINOExecutionProvider"}
+_PLATFORM_OF = {"onnxruntime": "onnxruntime_onnx"}
+_MAX_THREADS = 256
+
+Tensors = Sequence[TensorInfo]
+
+
+def instance_count(config: pb.ModelConfig) -> int:
+    """Execution slots asked for, over all groups; 1 if none is given."""
+    return sum(group.count or 1 for group in config.instance_group) or 1
+
+
+def engine_options(config: pb.ModelConfig, file: str, *, default_threads: int) -> EngineOptions:
+    """Options of the engine from `parameters` and `optimization`. Raises ConfigInvalid."""
+    accelerators = config.optimization.execution_accelerators.cpu_execution_accelerator
+    provider = _parameter(config, PROVIDER_KEY)
+    if not provider and accelerators:
+        name = accelerators[0].name
+        if name not in _ACCELERATORS:
+            field = "optimization.execution_accelerators.cpu_execution_accelerator[0].name"
+            raise ConfigInvalid(file, field, f"{name[:64]!r} is not one of {', '.join(_ACCELERATORS)}")
+        provider = _ACCELERATORS[name]
+    threads = _count(config, "intra_op_thread_count", file)
+    return EngineOptions(
+        provider=provider or DEFAULT_PROVIDER,
+        intra_op_threads=threads or default_threads,
+        inter_op_threads=_count(config, "inter_op_thread_count", file) or 1,
+        parallel_execution=_parameter(config, "execution_mode") == "1",
+        graph_level=config.optimization.graph.level,
+    )
+
+
+def complete(config: pb.ModelConfig, inputs: Tensors, outputs: Tensors) -> None:
+    """Fill in what the configuration leaves out and the model file knows, in place.
+
+    `max_batch_size` is chosen only if the configuration names no tensor at all (otherwise its dims say what is
+    meant) and every tensor of the file has a variable first dimension.
+    """
+    if not config.input and not config.output and not config.max_batch_size:
+        everything = (*inputs, *outputs)
+        if everything and all(tensor.shape and tensor.shape[0] == -1 for tensor in everything):
+            config.max_batch_size = AUTO_MAX_BATCH_SIZE
+            if config.WhichOneof("scheduling_choice") is None:
+                config.dynamic_batching.SetInParent()
+    if not config.platform:
+        config.platform = _PLATFORM_OF.get(config.backend, "")
+    for tensor in inputs if not config.input else ():
+        _complete_tensor(config.input.add(), tensor, batched=config.max_batch_size > 0)
+    for tensor in outputs if not config.output else ():
+        _complete_tensor(config.output.add(), tensor, batched=config.max_batch_size > 0)
+
+
+def check_against_file(config: pb.ModelConfig, inputs: Tensors, outputs: Tensors, file: str) -> None:
+    """Refuse a configuration that the model file contradicts. Raises ConfigInvalid."""
+    _check("input", config.input, inputs, config.max_batch_size > 0, file)
+    _check("output", config.output, outputs, config.max_batch_size > 0, file)
+    named = {tensor.name for tensor in config.input}
+    for info in inputs:
+        if info.name not in named:
+            raise ConfigInvalid(file, "input", f"the model file also needs input {info.name[:128]!r}")
+
+
+def build_spec(config: pb.ModelConfig, version: int, file: str, *, labels: Callable[[str], Sequence[str]]) -> ModelSpec:
+    """The values the rest of the server works with. labels: label file name -> its lines."""
+    bounds: BatchBounds | None = None
+    batching = config.dynamic_batching
+    switch = _parameter(config, BATCHING_KEY) or "on"
+    if switch not in ("on", "off"):
+        raise ConfigInvalid(file, f"parameters[{BATCHING_KEY!r}]", 'must be "on" or "off"')
+    if config.max_batch_size > 1 and switch == "on":
+        bounds = BatchBounds(
+            max_rows=config.max_batch_size,
+            preferred_rows=tuple(sorted(set(batching.preferred_batch_size))),
+            max_delay_s=batching.max_queue_delay_microseconds / 1e6,
+        )
+    policy = batching.default_queue_policy
+    timeout_us = policy.default_timeout_microseconds
+    return ModelSpec(
+        name=config.name,
+        version=version,
+        platform=config.platform,
+        backend=config.backend,
+        max_batch_size=config.max_batch_size,
+        inputs=tuple(_tensor(each, optional=each.optional) for each in config.input),
+        outputs=tuple(
+            _tensor(each, labels=tuple(labels(each.label_filename)) if each.label_filename else ())
+            for each in config.output
+        ),
+        bounds=bounds,
+        queue=QueueRules(
+            max_items=policy.max_queue_size,
+            timeout_s=timeout_us / 1e6 if timeout_us else None,
+            priority_levels=batching.priority_levels,
+            default_priority=batching.default_priority_level,
+        ),
+        instances=instance_count(config),
+        parameters={name: value.string_value for name, value in config.parameters.items()},
+    )
+
+
+def _tensor(
+    tensor: pb.ModelInput | pb.ModelOutput, *, optional: bool = False, labels: tuple[str, ...] = ()
+) -> TensorSpec:
+    return TensorSpec(
+        name=tensor.name,
+        datatype=from_config_name(pb.DataType.Name(tensor.data_type)),
+        dims=tuple(tensor.dims),
+        engine_dims=tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None,
+        optional=optional,
+        labels=labels,
+    )
+
+
+def _complete_tensor(entry: pb.ModelInput | pb.ModelOutput, tensor: TensorInfo, *, batched: bool) -> None:
+    entry.name = tensor.name
+    entry.data_type = pb.DataType.Value(to_config_name(tensor.datatype))
+    dims = tensor.shape[1:] if batched else tensor.shape
+    if dims:
+        entry.dims.extend(dims)
+    else:
+        # A configuration has no scalars: they show as one element and are reshaped.
+        entry.dims.append(1)
+        entry.reshape.SetInParent()
+
+
+def _check(
+    kind: str,
+    entries: Sequence[pb.ModelInput] | Sequence[pb.ModelOutput],
+    tensors: Tensors,
+    batched: bool,
+    file: str,
+) -> None:
+    known = {tensor.name: tensor for tensor in tensors}
+    for index, entry in enumerate(entries):
+        field = f"{kind}[{index}]"
+        tensor = known.get(entry.name)
+        if tensor is None:
+            names = ", ".join(sorted(known))[:200]
+            raise ConfigInvalid(
+                file, f"{field}.name", f"the model file has no {kind} {entry.name[:128]!r}, only {names}"
+            )
+        wanted = to_config_name(tensor.datatype)
+        if pb.DataType.Name(entry.data_type) != wanted:
+            raise ConfigInvalid(file, f"{field}.data_type", f"the model file has {wanted}")
+        dims = tuple(entry.reshape.shape if entry.HasField("reshape") else entry.dims)
+        shape = (-1, *dims) if batched else dims
+        if batched and tensor.shape and tensor.shape[0] != -1:
+            reason = f"the model file fixes the first dimension of {kind} {entry.name[:128]!r} at {tensor.shape[0]}"
+            raise ConfigInvalid(file, "max_batch_size", f"{reason}, so it cannot be batched: set 0")
+        fits = len(shape) == len(tensor.shape) and all(
+            theirs in (-1, ours) for ours, theirs in zip(shape, tensor.shape, strict=True)
+        )
+        if not fits:
+            shown = list(tensor.shape[1:] if batched else tensor.shape)
+            raise ConfigInvalid(file, f"{field}.dims", f"{list(dims)} does not fit the model file's {shown}")
+
+
+def _parameter(config: pb.ModelConfig, key: str) -> str:
+    return config.parameters[key].string_value if key in config.parameters else ""
+
+
+def _count(config: pb.ModelConfig, key: str, file: str) -> int:
+    text = _parameter(config, key).strip()
+    if not text:
+        return 0
+    if not text.isascii() or not text.isdigit() or int(text[:9]) > _MAX_THREADS:
+        raise ConfigInvalid(file, f"parameters[{key!r}]", f"must be a number from 0 to {_MAX_THREADS}")
+    return ceil(int(text[:9]))

@@ -1,0 +1,34 @@
+"""Where model files come from: the `ModelStore` seam and its implementations.
+
+Layout of every store: `<model>/config.pbtxt` (optional), `<model>/<version>/<file>`, other files beside the
+configuration (labels).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+__all__ = ["ModelStore"]
+
+
+class ModelStore(Protocol):
+    """Read-only view of one model repository. Methods block: call them from a thread.
+
+    Each raises LoadFailed with a reason that holds no absolute path.
+    """
+
+    def models(self) -> Sequence[str]:
+        """Names of the models, sorted; entries whose names no model may have are left out."""
+        ...
+
+    def versions(self, model: str) -> Sequence[int]:
+        """Versions of `model`, ascending."""
+        ...
+
+    def text(self, model: str, filename: str) -> str | None:
+        """A small text file of `model` (its configuration, its labels); None if there is none."""
+        ...
+
+    def artifact(self, model: str, version: int, filename: str) -> Path:
+        """A local path of a version's file, which lies beside everything else of that version."""
+        ...

@@ -1,0 +1,157 @@
+"""What can go wrong around a handler. Each error carries an outcome (the metric label and the machine-readable
+reason) and a sentence for people; only `replies` turns them into statuses.
+
+LogicError
+├── Refused                the input's fault; handlers raise it with a sentence of their own
+│   ├── MediaUnsupported   a kind of body the service does not read
+│   └── InputTooLarge      a bound of the server or the service was passed
+├── ServiceUnknown         no service of that name
+├── ServiceBroken          it was found, but cannot run here
+├── DeadlineExceeded       the time the caller gave is over; `stage` was waiting or working
+├── Saturated              no room: too many requests, or displaced by a more urgent one
+├── HandlerFailed          the service's own code raised or gave something that cannot be sent
+├── WorkerDied             the process that worked on it ended
+└── ModelError
+    ├── ModelInputWrong    the service passed tensors that the model does not take
+    ├── ModelUnavailable   unknown to the inference servers, or not ready
+    ├── ModelBusy          the inference server refused for now
+    ├── ModelFailed        the inference server answered with an error, or nonsense
+    └── ModelUnreachable   no inference server could be reached
+"""
+
+from enum import Enum
+from typing import ClassVar
+
+__all__ = [
+    "DeadlineExceeded",
+    "HandlerFailed",
+    "InputTooLarge",
+    "LogicError",
+    "MediaUnsupported",
+    "ModelBusy",
+    "ModelError",
+    "ModelFailed",
+    "ModelInputWrong",
+    "ModelUnavailable",
+    "ModelUnreachable",
+    "Outcome",
+    "Refused",
+    "Saturated",
+    "ServiceBroken",
+    "ServiceUnknown",
+    "WorkerDied",
+]
+
+MAX_MESSAGE = 500
+
+
+class Outcome(Enum):
+    """How a request ended. The values are public: they are `error.reason` and a metric label."""
+
+    OK = "ok"
+    CLIENT_LEFT = "client_left"
+    INPUT_REFUSED = "input_refused"
+    MEDIA_UNSUPPORTED = "media_unsupported"
+    INPUT_TOO_LARGE = "input_too_large"
+    SERVICE_UNKNOWN = "service_unknown"
+    SERVICE_BROKEN = "service_broken"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+    SATURATED = "saturated"
+    HANDLER_FAILED = "handler_failed"
+    WORKER_DIED = "worker_died"
+    MODEL_INPUT_WRONG = "model_input_wrong"
+    MODEL_UNAVAILABLE = "model_unavailable"
+    MODEL_BUSY = "model_busy"
+    MODEL_FAILED = "model_failed"
+    MODEL_UNREACHABLE = "model_unreachable"
+
+
+class LogicError(Exception):
+    """Root. `message` may be shown to the caller; `retry_after_s` is set where trying again later can help."""
+
+    outcome: ClassVar[Outcome] = Outcome.HANDLER_FAILED
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message[:MAX_MESSAGE])
+        self.message = message[:MAX_MESSAGE]
+        self.retry_after_s = retry_after_s
+
+
+class Refused(LogicError):
+    """The input cannot be served as it is: `raise Refused("the field 'image' is missing")`."""
+
+    outcome = Outcome.INPUT_REFUSED
+
+
+class MediaUnsupported(Refused):
+    """The body is of a kind that the service does not read."""
+
+    outcome = Outcome.MEDIA_UNSUPPORTED
+
+
+class InputTooLarge(Refused):
+    """The body passes a size bound."""
+
+    outcome = Outcome.INPUT_TOO_LARGE
+
+
+class ServiceUnknown(LogicError):
+    outcome = Outcome.SERVICE_UNKNOWN
+
+
+class ServiceBroken(LogicError):
+    outcome = Outcome.SERVICE_BROKEN
+
+
+class DeadlineExceeded(LogicError):
+    """`stage` names what was waiting or working when the time ran out, for example "pre" or "infer"."""
+
+    outcome = Outcome.DEADLINE_EXCEEDED
+
+    def __init__(self, stage: str) -> None:
+        super().__init__(f"the request's time ran out in stage '{stage}': allow more time or try when it is quieter")
+        self.stage = stage
+
+
+class Saturated(LogicError):
+    outcome = Outcome.SATURATED
+
+
+class HandlerFailed(LogicError):
+    outcome = Outcome.HANDLER_FAILED
+
+
+class WorkerDied(LogicError):
+    outcome = Outcome.WORKER_DIED
+
+
+class ModelError(LogicError):
+    """What went wrong between the service and its models."""
+
+    outcome = Outcome.MODEL_FAILED
+
+
+class ModelInputWrong(ModelError):
+    outcome = Outcome.MODEL_INPUT_WRONG
+
+
+class ModelUnavailable(ModelError):
+    outcome = Outcome.MODEL_UNAVAILABLE
+
+
+class ModelBusy(ModelError):
+    """`too_many`: the server counts this caller's requests (429), rather than being full as a whole (503)."""
+
+    outcome = Outcome.MODEL_BUSY
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None, too_many: bool = False) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.too_many = too_many
+
+
+class ModelFailed(ModelError):
+    outcome = Outcome.MODEL_FAILED
+
+
+class ModelUnreachable(ModelError):
+    outcome = Outcome.MODEL_UNREACHABLE

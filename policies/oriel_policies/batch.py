@@ -1,0 +1,211 @@
+"""The batch plan: run now, or wait, and how many rows. Pure: the batcher acts, this decides.
+
+Theory. An instance that idles while calls wait loses capacity for ever, so the plan is *work-conserving*: with an
+idle instance and a backlog it runs at once, and batches grow by themselves because calls gather while the previous
+batch runs. Waiting for a fuller batch happens only when the model's owner asked for it (`max_delay_s`,
+`preferred_rows`), and only inside the window in which waiting costs no deadline: the last moment is the tightest
+deadline minus the time the batch needs (the "schedulable window" of Symphony, arXiv 2308.07470). Service times are
+learned per row count, which works because inference is predictable (Clockwork, OSDI 2020).
+
+How many rows: calls join in queue order while the batch stays within the row bound and still ends before the
+tightest deadline among its members. A member that would be late even alone binds nobody: shrinking the batch for it
+helps no one. The first call is always taken, whatever its size.
+
+Times are absolute monotonic seconds, durations seconds.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+__all__ = ["Backlog", "BatchBounds", "Decision", "Fill", "Idle", "Run", "ServiceCurve", "WaitUntil", "decide"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchBounds:
+    """What the model's owner allows. max_rows: rows of one execution; the others as Triton's `dynamic_batching`."""
+
+    max_rows: int
+    preferred_rows: tuple[int, ...] = ()
+    max_delay_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.max_rows < 1:
+            raise ValueError("max_rows must be at least 1")
+        if any(not 1 <= rows <= self.max_rows for rows in self.preferred_rows):
+            raise ValueError("every preferred size must lie between 1 and max_rows")
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What waits: rows of all calls, when the oldest of them arrived, the tightest deadline among them."""
+
+    rows: int
+    oldest_s: float
+    tightest_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Fill a batch of at most `rows` rows and run it now. reason: why it was released (a metric label)."""
+
+    rows: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WaitUntil:
+    """Decide again at `at_s`, or when something arrives."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Nothing waits."""
+
+
+Decision = Run | WaitUntil | Idle
+_IDLE = Idle()
+
+
+class ServiceCurve:
+    """Learned service time: rows of a batch -> seconds. Single writer.
+
+    Per row count (exact up to 16, eight steps per octave above) an exponentially weighted mean; over them the closest
+    non-decreasing curve (pool adjacent violators, weighted by samples), because one odd sample must not make every
+    larger batch look slow. Between known sizes it interpolates; above the largest it follows the mean slope.
+    """
+
+    __slots__ = ("_deviation", "_fit", "_keys", "_means", "_seen", "_stale")
+
+    ALPHA = 0.1
+    MAX_WEIGHT = 16
+    REFIT_EVERY = 8
+
+    def __init__(self) -> None:
+        self._keys: list[int] = []
+        self._means: dict[int, float] = {}
+        self._seen: dict[int, int] = {}
+        self._fit: list[float] = []
+        self._stale = 0
+        self._deviation = 0.0  # mean of |sample - mean| / mean, over all sizes
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """A batch of `rows` took `seconds`."""
+        key = _bucket(rows)
+        seen = self._seen.get(key, 0)
+        if not seen:
+            insort(self._keys, key)
+            self._means[key] = seconds
+            self._fit.clear()
+        else:
+            mean = self._means[key]
+            if mean > 0.0:
+                self._deviation += self.ALPHA * (min(abs(seconds - mean) / mean, 1.0) - self._deviation)
+            self._means[key] = mean + max(self.ALPHA, 1.0 / (seen + 1)) * (seconds - mean)
+            self._stale += 1
+            if self._stale >= self.REFIT_EVERY or seen < self.REFIT_EVERY:
+                self._fit.clear()
+        self._seen[key] = seen + 1
+
+    def samples(self, rows: int) -> int:
+        """Batches seen in the size class of `rows`."""
+        return self._seen.get(_bucket(rows), 0)
+
+    def predict(self, rows: int) -> float:
+        """Expected seconds of a batch of `rows`; 0.0 while nothing is known. Non-decreasing in `rows`."""
+        keys = self._keys
+        if not keys:
+            return 0.0
+        if not self._fit:
+            self._fit = _non_decreasing([(self._means[k], min(self._seen[k], self.MAX_WEIGHT)) for k in keys])
+            self._stale = 0
+        fit = self._fit
+        if rows <= keys[0]:
+            return fit[0]
+        if rows > keys[-1]:
+            if len(keys) == 1:
+                return fit[0] * rows / keys[0]
+            return fit[-1] + (fit[-1] - fit[0]) / (keys[-1] - keys[0]) * (rows - keys[-1])
+        high = bisect_left(keys, rows)
+        if keys[high] == rows:
+            return fit[high]
+        low = high - 1
+        return fit[low] + (fit[high] - fit[low]) * (rows - keys[low]) / (keys[high] - keys[low])
+
+    def bound(self, rows: int) -> float:
+        """Seconds within which a batch of `rows` almost always ends: the prediction plus twice the mean deviation."""
+        return self.predict(rows) * (1.0 + 2.0 * self._deviation)
+
+
+def _bucket(rows: int) -> int:
+    """The size class of `rows`, named by its largest member."""
+    if rows <= 16:
+        return rows
+    step = 1 << (rows.bit_length() - 4)
+    return -(-rows // step) * step
+
+
+def _non_decreasing(points: Sequence[tuple[float, int]]) -> list[float]:
+    """The non-decreasing sequence closest to the weighted points (least squares): pool adjacent violators."""
+    blocks: list[list[float]] = []  # mean, weight, members
+    for mean, weight in points:
+        blocks.append([mean, float(weight), 1.0])
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            last_mean, last_weight, last_members = blocks.pop()
+            block = blocks[-1]
+            total = block[1] + last_weight
+            block[0] = (block[0] * block[1] + last_mean * last_weight) / total
+            block[1] = total
+            block[2] += last_members
+    return [mean for mean, _, members in blocks for _ in range(int(members))]
+
+
+def decide(backlog: Backlog, bounds: BatchBounds, curve: ServiceCurve, now: float) -> Decision:
+    """What an idle instance does with `backlog`."""
+    rows = backlog.rows
+    if rows <= 0:
+        return _IDLE
+    if rows >= bounds.max_rows:
+        return Run(bounds.max_rows, "full")
+    reached = max((size for size in bounds.preferred_rows if size <= rows), default=0)
+    if reached:
+        return Run(reached, "preferred")
+    if bounds.max_delay_s <= 0.0:
+        return Run(rows, "idle_instance")
+    patience = backlog.oldest_s + bounds.max_delay_s
+    last_moment = backlog.tightest_s - curve.bound(rows)
+    if min(patience, last_moment) > now:
+        return WaitUntil(min(patience, last_moment))
+    return Run(rows, "delay" if patience <= now else "deadline")
+
+
+class Fill:
+    """One batch being filled in queue order, at one moment.
+
+    limit_rows: from `Run.rows`. `admit` answers for the next call in the order and adds it if the answer is yes;
+    after the first no the batch is complete.
+    """
+
+    __slots__ = ("_curve", "_limit", "_now", "_tightest", "rows")
+
+    def __init__(self, limit_rows: int, curve: ServiceCurve, now: float) -> None:
+        self.rows = 0
+        self._limit = limit_rows
+        self._curve = curve
+        self._now = now
+        self._tightest = inf
+
+    def admit(self, rows: int, deadline: float) -> bool:
+        """Whether a call of `rows` rows and `deadline` joins."""
+        total = self.rows + rows
+        curve, now, tightest = self._curve, self._now, self._tightest
+        if deadline < tightest and now + curve.bound(rows) <= deadline:
+            tightest = deadline
+        if self.rows and (total > self._limit or now + curve.bound(total) > tightest):
+            return False
+        self.rows = total
+        self._tightest = tightest
+        return True

@@ -1,0 +1,202 @@
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oriel_policies.batch import Backlog, BatchBounds, Fill, Idle, Run, ServiceCurve, WaitUntil, decide
+
+rows_counts = st.integers(1, 300)
+durations = st.floats(1e-5, 2.0)
+observations = st.lists(st.tuples(rows_counts, durations), max_size=40)
+
+
+def learned(samples: list[tuple[int, float]]) -> ServiceCurve:
+    curve = ServiceCurve()
+    for rows, seconds in samples:
+        curve.observe(rows, seconds)
+    return curve
+
+
+def linear(rows: int = 32, *, fixed: float = 0.010, per_row: float = 0.001) -> ServiceCurve:
+    """A curve that has seen every size up to `rows` exactly, without deviation."""
+    return learned([(n, fixed + per_row * n) for n in range(1, rows + 1)])
+
+
+# --- the service-time curve ---------------------------------------------------------------------------------------
+
+
+def test_unknown_curve_predicts_nothing_so_everything_is_admitted() -> None:
+    assert ServiceCurve().predict(7) == 0.0
+
+
+def test_known_sizes_are_predicted_exactly_and_between_them_linearly() -> None:
+    curve = learned([(2, 0.010), (8, 0.016)])
+    assert curve.predict(2) == pytest.approx(0.010)
+    assert curve.predict(5) == pytest.approx(0.013)
+    assert curve.predict(8) == pytest.approx(0.016)
+    assert curve.predict(14) == pytest.approx(0.022)
+
+
+def test_one_known_size_scales_with_rows_above_it() -> None:
+    curve = learned([(4, 0.008)])
+    assert curve.predict(1) == pytest.approx(0.008)
+    assert curve.predict(8) == pytest.approx(0.016)
+
+
+def test_one_slow_outlier_does_not_make_every_larger_batch_look_slow() -> None:
+    curve = learned([(1, 0.5)] + [(8, 0.010)] * 30)
+    assert curve.predict(8) < 0.05
+
+
+def test_curve_follows_a_model_that_became_slower() -> None:
+    curve = learned([(1, 0.001)] * 50 + [(1, 0.010)] * 60)
+    assert curve.predict(1) == pytest.approx(0.010, rel=0.1)
+
+
+def test_bound_exceeds_the_mean_of_a_jittery_model() -> None:
+    curve = learned([(1, 0.010 if n % 2 else 0.020) for n in range(200)])
+    assert curve.bound(1) > 0.019
+
+
+@given(observations, rows_counts, rows_counts)
+def test_prediction_never_decreases_with_rows(samples: list[tuple[int, float]], a: int, b: int) -> None:
+    curve = learned(samples)
+    low, high = sorted((a, b))
+    assert curve.predict(low) <= curve.predict(high) + 1e-9
+    assert curve.bound(low) >= curve.predict(low)
+
+
+@given(observations)
+def test_prediction_of_a_seen_size_stays_within_what_was_seen(samples: list[tuple[int, float]]) -> None:
+    curve = learned(samples)
+    for rows, _ in samples:
+        seen = [seconds for _, seconds in samples]
+        assert min(seen) - 1e-9 <= curve.predict(rows) <= max(seen) + 1e-9
+
+
+@given(st.lists(rows_counts, min_size=1, max_size=500))
+def test_size_classes_are_few(sizes: list[int]) -> None:
+    curve = learned([(rows, 0.001) for rows in sizes])
+    assert len(curve._keys) <= 16 + 8 * 5
+    assert all(curve.samples(rows) >= 1 for rows in sizes)
+
+
+# --- run, wait or idle --------------------------------------------------------------------------------------------
+
+
+def test_nothing_waiting_is_idle() -> None:
+    assert decide(Backlog(0, 0.0, inf), BatchBounds(max_rows=8), ServiceCurve(), 0.0) == Idle()
+
+
+def test_without_bounds_an_idle_instance_never_waits() -> None:
+    decision = decide(Backlog(1, 100.0, inf), BatchBounds(max_rows=64), linear(), 100.0)
+    assert decision == Run(1, "idle_instance")
+
+
+def test_a_full_batch_runs_whatever_the_delay() -> None:
+    bounds = BatchBounds(max_rows=8, max_delay_s=1.0)
+    assert decide(Backlog(20, 100.0, inf), bounds, linear(), 100.0) == Run(8, "full")
+
+
+def test_delay_waits_from_the_oldest_arrival_then_runs() -> None:
+    bounds = BatchBounds(max_rows=8, max_delay_s=0.5)
+    assert decide(Backlog(2, 100.0, inf), bounds, linear(), 100.2) == WaitUntil(100.5)
+    assert decide(Backlog(2, 100.0, inf), bounds, linear(), 100.5) == Run(2, "delay")
+
+
+def test_the_largest_preferred_size_reached_runs_at_once() -> None:
+    bounds = BatchBounds(max_rows=16, preferred_rows=(4, 8), max_delay_s=1.0)
+    assert decide(Backlog(3, 100.0, inf), bounds, linear(), 100.0) == WaitUntil(101.0)
+    assert decide(Backlog(5, 100.0, inf), bounds, linear(), 100.0) == Run(4, "preferred")
+    assert decide(Backlog(9, 100.0, inf), bounds, linear(), 100.0) == Run(8, "preferred")
+
+
+def test_waiting_ends_while_the_tightest_deadline_can_still_be_met() -> None:
+    bounds = BatchBounds(max_rows=8, max_delay_s=5.0)
+    curve = linear()  # two rows: 12 ms
+    waiting = decide(Backlog(2, 100.0, 100.1), bounds, curve, 100.0)
+    assert isinstance(waiting, WaitUntil) and waiting.at_s == pytest.approx(100.1 - curve.bound(2))
+    assert decide(Backlog(2, 100.0, 100.1), bounds, curve, 100.089) == Run(2, "deadline")
+
+
+def test_bounds_that_contradict_themselves_are_refused() -> None:
+    with pytest.raises(ValueError, match="max_rows"):
+        BatchBounds(max_rows=0)
+    with pytest.raises(ValueError, match="preferred"):
+        BatchBounds(max_rows=4, preferred_rows=(8,))
+
+
+backlogs = st.builds(Backlog, st.integers(0, 200), st.floats(0, 100), st.one_of(st.just(inf), st.floats(0, 300)))
+bounds_of_any_kind = st.integers(1, 64).flatmap(
+    lambda most: st.builds(
+        BatchBounds,
+        max_rows=st.just(most),
+        preferred_rows=st.lists(st.integers(1, most), max_size=3).map(tuple),
+        max_delay_s=st.sampled_from([0.0, 0.001, 1.0, 60.0]),
+    )
+)
+
+
+@given(backlogs, bounds_of_any_kind, observations)
+def test_decision_is_idle_only_for_an_empty_backlog_and_waits_only_within_its_window(
+    backlog: Backlog, bounds: BatchBounds, samples: list[tuple[int, float]]
+) -> None:
+    now, curve = 100.0, learned(samples)
+    match decide(backlog, bounds, curve, now):
+        case Idle():
+            assert backlog.rows == 0
+        case Run(rows=rows):
+            assert 1 <= rows <= min(bounds.max_rows, backlog.rows)
+        case WaitUntil(at_s=at):
+            assert bounds.max_delay_s > 0 and backlog.rows < bounds.max_rows
+            assert now < at <= backlog.oldest_s + bounds.max_delay_s
+            assert at + curve.bound(backlog.rows) <= backlog.tightest_s + 1e-9
+
+
+# --- filling one batch --------------------------------------------------------------------------------------------
+
+
+def filled(calls: list[tuple[int, float]], limit: int, curve: ServiceCurve, now: float = 0.0) -> int:
+    fill = Fill(limit, curve, now)
+    taken = 0
+    for rows, deadline in calls:
+        if not fill.admit(rows, deadline):
+            break
+        taken += 1
+    return taken
+
+
+def test_batch_takes_as_many_rows_as_the_tightest_deadline_allows() -> None:
+    # 10 ms + 1 ms per row: 15.5 ms leave room for five rows.
+    assert filled([(1, 0.0155)] + [(1, 1.0)] * 10, 32, linear()) == 5
+
+
+def test_a_member_late_even_alone_does_not_shrink_the_batch() -> None:
+    assert filled([(1, 0.001)] + [(1, 1.0)] * 10, 8, linear()) == 8
+
+
+def test_a_tight_call_behind_a_full_enough_batch_stays_for_the_next() -> None:
+    assert filled([(1, 1.0)] * 6 + [(1, 0.012)], 32, linear()) == 6
+
+
+def test_the_first_call_is_taken_even_above_the_limit() -> None:
+    assert filled([(12, 1.0), (1, 1.0)], 4, linear()) == 1
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 16), st.floats(0, 0.2)), min_size=1, max_size=40),
+    st.integers(1, 64),
+    observations,
+)
+def test_no_member_that_could_end_in_time_alone_is_made_late_by_its_batch(
+    calls: list[tuple[int, float]], limit: int, samples: list[tuple[int, float]]
+) -> None:
+    curve = learned(samples)
+    taken = calls[: filled(calls, limit, curve)]
+    rows = sum(size for size, _ in taken)
+    assert taken
+    assert len(taken) == 1 or rows <= limit
+    for size, deadline in taken:
+        if curve.bound(size) <= deadline:
+            assert curve.bound(rows) <= deadline

@@ -1,0 +1,274 @@
+"""The HTTP/1.1 engine over real loopback sockets: framing, limits, keep-alive, departures, the client pool."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from time import monotonic
+
+import pytest
+
+from oriel_wire.engine.buffered import Exchange, HttpLimits, HttpServer, serve
+from oriel_wire.engine.client import HttpClient
+from oriel_wire.engine.server import ServerConnection
+from oriel_wire.errors import UpstreamBroken, UpstreamTimedOut, UpstreamUnreachable
+
+SMALL = HttpLimits(max_head_bytes=1024, max_fields=10, max_target_bytes=200, max_body_bytes=1000)
+
+
+def bound() -> socket.socket:
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    return sock
+
+
+class Echo:
+    """Answers with method, path and body; keeps exchanges for /hold."""
+
+    def __init__(self) -> None:
+        self.held: list[Exchange] = []
+        self.aborted: list[str] = []
+
+    def __call__(self, exchange: Exchange) -> None:
+        if exchange.head.path == "/hold":
+            exchange.on_abort = lambda: self.aborted.append(exchange.head.path)
+            self.held.append(exchange)
+            return
+        text = f"{exchange.head.method} {exchange.head.path} ".encode()
+        exchange.respond(200, [("x-echo", "yes")], [text, exchange.body])
+
+
+@pytest.fixture
+async def echo() -> AsyncIterator[tuple[Echo, HttpServer[ServerConnection]]]:
+    handler = Echo()
+    server = await serve(handler, bound(), limits=SMALL)
+    yield handler, server
+    await server.drain(0.0)
+
+
+async def talk(port: int, data: bytes, *, until: Callable[[bytes], bool] | None = None) -> bytes:
+    """Send bytes, read until the predicate holds or the server closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(data)
+    got = b""
+    async with asyncio.timeout(5):
+        while until is None or not until(got):
+            more = await reader.read(65536)
+            if not more:
+                break
+            got += more
+    writer.close()
+    return got
+
+
+def count(needle: bytes, n: int) -> Callable[[bytes], bool]:
+    return lambda got: got.count(needle) >= n
+
+
+GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def test_pipelined_requests_are_answered_in_order(echo: tuple[Echo, HttpServer[ServerConnection]]) -> None:
+    post = b"POST /b HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nxyz"
+    got = await talk(echo[1].port, GET + post + GET, until=count(b"GET /a ", 2))
+    assert got.count(b"HTTP/1.1 200 OK") == 3
+    assert got.index(b"GET /a ") < got.index(b"POST /b xyz") < got.rindex(b"GET /a ")
+
+
+async def test_a_request_in_single_bytes_is_read(echo: tuple[Echo, HttpServer[ServerConnection]]) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", echo[1].port)
+    body = b"POST /c HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n2\r\nde\r\n0\r\nt: 1\r\n\r\n"
+    for n in range(len(body)):
+        writer.write(body[n : n + 1])
+        await writer.drain()
+        await asyncio.sleep(0)
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK")
+    assert await reader.readexactly(len(b"POST /c abcde")) == b"POST /c abcde"
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"GET /a HTTP/1.1\r\n\r\n", 400),
+        (b"GET /a HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n", 400),
+        (b"GET /a HTTP/1.1\nHost: x\n\n", 400),
+        (b"GET /a HTTP/1.1\r\nHost : x\r\n\r\n", 400),
+        (b"GET /a HTTP/1.1\r\nHost: x\r\n folded\r\n\r\n", 400),
+        (b"GET /a HTTP/1.1\r\nHost: x\r\nA: b\x00c\r\n\r\n", 400),
+        (b"GET /a HTTP/1.1\r\nHost: x\r\nA: b\rc\r\n\r\n", 400),
+        (b"GET a HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (b"GET  /a HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (b"GET /a HTTP/2.0\r\nHost: x\r\n\r\n", 400),
+        (b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: +3\r\n\r\nabc", 400),
+        (b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 3\r\n\r\nabc", 400),
+        (b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\nabc", 400),
+        (b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 400),
+        (b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0x3\r\nabc\r\n0\r\n\r\n", 400),
+        (b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabcd\r\n0\r\n\r\n", 400),
+        (b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 1001\r\n\r\n", 413),
+        (b"GET /" + b"a" * 300 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 414),
+        (b"GET /a HTTP/1.1\r\nHost: x\r\n" + b"".join(b"a%d: b\r\n" % n for n in range(11)) + b"\r\n", 431),
+        (b"GET /a HTTP/1.1\r\nHost: x\r\nA: " + b"b" * 2000 + b"\r\n\r\n", 431),
+        (b"GET /a HTTP/1.1\r\nHost: x\r\nA: " + b"b" * 2000, 431),
+    ],
+)
+async def test_bad_framing_is_refused_and_the_connection_closed(
+    echo: tuple[Echo, HttpServer[ServerConnection]], data: bytes, status: int
+) -> None:
+    got = await talk(echo[1].port, data)
+    assert got.startswith(b"HTTP/1.1 %d " % status), got
+    assert got.count(b"HTTP/1.1 4") == 1 and b'{"error":' in got and b"connection: close" in got
+
+
+async def test_a_chunked_body_over_the_bound_is_refused(echo: tuple[Echo, HttpServer[ServerConnection]]) -> None:
+    head = b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    got = await talk(echo[1].port, head + b"3e9\r\n" + b"x" * 1001)
+    assert got.startswith(b"HTTP/1.1 413 ")
+
+
+async def test_expect_continue_is_answered_before_the_body(echo: tuple[Echo, HttpServer[ServerConnection]]) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", echo[1].port)
+    writer.write(b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n")
+    assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    writer.write(b"hi")
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK")
+    writer.close()
+
+
+async def test_http_1_0_is_answered_and_closed(echo: tuple[Echo, HttpServer[ServerConnection]]) -> None:
+    got = await talk(echo[1].port, b"GET /a HTTP/1.0\r\n\r\n")
+    assert got.startswith(b"HTTP/1.1 200 OK") and b"connection: close" in got
+
+
+async def test_a_client_that_leaves_is_reported_once(echo: tuple[Echo, HttpServer[ServerConnection]]) -> None:
+    handler, server = echo
+    _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b"GET /hold HTTP/1.1\r\nHost: x\r\n\r\n")
+    while not handler.held:
+        await asyncio.sleep(0)
+    writer.close()
+    await writer.wait_closed()
+    while not handler.aborted:
+        await asyncio.sleep(0)
+    exchange = handler.held[0]
+    assert exchange.aborted
+    exchange.respond(200, [], b"too late")
+    assert handler.aborted == ["/hold"]
+
+
+async def test_slow_head_is_cut_with_408() -> None:
+    server = await serve(Echo(), bound(), limits=HttpLimits(head_timeout_s=0.05))
+    got = await talk(server.port, b"GET /a HT")
+    assert got.startswith(b"HTTP/1.1 408 ")
+    await server.drain(0.0)
+
+
+async def test_slow_body_is_cut_with_408() -> None:
+    server = await serve(Echo(), bound(), limits=HttpLimits(body_timeout_s=0.05))
+    got = await talk(server.port, b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc")
+    assert got.startswith(b"HTTP/1.1 408 ")
+    await server.drain(0.0)
+
+
+async def test_a_head_can_be_refused_before_its_body() -> None:
+    server = await serve(Echo(), bound(), refuse=lambda head: (401, "no") if head.path == "/x" else None)
+    unread = await talk(server.port, b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 99999\r\n\r\nab")
+    assert unread.startswith(b"HTTP/1.1 401 ") and b"connection: close" in unread
+    whole = b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nab"
+    got = await talk(server.port, whole + GET, until=count(b"GET /a ", 1))  # keep-alive survives: the body was all here
+    assert got.startswith(b"HTTP/1.1 401 ") and b"HTTP/1.1 200 OK" in got
+    await server.drain(0.0)
+
+
+async def test_drain_finishes_what_is_in_flight(echo: tuple[Echo, HttpServer[ServerConnection]]) -> None:
+    handler, server = echo
+    talking = asyncio.ensure_future(talk(server.port, b"GET /hold HTTP/1.1\r\nHost: x\r\n\r\n"))
+    while not handler.held:
+        await asyncio.sleep(0)
+    draining = asyncio.ensure_future(server.drain(5.0))
+    await asyncio.sleep(0)
+    with pytest.raises(OSError):
+        await talk(server.port, GET)
+    handler.held[0].respond(200, [], b"done")
+    got = await talking
+    assert got.endswith(b"done") and b"connection: close" in got
+    await draining
+
+
+async def test_client_reuses_its_connection(echo: tuple[Echo, HttpServer[ServerConnection]]) -> None:
+    client = HttpClient(host="127.0.0.1", port=echo[1].port)
+    for n in range(3):
+        answer = await client.request("POST", f"/r{n}", [("a", "b")], [b"x", b"y"], deadline=monotonic() + 5)
+        assert (answer.status, answer.body, answer.get("x-echo")) == (200, f"POST /r{n} xy".encode(), "yes")
+    assert len(echo[1].connections) == 1 and client.outstanding == 0
+    await client.close()
+
+
+async def test_client_gives_up_at_its_deadline_and_the_server_notices(
+    echo: tuple[Echo, HttpServer[ServerConnection]],
+) -> None:
+    client = HttpClient(host="127.0.0.1", port=echo[1].port)
+    with pytest.raises(UpstreamTimedOut):
+        await client.request("GET", "/hold", [], deadline=monotonic() + 0.05)
+    while not echo[0].aborted:
+        await asyncio.sleep(0)
+    assert client.outstanding == 0
+
+
+async def test_cancelling_a_request_closes_its_connection(echo: tuple[Echo, HttpServer[ServerConnection]]) -> None:
+    client = HttpClient(host="127.0.0.1", port=echo[1].port)
+    task = asyncio.ensure_future(client.request("GET", "/hold", [], deadline=monotonic() + 5))
+    while not echo[0].held:
+        await asyncio.sleep(0)
+    task.cancel()
+    while not echo[0].aborted:
+        await asyncio.sleep(0)
+    assert client.outstanding == 0
+
+
+async def test_nobody_listening_is_unreachable() -> None:
+    sock = bound()
+    port = sock.getsockname()[1]
+    sock.close()
+    with pytest.raises(UpstreamUnreachable):
+        await HttpClient(host="127.0.0.1", port=port).request("GET", "/", [], deadline=monotonic() + 5)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n", b"abc"),
+        (b"HTTP/1.1 200 OK\r\n\r\nuntil close", b"until close"),
+        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", b"ok"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 200 OK\r\n\r\nsplit", b"ok"),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort", None),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nok", None),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", None),
+        (b"nonsense\r\n\r\n", None),
+        (b"HTTP/1.1 200 OK\r\nA: " + b"x" * 70000, None),
+        (b"", None),
+    ],
+)
+async def test_upstream_answers_of_every_shape(answer: bytes, expected: bytes | None) -> None:
+    async def upstream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(upstream, "127.0.0.1", 0)
+    client = HttpClient(host="127.0.0.1", port=server.sockets[0].getsockname()[1])
+    request = client.request("GET", "/", [], deadline=monotonic() + 5)
+    if expected is None:
+        with pytest.raises(UpstreamBroken):
+            await request
+    else:
+        assert (await request).body == expected
+    assert client.outstanding == 0
+    if b"split" in answer:
+        assert not client.endpoint.idle  # bytes nobody asked for never reach the next caller
+    await client.close()
+    server.close()
+    await server.wait_closed()

@@ -1,0 +1,151 @@
+"""Whole requests in, whole answers out: what an inference server needs of HTTP/1.1."""
+
+import socket
+from collections.abc import Callable, Sequence
+from time import monotonic
+
+import msgspec
+
+from oriel_wire.engine.server import HttpLimits, HttpServer, ServerConnection, reason_phrase
+from oriel_wire.h1 import RequestHead
+
+__all__ = ["Exchange", "HttpLimits", "HttpServer", "serve"]
+
+Handler = Callable[["Exchange"], None]
+Refuse = Callable[[RequestHead], tuple[int, str] | None]
+_INLINE_BYTES = 64 * 1024
+
+
+class Exchange:
+    """One request whose body has fully arrived, and the one answer to it.
+
+    body: the whole body. received_s: monotonic seconds at which its head was complete. on_abort: called once if the
+    client leaves before `respond`; `aborted` is set then.
+    """
+
+    __slots__ = ("_connection", "aborted", "body", "head", "on_abort", "peer", "received_s")
+
+    def __init__(self, connection: "_Buffered", head: RequestHead, body: bytes, received_s: float) -> None:
+        self._connection: _Buffered | None = connection
+        self.head = head
+        self.body = body
+        self.peer = connection.peer
+        self.received_s = received_s
+        self.on_abort: Callable[[], None] | None = None
+        self.aborted = False
+
+    def respond(
+        self, status: int, headers: Sequence[tuple[str, str]], body: bytes | Sequence[bytes | memoryview] = b""
+    ) -> None:
+        """Answer, exactly once, from the loop's thread. Nothing happens when the client has left."""
+        connection = self._connection
+        if connection is None:
+            if self.aborted:
+                return
+            raise RuntimeError("this request was answered before")
+        self._connection = None
+        connection.write_answer(status, headers, body, head_only=self.head.method == "HEAD")
+
+    def abort(self) -> None:
+        """The client left; called by the connection."""
+        if self._connection is None:
+            return
+        self._connection = None
+        self.aborted = True
+        callback, self.on_abort = self.on_abort, None
+        if callback is not None:
+            callback()
+
+
+class _Buffered(ServerConnection):
+    __slots__ = ("_exchange", "_handler", "_parts", "_received_s", "_refuse_head")
+
+    def __init__(self, server: "HttpServer[ServerConnection]", handler: Handler, refuse: Refuse | None) -> None:
+        super().__init__(server)
+        self._handler = handler
+        self._refuse_head = refuse
+        self._parts: list[bytes] = []
+        self._exchange: Exchange | None = None
+        self._received_s = 0.0
+
+    def on_head(self, head: RequestHead) -> None:
+        self._received_s = monotonic()
+        if self._refuse_head is not None:
+            refusal = self._refuse_head(head)
+            if refusal is not None:
+                self.on_refused(*refusal)
+                self.answered(close=False)
+                return
+        if head.fresh:
+            self.memo.keep(head.fresh)
+            self.memo.keep_line(head.line)
+        if head.expect_continue:
+            self.continue_body()
+
+    def on_data(self, data: bytes) -> None:
+        self._parts.append(data)
+
+    def on_end(self) -> None:
+        parts, self._parts = self._parts, []
+        head = self.head
+        assert head is not None
+        body = b"".join(parts) if len(parts) > 1 else parts[0] if parts else b""
+        self._exchange = Exchange(self, head, body, self._received_s)
+        self._handler(self._exchange)
+
+    def on_lost(self) -> None:
+        self._parts = []
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.abort()
+
+    def on_refused(self, status: int, message: str) -> None:
+        body = msgspec.json.encode({"error": message})
+        self._write(status, [("content-type", "application/json")], body, self.must_close, False)
+
+    def write_answer(
+        self,
+        status: int,
+        headers: Sequence[tuple[str, str]],
+        body: bytes | Sequence[bytes | memoryview],
+        head_only: bool,
+    ) -> None:
+        self._exchange = None
+        close = self.must_close
+        self._write(status, headers, body, close, head_only)
+        self.answered(close=close)
+
+    def _write(
+        self,
+        status: int,
+        headers: Sequence[tuple[str, str]],
+        body: bytes | Sequence[bytes | memoryview],
+        close: bool,
+        head_only: bool,
+    ) -> None:
+        parts: Sequence[bytes | memoryview] = (body,) if isinstance(body, bytes) else body
+        size = sum([part.nbytes if isinstance(part, memoryview) else len(part) for part in parts])
+        lines = [f"HTTP/1.1 {status} {reason_phrase(status)}\r\ncontent-length: {size}\r\n"]
+        lines.extend([f"{name}: {value}\r\n" for name, value in headers])
+        if close:
+            lines.append("connection: close\r\n")
+        head = "".join(lines).encode("latin-1") + self.server.date + b"\r\n\r\n"
+        if head_only:
+            self.transport.write(head)
+        elif size <= _INLINE_BYTES:
+            self.transport.write(b"".join((head, *parts)))
+        else:
+            self.transport.writelines((head, *parts))
+
+
+async def serve(
+    handler: Handler, sock: socket.socket, *, limits: HttpLimits | None = None, refuse: Refuse | None = None
+) -> HttpServer[ServerConnection]:
+    """Serve whole requests on `sock`.
+
+    handler: a plain function, called on the loop when a body is complete; it answers at once or keeps the Exchange.
+    refuse: judges a head before its body is read; (status, sentence) refuses it. Framing errors are answered here.
+    """
+    server: HttpServer[ServerConnection] = HttpServer(limits or HttpLimits())
+    await server.open(lambda: _Buffered(server, handler, refuse), sock)
+    return server

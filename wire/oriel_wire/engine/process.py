@@ -1,0 +1,220 @@
+"""How a unit lives as a process: signals, listening sockets, log lines, exit codes.
+
+Stop order, the same for every unit:
+1. SIGTERM, SIGINT, or end-of-file on the supervisor's lifeline pipe sets the stop event; `main` drains and returns.
+2. A second signal, or the grace running out, cancels `main`.
+3. `HARD_EXIT_S` after that a watchdog thread ends the process, whatever the loop is doing.
+Exit codes: 0 stopped as asked, 1 crashed or was cut short, 2 could not start (one line on stderr says why).
+"""
+
+import asyncio
+import errno
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+
+import uvloop
+
+from oriel_wire.errors import StartFailed
+
+__all__ = ["LIFELINE_VARIABLE", "configure_logging", "listen", "run_unit"]
+
+LIFELINE_VARIABLE = "ORIEL_LIFELINE_FD"
+GRACE_S = 30.0
+ORPHAN_GRACE_S = 5.0
+HARD_EXIT_S = 1.5
+BACKLOG = 1024
+
+_log = logging.getLogger(__name__)
+
+
+def run_unit(main: Callable[[asyncio.Event], Awaitable[None]], *, unit: str = "", grace_s: float = GRACE_S) -> int:
+    """Run `main(stop)` on uvloop until it returns; the exit code for `sys.exit`.
+
+    `main` must return soon after `stop` is set. It is cancelled when a second signal comes or `grace_s` passes, and
+    the process ends at most `HARD_EXIT_S` later. StartFailed (also inside an exception group) becomes one line on
+    stderr, `oriel <unit>: <message>`, and code 2; anything else is logged with its traceback and becomes 1.
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            return runner.run(_supervised(main, grace_s))
+        except Exception as crash:
+            refusal = _start_failure(crash)
+            if refusal is not None:
+                name = f"oriel {unit}" if unit else "oriel"
+                sys.stderr.write(f"{name}: {_one_line(str(refusal))}\n")
+                return 2
+            _log.critical("the unit crashed", exc_info=crash)
+            return 1
+
+
+async def _supervised(main: Callable[[asyncio.Event], Awaitable[None]], grace_s: float) -> int:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    stopping = _Stopping(asyncio.current_task(), stop)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.ask, grace_s)
+    lifeline = _lifeline()
+    if lifeline is not None:
+
+        def supervisor_gone() -> None:
+            loop.remove_reader(lifeline)
+            stopping.begin(min(grace_s, ORPHAN_GRACE_S))
+
+        loop.add_reader(lifeline, supervisor_gone)
+    try:
+        await main(stop)
+        return 0
+    except asyncio.CancelledError:
+        if not stopping.forced:
+            raise
+        return 1
+    finally:
+        stopping.done()
+        if lifeline is not None:
+            loop.remove_reader(lifeline)
+
+
+class _Stopping:
+    """The way from the first signal to the end. Single writer: the loop."""
+
+    def __init__(self, task: asyncio.Task[int] | None, stop: asyncio.Event) -> None:
+        self._task = task
+        self._stop = stop
+        self._grace: asyncio.TimerHandle | None = None
+        self._watchdog: threading.Timer | None = None
+        self.forced = False
+
+    def ask(self, grace_s: float) -> None:
+        if self._stop.is_set():
+            self.force()
+        else:
+            self.begin(grace_s)
+
+    def begin(self, grace_s: float) -> None:
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        self._grace = asyncio.get_running_loop().call_later(grace_s, self.force)
+        # The loop's own timer cannot fire while user code blocks the loop.
+        self._watch(grace_s + HARD_EXIT_S)
+
+    def force(self) -> None:
+        if self.forced:
+            return
+        self.forced = True
+        self._watch(HARD_EXIT_S)
+        if self._task is not None:
+            self._task.cancel()
+
+    def done(self) -> None:
+        """`main` has ended; what is left (executor threads, other tasks) gets `HARD_EXIT_S`."""
+        if self._grace is not None:
+            self._grace.cancel()
+        self._watch(HARD_EXIT_S)
+
+    def _watch(self, delay_s: float) -> None:
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        self._watchdog = threading.Timer(delay_s, os._exit, (1,))
+        self._watchdog.daemon = True
+        self._watchdog.start()
+
+
+def _lifeline() -> int | None:
+    value = os.environ.get(LIFELINE_VARIABLE, "")
+    if not value.isdecimal():
+        return None
+    descriptor = int(value)
+    try:
+        os.set_inheritable(descriptor, False)
+    except OSError:
+        return None
+    return descriptor
+
+
+def _start_failure(crash: BaseException) -> StartFailed | None:
+    if isinstance(crash, StartFailed):
+        return crash
+    if isinstance(crash, BaseExceptionGroup):
+        found = (_start_failure(inner) for inner in crash.exceptions)
+        return next((failure for failure in found if failure is not None), None)
+    return None
+
+
+def listen(host: str, port: int, what: str) -> socket.socket:
+    """A listening TCP socket on `host`:`port`; port 0 takes any free one (read it from `getsockname()`).
+
+    `what` names the owner and, in its last word, the flag that moves it: "gateway HTTP" is moved by `--http-port`.
+    Raises StartFailed with the mend. The caller owns and closes the socket.
+    """
+    flag = f"--{what.split()[-1].lower()}-port"
+    if not 0 <= port <= 65535:
+        raise StartFailed(f"{port} is no port ({what}): pass {flag} N with N from 0 to 65535")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError) as unresolved:
+        raise StartFailed(f"{host!r} is no address ({what}): pass another --host") from unresolved
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+    except OSError as refused:
+        sock.close()
+        raise StartFailed(_bind_refusal(refused, host, port, what, flag)) from refused
+    return sock
+
+
+def _bind_refusal(refused: OSError, host: str, port: int, what: str, flag: str) -> str:
+    match refused.errno:
+        case errno.EADDRINUSE:
+            return f"port {port} on {host} is in use ({what}): free it or pass {flag} N"
+        case errno.EACCES | errno.EPERM:
+            return f"port {port} on {host} needs privileges ({what}): pass {flag} N with N above 1023"
+        case errno.EADDRNOTAVAIL:
+            return f"{host} is not an address of this machine ({what}): pass another --host"
+    return f"port {port} on {host} cannot be opened ({what}): {refused.strerror}"
+
+
+def configure_logging(unit: str) -> None:
+    """Send every log record of this process to stderr, one line each; ORIEL_LOG_LEVEL sets the level (INFO)."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_OneLine(unit))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    level = logging.getLevelNamesMapping().get(os.environ.get("ORIEL_LOG_LEVEL", "").upper(), logging.INFO)
+    root.setLevel(level)
+    for chatty in ("httpx", "httpcore", "uvicorn", "urllib3", "asyncio"):
+        logging.getLogger(chatty).setLevel(max(level, logging.WARNING))
+
+
+class _OneLine(logging.Formatter):
+    """`2025-01-31T12:00:00.123Z WARNING gateway oriel_gateway.app: text`, whatever the text holds."""
+
+    converter = staticmethod(time.gmtime)
+
+    def __init__(self, unit: str) -> None:
+        super().__init__(
+            f"%(asctime)s.%(msecs)03dZ %(levelname)s {unit} %(name)s: %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
+        )
+
+    def format(self, record: logging.LogRecord) -> str:
+        return _one_line(super().format(record))
+
+
+def _one_line(text: str) -> str:
+    # Text from outside may reach a log: no line of its own and no terminal control.
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+        for character in text.strip().replace("\n", " | ")
+    )

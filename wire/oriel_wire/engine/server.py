@@ -1,0 +1,466 @@
+"""HTTP/1.1 server connections on `asyncio.Protocol`: heads, bodies, keep-alive, time limits.
+
+`ServerConnection` knows framing and nothing else; a subclass says what a request means through four hooks:
+`on_head` (judge before the body), `on_data`, `on_end`, `on_lost`. The gateway streams with it;
+`oriel_wire.engine.buffered` collects bodies with it.
+
+Theory of operation. A connection is in one of five states:
+
+    HEAD   collecting a head (head_timeout_s from its first byte; idle_timeout_s before that)
+    BODY   reading the body of the current request (body_timeout_s for every body_min_bytes)
+    WAIT   the request is complete, its answer is not: further bytes are held (one request at a time, no more than
+           one head of them: then reading pauses)
+    DRAIN  the answer was given before the body ended: the rest is read and dropped, within bounds, so that the client
+           gets to see the answer instead of a reset
+    CLOSED
+
+No timer per connection: the server sweeps all of them four times a second and cuts what is past its `due`.
+The subclass calls `answered(close=...)` exactly once per request when its last byte is written.
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from email.utils import formatdate
+from time import monotonic
+from typing import Generic, TypeVar
+
+from oriel_wire.chunked import ChunkedDecoder
+from oriel_wire.errors import BadMessage, TooLarge
+from oriel_wire.h1 import LineMemo, RequestHead, parse_request_head
+
+__all__ = ["HttpLimits", "HttpServer", "ServerConnection", "reason_phrase"]
+
+HEAD, BODY, WAIT, DRAIN, CLOSED = range(5)
+_SWEEP_S = 0.25
+_DRAIN_BYTES = 64 * 1024
+_DRAIN_S = 1.0
+
+_REASONS = {
+    200: "OK", 204: "No Content", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found",
+    405: "Method Not Allowed", 408: "Request Timeout", 413: "Content Too Large", 414: "URI Too Long",
+    415: "Unsupported Media Type", 422: "Unprocessable Content", 429: "Too Many Requests",
+    431: "Request Header Fields Too Large", 500: "Internal Server Error", 501: "Not Implemented",
+    502: "Bad Gateway", 503: "Service Unavailable", 504: "Gateway Timeout",
+}  # fmt: skip
+
+
+def reason_phrase(status: int) -> str:
+    """The reason phrase of a status; empty for one we never send."""
+    return _REASONS.get(status, "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpLimits:
+    """Bounds of one listener. docs/limits.md lists them."""
+
+    max_head_bytes: int = 32 * 1024
+    max_fields: int = 128
+    max_target_bytes: int = 8 * 1024
+    max_body_bytes: int = 64 * 1024 * 1024
+    max_connections: int = 8192
+    head_timeout_s: float = 10.0
+    body_timeout_s: float = 30.0
+    body_min_bytes: int = 30 * 1024
+    idle_timeout_s: float = 75.0
+    write_stall_s: float = 30.0
+
+
+class ServerConnection(asyncio.Protocol):
+    """One client connection; see the module's head for the states and for who calls what."""
+
+    __slots__ = (
+        "_body_since_due",
+        "_buffer",
+        "_decoder",
+        "_drained",
+        "_left",
+        "_paused",
+        "_stalled_at",
+        "_whole",
+        "due",
+        "head",
+        "limits",
+        "memo",
+        "peer",
+        "server",
+        "state",
+        "transport",
+    )
+    transport: asyncio.Transport
+
+    def __init__(self, server: "HttpServer[ServerConnection]") -> None:
+        self.server = server
+        self.limits = server.limits
+        self.memo = server.memo
+        self.state = HEAD
+        self.head: RequestHead | None = None
+        self.peer = ""
+        self.due = 0.0
+        self._buffer = b""
+        self._left = 0
+        self._decoder: ChunkedDecoder | None = None
+        self._body_since_due = 0
+        self._drained = 0
+        self._paused = False
+        self._stalled_at = 0.0
+        self._whole = False  # the current request's body arrived together with its head
+
+    # Hooks -----------------------------------------------------------------------------------------------------
+
+    def on_head(self, head: RequestHead) -> None:
+        """A head is complete; `head.content_length` is within max_body_bytes. May answer at once."""
+        raise NotImplementedError
+
+    def on_data(self, data: bytes) -> None:
+        """Some bytes of the body (never empty, chunk framing removed)."""
+        raise NotImplementedError
+
+    def on_end(self) -> None:
+        """The body is complete (called right after on_head when there is none)."""
+        raise NotImplementedError
+
+    def on_lost(self) -> None:
+        """The client left while a request was unanswered."""
+        raise NotImplementedError
+
+    def on_refused(self, status: int, message: str) -> None:
+        """The framing is wrong: write an answer; the connection is closed right afterwards."""
+        raise NotImplementedError
+
+    def on_writable(self, writable: bool) -> None:
+        """The client's side stopped or resumed taking bytes."""
+
+    # asyncio.Protocol ------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        server = self.server
+        if len(server.connections) >= self.limits.max_connections or server.draining:
+            self.state = CLOSED
+            transport.abort()
+            return
+        server.connections.add(self)
+        peer = transport.get_extra_info("peername")
+        self.peer = str(peer[0]) if isinstance(peer, tuple) else "unix"
+        self.due = monotonic() + self.limits.idle_timeout_s
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        waiting = self.state in (BODY, WAIT)
+        self.state = CLOSED
+        server = self.server
+        server.connections.discard(self)
+        if server.draining and not server.connections:
+            server.emptied.set()
+        if waiting:
+            self.on_lost()
+        self.head = None
+
+    def eof_received(self) -> bool:
+        """A half-closed client cannot be told from one that left: it is treated as gone."""
+        return False
+
+    def pause_writing(self) -> None:
+        self._stalled_at = monotonic()
+        self.on_writable(False)
+
+    def resume_writing(self) -> None:
+        self._stalled_at = 0.0
+        self.on_writable(True)
+
+    def data_received(self, data: bytes) -> None:
+        if self.state == HEAD:
+            if self._buffer:
+                data = self._buffer + data
+                self._buffer = b""
+            self._read_head(data)
+        elif self.state == BODY:
+            self._read_body(data)
+        elif self.state == WAIT:
+            self._hold(data)
+        elif self.state == DRAIN:
+            self._drained += len(data)
+            if self._drained > _DRAIN_BYTES:
+                self.transport.abort()
+
+    # What a subclass calls -------------------------------------------------------------------------------------
+
+    def answered(self, *, close: bool) -> None:
+        """The answer to the current request is written. `close` ends the connection after it."""
+        state = self.state
+        if state == CLOSED:
+            return
+        head = self.head
+        if state == BODY:
+            if not self._whole:
+                self._drain()
+                return
+            self._whole = False
+        self.head = None
+        if close or head is None or head.close or self.server.draining:
+            self.state = CLOSED
+            self.transport.close()
+            return
+        self.state = HEAD
+        self.due = monotonic() + self.limits.idle_timeout_s
+        if self._paused:
+            self._paused = False
+            self.transport.resume_reading()
+        if self._buffer:
+            # Not from this stack: a pipelining client would otherwise recurse once per request.
+            self.server.loop.call_soon(self._next)
+
+    @property
+    def must_close(self) -> bool:
+        """Whether the answer being written has to say `Connection: close`."""
+        head = self.head
+        return head is None or head.close or self.server.draining or (self.state == BODY and not self._whole)
+
+    def pause_body(self) -> None:
+        """Stop reading the body (backpressure from where it goes)."""
+        if not self._paused and self.state == BODY:
+            self._paused = True
+            self.due = 0.0
+            self.transport.pause_reading()
+
+    def resume_body(self) -> None:
+        """Read on."""
+        if self._paused and self.state in (BODY, WAIT):
+            self._paused = False
+            if self.state == BODY:
+                self._body_due()
+            self.transport.resume_reading()
+
+    # Framing ---------------------------------------------------------------------------------------------------
+
+    def _next(self) -> None:
+        if self.state == HEAD and self._buffer:
+            data, self._buffer = self._buffer, b""
+            self._read_head(data)
+
+    def _read_head(self, data: bytes) -> None:
+        stop = data.find(b"\r\n\r\n")
+        limits = self.limits
+        if stop < 0 or stop > limits.max_head_bytes:
+            if data[:2] == b"\r\n":
+                data = data[2:]  # RFC 9112 section 2.2: an empty line before a request is ignored
+            if len(data) > limits.max_head_bytes or stop > 0:
+                line = data.find(b"\r\n", 0, limits.max_target_bytes + 64)
+                self._refuse(414 if line < 0 else 431, "the request head is too long")
+                return
+            if b"\n" in data and b"\n" in data.replace(b"\r\n", b""):
+                self._refuse(400, "lines end with CRLF")
+                return
+            if not self._buffer and data:
+                now = monotonic()
+                if self.due > now + limits.head_timeout_s:
+                    self.due = now + limits.head_timeout_s
+            self._buffer = data
+            return
+        start = 2 if data[:2] == b"\r\n" else 0
+        block = data[start:stop]
+        if block.count(b"\r\n") > limits.max_fields:
+            self._refuse(431, f"more than {limits.max_fields} header fields")
+            return
+        try:
+            head = parse_request_head(block, self.memo)
+        except BadMessage as error:
+            self._refuse(400, error.message)
+            return
+        if len(head.line.target) > limits.max_target_bytes:
+            self._refuse(414, f"the request target is longer than {limits.max_target_bytes} bytes")
+            return
+        self.head = head
+        self.due = 0.0
+        rest = data[stop + 4 :] if len(data) > stop + 4 else b""
+        length = head.content_length
+        if length:
+            if length > limits.max_body_bytes:
+                self._refuse(413, f"the body is larger than {limits.max_body_bytes} bytes")
+                return
+            self._left = length
+            self.state = BODY
+            if len(rest) >= length:
+                self._whole = True
+                self._buffer = rest[length:]
+                self.on_head(head)
+                if self.state == BODY and self.head is head:
+                    self._whole = False
+                    self._body_ended(rest[:length])
+                return
+        elif head.chunked:
+            self._decoder = ChunkedDecoder()
+            self._left = limits.max_body_bytes
+            self.state = BODY
+        else:
+            self.state = WAIT
+            self._buffer = rest
+            self.on_head(head)
+            if self.state == WAIT and self.head is head:
+                self.on_end()
+            return
+        self.on_head(head)
+        if self.state == BODY and self.head is head:
+            if rest:
+                self._read_body(rest)
+            elif not self._paused:
+                self._body_due()
+        elif self.state == DRAIN and rest:
+            self.data_received(rest)
+
+    def continue_body(self) -> None:
+        """Answer `Expect: 100-continue`; called by whoever has judged the head."""
+        if self.state == BODY and self.head is not None and self.head.expect_continue:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _body_due(self) -> None:
+        self._body_since_due = 0
+        self.due = monotonic() + self.limits.body_timeout_s
+
+    def _read_body(self, data: bytes) -> None:
+        if self._decoder is not None:
+            self._read_chunks(self._decoder, data)
+            return
+        size = len(data)
+        left = self._left
+        if size < left:
+            self._left = left - size
+            self._body_since_due += size
+            if self.due == 0.0 or self._body_since_due >= self.limits.body_min_bytes:
+                self._body_due()
+            self.on_data(data)
+            return
+        if size > left:
+            self._buffer = data[left:]
+            data = data[:left]
+        self._left = 0
+        self._body_ended(data)
+
+    def _read_chunks(self, decoder: ChunkedDecoder, data: bytes) -> None:
+        try:
+            pieces = decoder.feed(data)
+            for piece in pieces:
+                self._left -= len(piece)
+            if self._left < 0:
+                raise TooLarge(f"the body is larger than {self.limits.max_body_bytes} bytes")
+        except BadMessage as error:
+            self.on_lost()
+            self._refuse(413 if isinstance(error, TooLarge) else 400, error.message)
+            return
+        self._body_since_due += len(data)
+        if self.due == 0.0 or self._body_since_due >= self.limits.body_min_bytes:
+            self._body_due()
+        body = b"".join(pieces) if len(pieces) > 1 else pieces[0] if pieces else b""
+        if decoder.done:
+            self._decoder = None
+            self._buffer = decoder.rest
+            self._body_ended(body)
+        elif body:
+            self.on_data(body)
+
+    def _body_ended(self, data: bytes) -> None:
+        head = self.head
+        self.state = WAIT
+        self.due = 0.0
+        if data:
+            self.on_data(data)
+        if self.state == WAIT and self.head is head:
+            self.on_end()
+
+    def _hold(self, data: bytes) -> None:
+        self._buffer += data
+        if len(self._buffer) > self.limits.max_head_bytes and not self._paused:
+            self._paused = True
+            self.transport.pause_reading()
+
+    def _refuse(self, status: int, message: str) -> None:
+        self.state = BODY  # whatever else arrives is not a request any more
+        self._whole = False
+        self.on_refused(status, message)
+        self._drain()
+
+    def _drain(self) -> None:
+        """The answer is out and the body is not in: take a little more of it, then close."""
+        self.state = DRAIN
+        self.head = None
+        self._decoder = None
+        self._buffer = b""
+        self._drained = 0
+        self.due = monotonic() + _DRAIN_S
+        if self._paused:
+            self._paused = False
+            self.transport.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+
+    def sweep(self, now: float) -> None:
+        """Cut this connection if it is past what it waits for."""
+        if self._stalled_at and now - self._stalled_at > self.limits.write_stall_s:
+            self.transport.abort()
+        elif self.due and now >= self.due:
+            if self.state == HEAD and self._buffer:
+                self._refuse(408, "the request head did not arrive in time")
+            elif self.state == BODY:
+                self.on_lost()
+                self._refuse(408, "the request body did not arrive in time")
+            else:
+                self.state = CLOSED if self.state == HEAD else self.state
+                self.transport.close()
+
+
+C = TypeVar("C", bound=ServerConnection, covariant=True)
+
+
+class HttpServer(Generic[C]):
+    """A listening socket and its connections. Build with `open`, end with `drain`."""
+
+    def __init__(self, limits: HttpLimits) -> None:
+        self.limits = limits
+        self.memo = LineMemo()
+        self.connections: set[ServerConnection] = set()
+        self.draining = False
+        self.emptied = asyncio.Event()  # set when the last connection of a draining server has gone
+        self.date = b""
+        self.port = 0
+        self.loop = asyncio.get_running_loop()
+        self._server: asyncio.Server | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def open(self, factory: Callable[[], ServerConnection], sock: socket.socket) -> None:
+        """Start accepting on `sock` (bound, not yet listening), which the server owns from here on."""
+        self._tick()
+        self._server = await self.loop.create_server(factory, sock=sock, backlog=2048)
+        name = sock.getsockname()
+        self.port = name[1] if isinstance(name, tuple) else 0
+
+    async def drain(self, grace_s: float) -> None:
+        """Stop accepting, let requests in flight finish (at most `grace_s`), close everything.
+
+        Cancelling it leaves the server closed to new connections with the rest still open.
+        """
+        self.draining = True
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self.connections):
+            if connection.state == HEAD:
+                connection.transport.close()
+        if self.connections:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    await self.emptied.wait()
+        for connection in list(self.connections):
+            connection.transport.abort()
+        if self._timer is not None:
+            self._timer.cancel()
+        await asyncio.sleep(0)
+
+    def _tick(self) -> None:
+        now = monotonic()
+        self.date = b"date: " + formatdate(usegmt=True).encode("ascii")
+        for connection in list(self.connections):
+            if (connection.due and now >= connection.due) or connection._stalled_at:
+                connection.sweep(now)
+        self._timer = self.loop.call_later(_SWEEP_S, self._tick)

@@ -1,0 +1,311 @@
+"""Keep-alive connections to one upstream endpoint, driven by callbacks.
+
+Who owns what: an `Endpoint` owns its connections. A request borrows one with `begin`, writes to it, and gets its
+answer through the `ResponseSink` it gave; the connection goes back to the endpoint by itself after the last byte.
+The borrower may `abandon` it at any time before that; then no further callback comes and the connection is closed, so
+the upstream sees the departure. Exactly one of these ends a borrowing: a callback with `complete=True`, `failed`, or
+`abandon`.
+"""
+
+import asyncio
+from time import monotonic
+from typing import Protocol
+
+from oriel_wire.chunked import ChunkedDecoder
+from oriel_wire.errors import BadMessage, UpstreamBroken, UpstreamError, UpstreamUnreachable
+from oriel_wire.h1 import LineMemo, ResponseHead, parse_response_head
+
+__all__ = ["Endpoint", "ResponseSink", "UpstreamConnection"]
+
+_MAX_HEAD = 64 * 1024
+_UNTIL_CLOSE = 1 << 62
+
+
+class ResponseSink(Protocol):
+    """Who waits for an answer. Called on the loop; must not raise."""
+
+    def connected(self, connection: "UpstreamConnection") -> None:
+        """A connection is ready for the request (only when `begin` gave none at once)."""
+
+    def response(self, head: ResponseHead, data: bytes, complete: bool) -> None:
+        """The head and the body bytes that came with it."""
+
+    def response_data(self, data: bytes, complete: bool) -> None:
+        """More of the body, chunk framing removed; `data` may be empty when `complete`."""
+
+    def failed(self, error: UpstreamError) -> None:
+        """No answer, or no more of it."""
+
+    def upstream_writable(self, writable: bool) -> None:
+        """The upstream stopped or resumed taking bytes."""
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One connection; `reused` tells whether it has answered before."""
+
+    __slots__ = (
+        "_buffer",
+        "_decoder",
+        "_head_only",
+        "_in_body",
+        "_left",
+        "_reusable",
+        "endpoint",
+        "idle_since",
+        "request_done",
+        "reused",
+        "sink",
+        "transport",
+    )
+    transport: asyncio.Transport
+
+    def __init__(self, endpoint: "Endpoint") -> None:
+        self.endpoint = endpoint
+        self.sink: ResponseSink | None = None
+        self.reused = False
+        self.request_done = True
+        self.idle_since = 0.0
+        self._buffer = b""
+        self._in_body = False
+        self._left = 0
+        self._decoder: ChunkedDecoder | None = None
+        self._head_only = False
+        self._reusable = True
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def borrow(self, sink: ResponseSink, head_only: bool) -> None:
+        """Start a request on this connection; `request_done` has to be set when its last byte is written."""
+        self.sink = sink
+        self._head_only = head_only
+        self.request_done = False
+
+    def abandon(self) -> None:
+        """The borrower needs no answer any more: close, so that the upstream notices."""
+        if self.sink is not None:
+            self.sink = None
+            self.endpoint.outstanding -= 1
+            self.transport.abort()
+
+    def pause_writing(self) -> None:
+        if self.sink is not None:
+            self.sink.upstream_writable(False)
+
+    def resume_writing(self) -> None:
+        if self.sink is not None:
+            self.sink.upstream_writable(True)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_body:
+            self._body(data)
+            return
+        sink = self.sink
+        if sink is None:  # an upstream that talks unasked is out of step
+            self.transport.abort()
+            return
+        if self._buffer:
+            data = self._buffer + data
+            self._buffer = b""
+        stop = data.find(b"\r\n\r\n")
+        if stop < 0 or stop > _MAX_HEAD:
+            if len(data) > _MAX_HEAD:
+                self._break("the upstream's response head is too long")
+                return
+            self._buffer = data
+            return
+        try:
+            head = parse_response_head(data[:stop], self.endpoint.memo)
+        except BadMessage as error:
+            self._break(f"the upstream's answer cannot be read: {error.message}")
+            return
+        rest = data[stop + 4 :]
+        if head.status < 200:
+            if head.status == 101:
+                self._break("the upstream switched protocols")
+            elif rest:
+                self.data_received(rest)
+            return
+        if head.close:
+            self._reusable = False
+        length = head.content_length
+        if self._head_only or head.status == 204 or head.status == 304:
+            length = 0
+        elif head.chunked:
+            self._decoder = ChunkedDecoder()
+            self._in_body = True
+            self._left = _UNTIL_CLOSE
+            self._chunks(self._decoder, rest, head)
+            return
+        elif length is None:
+            self._reusable = False
+            length = _UNTIL_CLOSE
+        size = len(rest)
+        if size >= length:
+            if size > length:  # bytes nobody asked for: never let them become somebody's answer
+                rest = rest[:length]
+                self._reusable = False
+            self._finish()
+            sink.response(head, rest, True)
+            return
+        self._left = length - size
+        self._in_body = True
+        sink.response(head, rest, False)
+
+    def _body(self, data: bytes) -> None:
+        sink = self.sink
+        if sink is None:
+            return
+        if self._decoder is not None:
+            self._chunks(self._decoder, data, None)
+            return
+        left = self._left - len(data)
+        if left > 0:
+            self._left = left
+            sink.response_data(data, False)
+            return
+        if left < 0:
+            data = data[:left]
+            self._reusable = False
+        self._finish()
+        sink.response_data(data, True)
+
+    def _chunks(self, decoder: ChunkedDecoder, data: bytes, head: ResponseHead | None) -> None:
+        sink = self.sink
+        assert sink is not None
+        try:
+            pieces = decoder.feed(data)
+        except BadMessage as error:
+            self._break(f"the upstream's answer cannot be read: {error.message}")
+            return
+        complete = decoder.done
+        if complete:
+            if decoder.rest:
+                self._reusable = False
+            self._finish()
+        body = b"".join(pieces)
+        if head is not None:
+            sink.response(head, body, complete)
+        elif body or complete:
+            sink.response_data(body, complete)
+
+    def _finish(self) -> None:
+        """The last byte of the answer is here: back to the endpoint, or away if it cannot be used again."""
+        self.sink = None
+        self._in_body = False
+        self._decoder = None
+        endpoint = self.endpoint
+        endpoint.outstanding -= 1
+        if self._reusable and self.request_done and not self.transport.is_closing():
+            self.reused = True
+            self.idle_since = monotonic()
+            endpoint.idle.append(self)
+        else:
+            self.transport.close()
+
+    def _break(self, message: str) -> None:
+        sink, self.sink = self.sink, None
+        self.transport.abort()
+        if sink is not None:
+            self.endpoint.outstanding -= 1
+            sink.failed(UpstreamBroken(message))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        sink, self.sink = self.sink, None
+        if sink is None:
+            if self in self.endpoint.idle:
+                self.endpoint.idle.remove(self)
+            return
+        self.endpoint.outstanding -= 1
+        if self._in_body and self._decoder is None and self._left > _UNTIL_CLOSE >> 1 and exc is None:
+            sink.response_data(b"", True)  # an answer without a length ends with its connection
+        else:
+            sink.failed(UpstreamBroken("the upstream closed the connection before its answer was complete"))
+
+
+class Endpoint:
+    """One upstream address. `outstanding`: requests that were begun and have not ended.
+
+    host, port: TCP address. connect_timeout_s bounds a connection attempt; idle connections older than max_idle_s are
+    not used again (keep it below the upstream's own idle limit, or a request may meet a closing connection).
+    """
+
+    def __init__(self, host: str, port: int, *, connect_timeout_s: float = 2.0, max_idle_s: float = 45.0) -> None:
+        self.host = host
+        self.port = port
+        self.connect_timeout_s = connect_timeout_s
+        self.max_idle_s = max_idle_s
+        self.host_line = f"host: {host}:{port}".encode("ascii")
+        self.idle: list[UpstreamConnection] = []
+        self.outstanding = 0
+        self.memo = LineMemo(response=True)
+        self._connecting: dict[asyncio.Task[None], ResponseSink] = {}
+
+    def __repr__(self) -> str:
+        return f"<Endpoint {self.host}:{self.port} outstanding={self.outstanding} idle={len(self.idle)}>"
+
+    def begin(self, sink: ResponseSink, *, head_only: bool = False) -> UpstreamConnection | None:
+        """Borrow a connection. None: one is being made, and `sink.connected` or `sink.failed` will be called."""
+        self.outstanding += 1
+        idle = self.idle
+        if idle:
+            oldest_allowed = monotonic() - self.max_idle_s
+            while idle:
+                connection = idle.pop()
+                if connection.idle_since >= oldest_allowed and not connection.transport.is_closing():
+                    connection.borrow(sink, head_only)
+                    return connection
+                connection.transport.close()
+        task = asyncio.get_running_loop().create_task(self._connect(head_only))
+        self._connecting[task] = sink
+        task.add_done_callback(self._connecting_done)
+        return None
+
+    def forget(self, sink: ResponseSink) -> None:
+        """The borrower left while its connection was being made; no callback comes."""
+        for task, waiting in self._connecting.items():
+            if waiting is sink:
+                del self._connecting[task]
+                self.outstanding -= 1
+                task.cancel()
+                return
+
+    async def _connect(self, head_only: bool) -> None:
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            async with asyncio.timeout(self.connect_timeout_s):
+                transport, connection = await loop.create_connection(
+                    lambda: UpstreamConnection(self), self.host, self.port
+                )
+        except (OSError, TimeoutError):
+            sink = self._connecting.pop(task, None)
+            if sink is not None:
+                self.outstanding -= 1
+                sink.failed(UpstreamUnreachable("the upstream does not accept connections"))
+            return
+        sink = self._connecting.pop(task, None)
+        if sink is None:
+            transport.close()
+            return
+        transport.set_write_buffer_limits(high=256 * 1024)
+        connection.borrow(sink, head_only)
+        sink.connected(connection)
+
+    def _connecting_done(self, task: asyncio.Task[None]) -> None:
+        self._connecting.pop(task, None)
+
+    async def close(self) -> None:
+        """Close idle connections and give up attempts to connect; borrowed ones belong to their borrowers."""
+        tasks = list(self._connecting)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for connection in self.idle:
+            connection.transport.close()
+        self.idle.clear()

@@ -1,0 +1,427 @@
+"""HTTP/1.1 heads, strictly: one request or response head in, one object out. No I/O, no state but the memo.
+
+Rules (RFC 9112, and stricter where leniency is how requests are smuggled):
+
+* A head is its lines joined by CRLF. A bare CR or LF, a NUL, a control character, a folded line, white space before
+  the colon, an empty name: `BadMessage`.
+* `Content-Length` at most once, digits only. `Transfer-Encoding` only as the single word `chunked`, only in HTTP/1.1,
+  never together with `Content-Length`. `Host` exactly once in HTTP/1.1.
+* The bounds (bytes, fields, target) are checked by whoever reads the socket, before this module sees a byte.
+
+The memo: real clients send the same header lines again and again. A line of at most 256 bytes is validated once and
+then recognised by its bytes. Lines that differ per request, and credentials, are never kept; and a line is kept only
+when the caller says so (`LineMemo.keep`, after authentication), so strangers cannot fill it. Two generations of
+`LineMemo.SIZE` lines: when the young one is full it becomes the old one and what is not used again is forgotten.
+Whoever edits this: a field's `kind` decides what a proxy does with it; a name that is missing in `_REQUEST_KINDS`
+is forwarded untouched.
+"""
+
+import re
+from collections.abc import Iterable
+from enum import IntEnum
+
+from oriel_wire.errors import BadMessage
+
+__all__ = ["Field", "Kind", "LineMemo", "RequestHead", "ResponseHead", "parse_request_head", "parse_response_head"]
+
+
+class Kind(IntEnum):
+    """What a field is to a server or a proxy; 0 is the common case: forward it as it is."""
+
+    FORWARD = 0
+    HOP = 1  # belongs to this connection only
+    CONTENT_LENGTH = 2
+    TRANSFER_ENCODING = 3
+    CONNECTION = 4
+    HOST = 5
+    EXPECT = 6
+    CREDENTIAL = 7
+    TRACEPARENT = 8
+    TRACESTATE = 9
+    REQUEST_ID = 10
+    TIMEOUT = 11
+    INTERNAL = 12
+    SERVER_TIMING = 13
+    COST = 14
+    CONTENT_ENCODING = 15
+
+
+_REQUEST_KINDS = {
+    "connection": Kind.CONNECTION,
+    "keep-alive": Kind.HOP,
+    "proxy-connection": Kind.HOP,
+    "te": Kind.HOP,
+    "trailer": Kind.HOP,
+    "upgrade": Kind.HOP,
+    "http2-settings": Kind.HOP,
+    "proxy-authorization": Kind.HOP,
+    "content-length": Kind.CONTENT_LENGTH,
+    "transfer-encoding": Kind.TRANSFER_ENCODING,
+    "host": Kind.HOST,
+    "expect": Kind.EXPECT,
+    "authorization": Kind.CREDENTIAL,
+    "x-api-key": Kind.CREDENTIAL,
+    "traceparent": Kind.TRACEPARENT,
+    "tracestate": Kind.TRACESTATE,
+    "x-request-id": Kind.REQUEST_ID,
+    "x-request-timeout-ms": Kind.TIMEOUT,
+    "content-encoding": Kind.CONTENT_ENCODING,
+}
+_RESPONSE_KINDS = {
+    "connection": Kind.CONNECTION,
+    "keep-alive": Kind.HOP,
+    "proxy-connection": Kind.HOP,
+    "proxy-authenticate": Kind.HOP,
+    "te": Kind.HOP,
+    "trailer": Kind.HOP,
+    "upgrade": Kind.HOP,
+    "content-length": Kind.CONTENT_LENGTH,
+    "transfer-encoding": Kind.TRANSFER_ENCODING,
+    "x-request-id": Kind.REQUEST_ID,
+    "traceresponse": Kind.TRACEPARENT,
+    "server-timing": Kind.SERVER_TIMING,
+    "x-oriel-cost-us": Kind.COST,
+}
+_PER_REQUEST = frozenset(
+    {
+        Kind.CREDENTIAL,
+        Kind.TRACEPARENT,
+        Kind.TRACESTATE,
+        Kind.REQUEST_ID,
+        Kind.SERVER_TIMING,
+        Kind.COST,
+    }
+)
+_MAX_LINE = 256
+
+_FIELD = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):([\x20-\x7e\x80-\xff\t]*)\Z")
+_REQUEST_LINE = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]{1,24}) ([\x21-\x22\x24-\x7e]+) HTTP/1\.([01])\Z")
+_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [\x20-\x7e\x80-\xff\t]*)?\Z")
+
+
+class Field:
+    """One header line. `name` lower case, `value` stripped; `number` only for a Content-Length."""
+
+    __slots__ = ("kind", "line", "name", "number", "value")
+
+    def __init__(self, line: bytes, name: str, value: str, kind: Kind, number: int) -> None:
+        self.line = line
+        self.name = name
+        self.value = value
+        self.kind = int(kind)
+        self.number = number
+
+    def __repr__(self) -> str:
+        return f"<Field {self.name}>"  # never the value: it may be a secret
+
+
+class _Line:
+    """A validated request line."""
+
+    __slots__ = ("line", "method", "minor", "path", "query", "target")
+
+    def __init__(self, line: bytes) -> None:
+        match = _REQUEST_LINE.match(line)
+        if match is None:
+            raise BadMessage("the request line is not METHOD TARGET HTTP/1.1")
+        method, target, minor = match.groups()
+        if target[:7].lower() == b"http://" or target[:8].lower() == b"https://":
+            slash = target.find(b"/", 8)
+            target = target[slash:] if slash > 0 else b"/"
+        if target[:1] != b"/" and not (target == b"*" and method == b"OPTIONS"):
+            raise BadMessage("the request target has to begin with /")
+        self.line = line
+        self.method = method.decode("ascii")
+        self.target = target.decode("ascii")
+        self.path: str
+        self.query: str
+        self.path, _, self.query = self.target.partition("?")
+        self.minor = int(minor)
+
+
+class LineMemo:
+    """Header lines and request lines that were validated before, in two generations."""
+
+    SIZE = 2048
+
+    __slots__ = ("kinds", "lines", "old", "old_lines", "young")
+
+    def __init__(self, *, response: bool = False) -> None:
+        self.kinds = _RESPONSE_KINDS if response else _REQUEST_KINDS
+        self.young: dict[bytes, Field] = {}
+        self.old: dict[bytes, Field] = {}
+        self.lines: dict[bytes, _Line] = {}
+        self.old_lines: dict[bytes, _Line] = {}
+
+    def find(self, line: bytes) -> Field | None:
+        """Look in the old generation; what is found there moves to the young one."""
+        field = self.old.get(line)
+        if field is not None:
+            self._put(field)
+        return field
+
+    def keep(self, fields: Iterable[Field]) -> None:
+        """Remember lines of an authenticated sender."""
+        for field in fields:
+            if len(field.line) <= _MAX_LINE and field.kind not in _PER_REQUEST:
+                self._put(field)
+
+    def keep_line(self, line: _Line) -> None:
+        """Remember the request line of an authenticated sender."""
+        if len(line.line) <= _MAX_LINE:
+            if len(self.lines) >= self.SIZE:
+                self.old_lines, self.lines = self.lines, {}
+            self.lines[line.line] = line
+
+    def find_line(self, line: bytes) -> _Line | None:
+        """Look in the old generation of request lines."""
+        found = self.old_lines.get(line)
+        if found is not None:
+            self.keep_line(found)
+        return found
+
+    def _put(self, field: Field) -> None:
+        if len(self.young) >= self.SIZE:
+            self.old, self.young = self.young, {}
+        self.young[field.line] = field
+
+    def classify(self, line: bytes) -> Field:
+        """Validate one header line."""
+        match = _FIELD.match(line)
+        if match is None:
+            raise BadMessage("a header line is malformed")
+        name = match[1].decode("ascii").lower()
+        raw = match[2].strip(b" \t")
+        kind = self.kinds.get(name, Kind.FORWARD)
+        if kind is Kind.FORWARD and name.startswith("x-oriel-"):
+            kind = Kind.INTERNAL
+        number = -1
+        if kind is Kind.CONTENT_LENGTH:
+            if not raw.isdigit() or len(raw) > 15:
+                raise BadMessage("Content-Length is not a plain number")
+            number = int(raw)
+        return Field(line, name, raw.decode("latin-1"), kind, number)
+
+
+class RequestHead:
+    """One request head.
+
+    content_length: None when absent. fields: every header in order. forward: the raw lines a proxy passes on as they
+    are. fresh: fields that were validated anew; give them to `LineMemo.keep` once the sender is known.
+    """
+
+    __slots__ = (
+        "chunked",
+        "close",
+        "content_encoding",
+        "content_length",
+        "credentials",
+        "dropped",
+        "expect_continue",
+        "fields",
+        "forward",
+        "fresh",
+        "line",
+        "request_id",
+        "timeout",
+        "traceparent",
+        "tracestate",
+    )
+
+    def __init__(self, line: _Line) -> None:
+        self.line = line
+        self.fields: list[Field] = []
+        self.forward: list[bytes] = []
+        self.fresh: list[Field] = []
+        self.content_length: int | None = None
+        self.chunked = False
+        self.close = line.minor == 0
+        self.dropped: tuple[bytes, ...] = ()
+        self.expect_continue = False
+        self.credentials: list[Field] | None = None
+        self.traceparent: str | None = None
+        self.tracestate: str | None = None
+        self.request_id: str | None = None
+        self.timeout: str | None = None
+        self.content_encoding: str | None = None
+
+    @property
+    def method(self) -> str:
+        return self.line.method
+
+    @property
+    def target(self) -> str:
+        """Path and query as sent (an absolute form is cut to its path)."""
+        return self.line.target
+
+    @property
+    def path(self) -> str:
+        """Not percent-decoded."""
+        return self.line.path
+
+    @property
+    def query(self) -> str:
+        return self.line.query
+
+    @property
+    def keep_alive(self) -> bool:
+        return not self.close
+
+    def get(self, name: str) -> str | None:
+        """The first value of the field with this lower-case name."""
+        for field in self.fields:
+            if field.name == name:
+                return field.value
+        return None
+
+    def items(self) -> list[tuple[str, str]]:
+        """Every field as (lower-case name, value), in order."""
+        return [(field.name, field.value) for field in self.fields]
+
+
+def parse_request_head(block: bytes, memo: LineMemo) -> RequestHead:
+    """Read a head without its closing CRLFCRLF. Raises BadMessage."""
+    lines = block.split(b"\r\n")
+    request_line = memo.lines.get(lines[0]) or memo.find_line(lines[0]) or _Line(lines[0])
+    head = RequestHead(request_line)
+    fields = head.fields
+    forward = head.forward
+    young = memo.young
+    hosts = 0
+    del lines[0]
+    for line in lines:
+        field = young.get(line)
+        if field is None:
+            field = memo.find(line)
+            if field is None:
+                field = memo.classify(line)
+                head.fresh.append(field)
+        fields.append(field)
+        kind = field.kind
+        if kind == 0:
+            forward.append(line)
+        elif kind == 5:
+            hosts += 1
+        elif kind != 1:
+            _note(head, field)
+    if head.dropped:
+        head.forward = [line for line in forward if not line.lower().startswith(head.dropped)]
+    if hosts != 1 and (hosts or request_line.minor):
+        raise BadMessage("a request carries exactly one Host header")
+    if head.chunked and (head.content_length is not None or not request_line.minor):
+        raise BadMessage("Transfer-Encoding does not go with Content-Length or HTTP/1.0")
+    return head
+
+
+def _note(head: RequestHead, field: Field) -> None:
+    """Put a field that means something to the server where the server looks for it."""
+    kind = field.kind
+    if kind == Kind.CONTENT_LENGTH:
+        if head.content_length is not None:
+            raise BadMessage("Content-Length is given twice")
+        head.content_length = field.number
+        head.forward.append(field.line)
+    elif kind == Kind.CREDENTIAL:
+        if head.credentials is None:
+            head.credentials = [field]
+        else:
+            head.credentials.append(field)
+    elif kind == Kind.TRACEPARENT:
+        head.traceparent = field.value if head.traceparent is None else ""
+    elif kind == Kind.TRACESTATE:
+        head.tracestate = field.value if head.tracestate is None else f"{head.tracestate},{field.value}"
+    elif kind == Kind.REQUEST_ID:
+        head.request_id = field.value
+    elif kind == Kind.TIMEOUT:
+        if head.timeout is not None:
+            raise BadMessage("x-request-timeout-ms is given twice")
+        head.timeout = field.value
+    elif kind == Kind.CONNECTION:
+        words = {word.strip().lower() for word in field.value.split(",")}
+        if "close" in words:
+            head.close = True
+        elif head.line.minor == 0 and "keep-alive" in words:
+            head.close = False
+        for word in words - {"close", "keep-alive", ""}:
+            # A sender may name further hop-by-hop fields; one that frames the message or carries our own context is
+            # an attempt to make two hops read two different requests.
+            if word in _REQUEST_KINDS and _REQUEST_KINDS[word] != Kind.HOP:
+                raise BadMessage("Connection names a field that may not be dropped")
+            head.dropped = (*head.dropped, word.encode("ascii", "replace") + b":")
+    elif kind == Kind.TRANSFER_ENCODING:
+        if head.chunked or field.value.lower() != "chunked":
+            raise BadMessage("Transfer-Encoding can only be chunked")
+        head.chunked = True
+    elif kind == Kind.EXPECT:
+        if field.value.lower() != "100-continue":
+            raise BadMessage("Expect can only be 100-continue")
+        head.expect_continue = head.line.minor == 1
+    elif kind == Kind.CONTENT_ENCODING:
+        seen = head.content_encoding
+        head.content_encoding = field.value if seen is None else f"{seen}, {field.value}"
+        head.forward.append(field.line)
+
+
+class ResponseHead:
+    """One response head from an upstream; `forward` are the lines a proxy passes on, the status line first."""
+
+    __slots__ = ("chunked", "close", "content_length", "cost_us", "fields", "forward", "server_timing", "status")
+
+    def __init__(self, status: int, status_line: bytes, minor: int) -> None:
+        self.status = status
+        self.forward = [status_line]
+        self.fields: list[Field] = []
+        self.content_length: int | None = None
+        self.chunked = False
+        self.close = minor == 0
+        self.server_timing = ""
+        self.cost_us = -1
+
+    def get(self, name: str) -> str | None:
+        """The first value of the field with this lower-case name."""
+        for field in self.fields:
+            if field.name == name:
+                return field.value
+        return None
+
+
+def parse_response_head(block: bytes, memo: LineMemo) -> ResponseHead:
+    """Read a response head without its closing CRLFCRLF. Raises BadMessage."""
+    lines = block.split(b"\r\n")
+    match = _STATUS_LINE.match(lines[0])
+    if match is None:
+        raise BadMessage("the status line is malformed")
+    head = ResponseHead(int(match[2]), lines[0], int(match[1]))
+    fields = head.fields
+    forward = head.forward
+    young = memo.young
+    del lines[0]
+    for line in lines:
+        field = young.get(line)
+        if field is None:
+            field = memo.find(line)
+            if field is None:
+                field = memo.classify(line)
+                memo.keep((field,))
+        fields.append(field)
+        kind = field.kind
+        if kind == 0:
+            forward.append(line)
+        elif kind == 2:
+            if head.content_length is not None:
+                raise BadMessage("Content-Length is given twice")
+            head.content_length = field.number
+        elif kind == 3:
+            if head.chunked or field.value.lower() != "chunked":
+                raise BadMessage("Transfer-Encoding can only be chunked")
+            head.chunked = True
+        elif kind == 4:
+            if "close" in field.value.lower():
+                head.close = True
+        elif kind == 13:
+            head.server_timing = f"{head.server_timing}, {field.value}" if head.server_timing else field.value
+        elif kind == 14 and field.value.isascii() and field.value.isdigit() and len(field.value) < 16:
+            head.cost_us = int(field.value)
+    if head.chunked and head.content_length is not None:
+        raise BadMessage("Transfer-Encoding does not go with Content-Length")
+    return head

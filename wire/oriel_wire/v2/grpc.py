@@ -1,0 +1,238 @@
+"""v2 infer messages over gRPC: protobuf <-> tensors, and the methods of the service by name.
+
+The service is registered through generic handlers under its wire name; the classes live in our own proto package.
+Raw contents are views of the bytes protobuf hands out, one copy in all; typed contents are copied.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import Message
+from numpy.typing import NDArray
+
+from oriel_wire.errors import BadMessage
+from oriel_wire.v2.datatypes import Datatype, decode_raw, element_count, lookup, quoted, raw_view, shown
+from oriel_wire.v2.messages import InferRequest, InferResponse, ParameterValue, RequestedOutput, Tensor, take_classes
+from oriel_wire.v2.proto import health_pb2, v2_pb2
+
+__all__ = [
+    "BIDIRECTIONAL",
+    "HEALTH_METHODS",
+    "HEALTH_SERVICE",
+    "METHODS",
+    "SERVICE",
+    "decode_infer",
+    "decode_infer_response",
+    "encode_infer",
+    "encode_infer_request",
+]
+
+SERVICE = "inference.GRPCInferenceService"
+HEALTH_SERVICE = "grpc.health.v1.Health"
+BIDIRECTIONAL = frozenset({"ModelStreamInfer"})  # every other method takes one message and gives one
+
+
+def _method(name: str, response: str = "") -> tuple[type[Message], type[Message]]:
+    return getattr(v2_pb2, f"{name}Request"), getattr(v2_pb2, f"{response or name}Response")
+
+
+# method name -> (request class, response class)
+METHODS: Mapping[str, tuple[type[Message], type[Message]]] = MappingProxyType(
+    {
+        "ServerLive": _method("ServerLive"),
+        "ServerReady": _method("ServerReady"),
+        "ModelReady": _method("ModelReady"),
+        "ServerMetadata": _method("ServerMetadata"),
+        "ModelMetadata": _method("ModelMetadata"),
+        "ModelInfer": _method("ModelInfer"),
+        "ModelStreamInfer": _method("ModelInfer", "ModelStreamInfer"),
+        "ModelConfig": _method("ModelConfig"),
+        "ModelStatistics": _method("ModelStatistics"),
+        "RepositoryIndex": _method("RepositoryIndex"),
+        "RepositoryModelLoad": _method("RepositoryModelLoad"),
+        "RepositoryModelUnload": _method("RepositoryModelUnload"),
+        "SystemSharedMemoryStatus": _method("SystemSharedMemoryStatus"),
+        "SystemSharedMemoryRegister": _method("SystemSharedMemoryRegister"),
+        "SystemSharedMemoryUnregister": _method("SystemSharedMemoryUnregister"),
+        "CudaSharedMemoryStatus": _method("CudaSharedMemoryStatus"),
+        "CudaSharedMemoryRegister": _method("CudaSharedMemoryRegister"),
+        "CudaSharedMemoryUnregister": _method("CudaSharedMemoryUnregister"),
+        "TraceSetting": _method("TraceSetting"),
+        "LogSettings": _method("LogSettings"),
+    }
+)
+
+# Check is unary, Watch streams its responses
+HEALTH_METHODS: Mapping[str, tuple[type[Message], type[Message]]] = MappingProxyType(
+    dict.fromkeys(("Check", "Watch"), (health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse))
+)
+
+_TYPED = {
+    "BOOL": "bool_contents",
+    "INT64": "int64_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+    **{f"INT{bits}": "int_contents" for bits in (8, 16, 32)},
+    **{f"UINT{bits}": "uint_contents" for bits in (8, 16, 32)},
+}
+_INT64_MIN, _INT64_END, _UINT64_END = -(2**63), 2**63, 2**64
+
+
+def decode_infer(message: v2_pb2.ModelInferRequest) -> InferRequest:
+    """An infer request from its message. Raises BadMessage; the answer to it always travels raw."""
+    parameters = _parameters(message.parameters, "request")
+    for name in parameters:
+        if name.startswith("triton_") and name != "triton_enable_empty_final_response":
+            raise BadMessage(f"parameter {quoted(name)}: names that start with triton_ are reserved")
+    return InferRequest(
+        model_name=message.model_name,
+        model_version=message.model_version,
+        id=message.id,
+        parameters=parameters,
+        inputs=_tensors("input", message.inputs, message.raw_input_contents),
+        outputs=_requested(message.outputs) if message.outputs else None,
+        binary_default=True,
+    )
+
+
+def encode_infer(response: InferResponse) -> v2_pb2.ModelInferResponse:
+    """A response as a message with raw contents. Raises BadMessage if an array is not of its datatype."""
+    message = v2_pb2.ModelInferResponse(
+        model_name=response.model_name, model_version=response.model_version, id=response.id
+    )
+    _set_parameters(message.parameters, response.parameters, "response")
+    for output in response.outputs:
+        _add_tensor("output", output, message.outputs.add(), message.raw_output_contents)
+    return message
+
+
+def encode_infer_request(request: InferRequest) -> v2_pb2.ModelInferRequest:
+    """A request as a message with raw contents. Raises BadMessage if an array is not of its datatype."""
+    message = v2_pb2.ModelInferRequest(
+        model_name=request.model_name, model_version=request.model_version, id=request.id
+    )
+    _set_parameters(message.parameters, request.parameters, "request")
+    for each in request.inputs:
+        _add_tensor("input", each, message.inputs.add(), message.raw_input_contents)
+    for output in request.outputs or ():
+        parameters = dict(output.parameters)
+        if output.classification:
+            parameters["classification"] = output.classification
+        _set_parameters(message.outputs.add(name=output.name).parameters, parameters, f"output {quoted(output.name)}")
+    return message
+
+
+def decode_infer_response(message: v2_pb2.ModelInferResponse) -> InferResponse:
+    """A response from its message, with raw or typed contents. Raises BadMessage."""
+    return InferResponse(
+        model_name=message.model_name,
+        model_version=message.model_version,
+        id=message.id,
+        parameters=_parameters(message.parameters, "response"),
+        outputs=_tensors("output", message.outputs, message.raw_output_contents),
+    )
+
+
+def _tensors(kind: str, found: Sequence[Any], raw: Sequence[bytes]) -> list[Tensor]:
+    if raw and len(raw) != len(found):
+        raise BadMessage(f"{len(found)} {kind}s have {len(raw)} raw contents, there must be one for each")
+    tensors: list[Tensor] = []
+    names: set[str] = set()
+    for index, each in enumerate(found):
+        name, datatype, shape = each.name, each.datatype, tuple(each.shape)
+        what = f"{kind} {quoted(name)}"
+        if name in names:
+            raise BadMessage(f"{what} is given more than once")
+        names.add(name)
+        entry = lookup(datatype, what)
+        parameters = _parameters(each.parameters, what) if each.parameters else {}
+        if "shared_memory_region" in parameters:
+            raise BadMessage(f"{what}: shared memory is not supported, send the data in the message")
+        if not raw:
+            array = _typed(each, entry, shape, what)
+        elif each.HasField("contents") and each.contents.ListFields():
+            raise BadMessage(f"{what}: has typed contents in a message with raw contents, use one of them")
+        else:
+            data = raw[index]
+            array = decode_raw(data, 0, len(data), entry, shape, what)
+        tensors.append(Tensor(name, datatype, shape, array, parameters))
+    return tensors
+
+
+def _typed(each: Any, entry: Datatype, shape: tuple[int, ...], what: str) -> NDArray[Any]:
+    """Typed contents -> array [shape]; every value is checked against the datatype's range."""
+    count = element_count(shape, what)
+    field = _TYPED.get(entry.name)
+    if field is None:
+        raise BadMessage(f"{what}: {entry.name} has no typed contents, send it as raw contents")
+    for other, _ in each.contents.ListFields():
+        if other.name != field:
+            raise BadMessage(f"{what}: {entry.name} values belong in {field}, found {other.name}")
+    values = getattr(each.contents, field)
+    if len(values) != count:
+        raise BadMessage(f"{what}: shape {shown(shape)} has {count} elements, {field} holds {len(values)}")
+    if not entry.size:
+        array = np.empty(count, dtype=object)
+        array[:] = list(values)
+    elif field in ("int_contents", "uint_contents"):
+        wide = np.fromiter(values, np.int64, count)
+        array = wide.astype(entry.dtype)
+        if not np.array_equal(wide, array):
+            info = np.iinfo(entry.dtype)
+            raise BadMessage(f"{what}: {field} has a value outside {entry.name} ({info.min} to {info.max})")
+    else:
+        array = np.fromiter(values, entry.dtype, count)
+    return array.reshape(shape)
+
+
+def _requested(found: Sequence[Any]) -> list[RequestedOutput]:
+    outputs: dict[str, RequestedOutput] = {}
+    for each in found:
+        what = f"output {quoted(each.name)}"
+        if each.name in outputs:
+            raise BadMessage(f"{what} is requested more than once")
+        parameters = _parameters(each.parameters, what)
+        if "shared_memory_region" in parameters:
+            raise BadMessage(f"{what}: shared memory is not supported, leave it out")
+        outputs[each.name] = RequestedOutput(each.name, True, take_classes(parameters, what), parameters)
+    return list(outputs.values())
+
+
+def _parameters(found: Mapping[str, v2_pb2.InferParameter], what: str) -> dict[str, ParameterValue]:
+    parameters: dict[str, ParameterValue] = {}
+    for name, value in found.items():
+        choice = value.WhichOneof("parameter_choice")
+        if choice is None:
+            raise BadMessage(f"{what}: parameter {quoted(name)} has no value")
+        parameters[name] = getattr(value, choice)
+    return parameters
+
+
+def _set_parameters(target: Any, parameters: Mapping[str, ParameterValue], what: str) -> None:
+    for name, value in parameters.items():
+        if isinstance(value, bool):
+            target[name].bool_param = value
+        elif isinstance(value, str):
+            target[name].string_param = value
+        elif isinstance(value, float):
+            target[name].double_param = value
+        elif _INT64_MIN <= value < _INT64_END:
+            target[name].int64_param = value
+        elif 0 <= value < _UINT64_END:
+            target[name].uint64_param = value
+        else:
+            raise BadMessage(f"{what}: parameter {quoted(name)} does not fit in 64 bits")
+
+
+def _add_tensor(kind: str, each: Tensor, target: Any, raw: Any) -> None:
+    what = f"{kind} {quoted(each.name)}"
+    target.name = each.name
+    target.datatype = each.datatype
+    target.shape.extend(each.shape)
+    if each.parameters:
+        _set_parameters(target.parameters, each.parameters, what)
+    raw.append(bytes(raw_view(each.array, each.datatype, each.shape, what)))

@@ -1,0 +1,108 @@
+"""One inference as values: what every v2 transport decodes to and encodes from."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oriel_wire.errors import BadMessage
+from oriel_wire.v2.datatypes import lookup, name_of, quoted, to_bytes_array
+
+__all__ = [
+    "Array",
+    "InferRequest",
+    "InferResponse",
+    "ParameterValue",
+    "RequestedOutput",
+    "Tensor",
+    "take_classes",
+    "tensor",
+]
+
+Array = NDArray[Any]
+ParameterValue = bool | int | float | str
+
+
+@dataclass(slots=True)
+class Tensor:
+    """A named array.
+
+    `array` has `shape` and the dtype that `datatypes.DATATYPES[datatype]` names: BYTES is an object
+    array of `bytes`, BF16 a uint16 array of its bits. Decoded binary tensors are read-only views of the
+    body they came in; such a view is not always aligned (`array.flags.aligned`), so copy it before handing
+    its address to a runtime. `parameters` are the tensor's own, without those of the transport.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    array: Array
+    parameters: dict[str, ParameterValue] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class RequestedOutput:
+    """An output the client asked for by name; `classification` > 0 asks for that many top classes."""
+
+    name: str
+    binary: bool = False
+    classification: int = 0
+    parameters: dict[str, ParameterValue] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class InferRequest:
+    """`outputs` None means all of them; `binary_default` says how outputs not named there travel (HTTP)."""
+
+    model_name: str
+    model_version: str = ""
+    id: str = ""
+    parameters: dict[str, ParameterValue] = field(default_factory=dict)
+    inputs: list[Tensor] = field(default_factory=list)
+    outputs: list[RequestedOutput] | None = None
+    binary_default: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class InferResponse:
+    model_name: str
+    model_version: str = ""
+    id: str = ""
+    parameters: dict[str, ParameterValue] = field(default_factory=dict)
+    outputs: list[Tensor] = field(default_factory=list)
+
+
+def tensor(name: str, array: Array | Sequence[Any], datatype: str = "") -> Tensor:
+    """A tensor around `array`; the datatype follows from its dtype unless given.
+
+    Lists take the dtype of the datatype given, arrays must have it (BF16: uint16 bits or an ml_dtypes array).
+    Text and bytes become BYTES (text as UTF-8). Raises BadMessage for anything else.
+    """
+    what = f"tensor {quoted(name)}"
+    if not isinstance(array, np.ndarray):
+        kind = lookup(datatype, what).dtype if datatype and datatype != "BF16" else None
+        try:
+            array = np.array(array, dtype=kind)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise BadMessage(f"{what}: its values are not {datatype or 'an array'}: {str(error)[:160]}") from error
+    datatype = datatype or name_of(array.dtype)
+    entry = lookup(datatype, what)
+    if datatype == "BYTES":
+        array = to_bytes_array(array, what)
+    elif datatype == "BF16" and array.dtype.name == "bfloat16":
+        array = array.view(np.uint16)
+    elif array.dtype.newbyteorder("<") != entry.dtype:
+        raise BadMessage(f"{what}: {datatype} needs an array of {entry.dtype.name}, not {array.dtype}")
+    else:
+        array = array.astype(entry.dtype, copy=False)
+    return Tensor(name, datatype, array.shape, array)
+
+
+def take_classes(parameters: dict[str, ParameterValue], what: str) -> int:
+    """Remove `classification` from an output's parameters and return it (0 if absent). Raises BadMessage."""
+    classes = parameters.pop("classification", 0)
+    if type(classes) is not int or not 0 <= classes < 2**31:
+        raise BadMessage(f"{what}: classification must be the number of classes wanted")
+    return classes

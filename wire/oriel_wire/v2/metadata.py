@@ -1,0 +1,142 @@
+"""Descriptions of servers and models, and model configurations, as JSON and as protobuf messages."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from google.protobuf import json_format, text_format
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from oriel_wire.errors import BadMessage
+from oriel_wire.v2.datatypes import from_config_name
+from oriel_wire.v2.proto import model_config_pb2, v2_pb2
+
+__all__ = [
+    "ModelMetadata",
+    "TensorMetadata",
+    "decode_metadata",
+    "describe",
+    "encode_metadata",
+    "message_json",
+    "metadata_message",
+    "parse_config_json",
+    "parse_config_text",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorMetadata:
+    """`shape` has the batch dimension and -1 where a dimension varies."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelMetadata:
+    name: str
+    versions: tuple[str, ...] = ()
+    platform: str = ""
+    inputs: tuple[TensorMetadata, ...] = ()
+    outputs: tuple[TensorMetadata, ...] = ()
+
+
+def describe(config: model_config_pb2.ModelConfig, versions: Sequence[str]) -> ModelMetadata:
+    """What clients are told about a model. Raises BadMessage if a tensor has no datatype."""
+    batch = (-1,) if config.max_batch_size > 0 else ()
+
+    def tensors(found: Any) -> tuple[TensorMetadata, ...]:
+        return tuple(
+            TensorMetadata(
+                name=each.name,
+                datatype=from_config_name(model_config_pb2.DataType.Name(each.data_type)),
+                shape=(*batch, *each.dims),
+            )
+            for each in found
+        )
+
+    return ModelMetadata(
+        name=config.name,
+        versions=tuple(versions),
+        platform=config.platform,
+        inputs=tensors(config.input),
+        outputs=tensors(config.output),
+    )
+
+
+def encode_metadata(metadata: ModelMetadata) -> bytes:
+    """The JSON answer to GET /v2/models/<model>."""
+    return msgspec.json.encode(metadata)
+
+
+def decode_metadata(body: bytes) -> ModelMetadata:
+    """The inverse of `encode_metadata`, for clients. Raises BadMessage."""
+    try:
+        return msgspec.json.decode(body, type=ModelMetadata)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadMessage(f"not the metadata of a model: {str(error)[:200]}") from error
+
+
+def metadata_message(metadata: ModelMetadata) -> v2_pb2.ModelMetadataResponse:
+    """The answer to ModelMetadata over gRPC."""
+    message = v2_pb2.ModelMetadataResponse(
+        name=metadata.name, versions=metadata.versions, platform=metadata.platform
+    )
+    for target, found in ((message.inputs, metadata.inputs), (message.outputs, metadata.outputs)):
+        for each in found:
+            target.add(name=each.name, datatype=each.datatype, shape=each.shape)
+    return message
+
+
+def parse_config_text(text: str) -> model_config_pb2.ModelConfig:
+    """A `config.pbtxt`. Raises BadMessage with line and column; a field nobody knows is an error."""
+    try:
+        return text_format.Parse(text, model_config_pb2.ModelConfig())
+    except (text_format.ParseError, RecursionError) as error:
+        raise BadMessage(f"model configuration: {_plain(error)}") from error
+
+
+def parse_config_json(text: str | bytes) -> model_config_pb2.ModelConfig:
+    """A model configuration as JSON. Raises BadMessage."""
+    try:
+        return json_format.Parse(text, model_config_pb2.ModelConfig())
+    except (json_format.ParseError, UnicodeDecodeError, RecursionError) as error:
+        raise BadMessage(f"model configuration: {_plain(error)}") from error
+
+
+def message_json(message: Message) -> bytes:
+    """A message as v2 servers write it over REST: field names as declared, defaults written, 64-bit numbers as numbers.
+
+    For the config and stats answers and the repository index; unset messages and oneofs are left out.
+    """
+    return msgspec.json.encode(_to_plain(message))
+
+
+def _to_plain(message: Message) -> dict[str, Any]:
+    plain: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            item = field.message_type.fields_by_name["value"]
+            plain[field.name] = {str(key): _value(item, value[key]) for key in value}
+        elif field.is_repeated:
+            plain[field.name] = [_value(field, each) for each in value]
+        elif not field.has_presence or message.HasField(field.name):
+            plain[field.name] = _value(field, value)
+    return plain
+
+
+def _value(field: FieldDescriptor, value: Any) -> Any:
+    if field.message_type is not None:
+        return _to_plain(value)
+    if field.enum_type is not None:
+        known = field.enum_type.values_by_number.get(value)
+        return known.name if known else value
+    return value
+
+
+def _plain(error: Exception) -> str:
+    return str(error).replace('Message type "oriel.v2.', 'the message "')[:300]
