@@ -6,12 +6,11 @@ what only tunes an engine it does not have is ignored with a warning.
 
 from collections.abc import Callable, Iterable, Sequence
 
-from google.protobuf import text_format
+from oriel_inference.errors import ConfigInvalid
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import from_config_name
+from oriel_wire.v2.metadata import parse_config_text
 from oriel_wire.v2.proto import model_config_pb2 as pb
-
-from oriel_inference.errors import ConfigInvalid
 
 __all__ = ["CONFIG_FILE", "parse", "select_versions", "validate"]
 
@@ -25,16 +24,10 @@ _Refuse = Callable[[str, str], ConfigInvalid]
 
 def parse(text: str, file: str) -> pb.ModelConfig:
     """The text format -> message. file: for the error, relative to the repository. Raises ConfigInvalid."""
-    config = pb.ModelConfig()
     try:
-        text_format.Parse(text, config)
-    except text_format.ParseError as error:
-        line = error.GetLine()
-        reason = str(error).split(" : ", 1)[-1].replace('Message type "oriel.v2.', 'message "')
-        raise ConfigInvalid(file, f"line {line}" if line else "", reason) from error
-    except (RecursionError, ValueError) as error:
-        raise ConfigInvalid(file, "", "cannot be parsed") from error
-    return config
+        return parse_config_text(text)
+    except BadMessage as error:
+        raise ConfigInvalid(file, "", error.message.removeprefix("model configuration: ")) from error
 
 
 def validate(config: pb.ModelConfig, model: str, file: str) -> list[str]:
@@ -97,7 +90,7 @@ def _backend(config: pb.ModelConfig, refuse: _Refuse) -> None:
     config.backend = backend
 
 
-def _tensors(kind: str, tensors: Iterable[pb.ModelInput] | Iterable[pb.ModelOutput], refuse: _Refuse) -> None:
+def _tensors(kind: str, tensors: Iterable[pb.ModelInput | pb.ModelOutput], refuse: _Refuse) -> None:
     names: set[str] = set()
     for index, tensor in enumerate(tensors):
         field = f"{kind}[{index}]"

@@ -1,14 +1,13 @@
 """From a judged configuration and what the model file itself says to a `ModelSpec`."""
 
-from collections.abc import Callable, Sequence
-from math import ceil
-
-from oriel_policies.batch import BatchBounds
-from oriel_wire.v2.datatypes import from_config_name, to_config_name
-from oriel_wire.v2.proto import model_config_pb2 as pb
+from collections.abc import Callable, Iterable, Sequence
+from typing import cast
 
 from oriel_inference.errors import ConfigInvalid
 from oriel_inference.model import EngineOptions, ModelSpec, QueueRules, TensorInfo, TensorSpec
+from oriel_policies.batch import BatchBounds
+from oriel_wire.v2.datatypes import from_config_name, to_config_name
+from oriel_wire.v2.proto import model_config_pb2 as pb
 
 __all__ = ["build_spec", "check_against_file", "complete", "engine_options", "instance_count"]
 
@@ -131,7 +130,7 @@ def _tensor(
 
 def _complete_tensor(entry: pb.ModelInput | pb.ModelOutput, tensor: TensorInfo, *, batched: bool) -> None:
     entry.name = tensor.name
-    entry.data_type = pb.DataType.Value(to_config_name(tensor.datatype))
+    entry.data_type = cast(pb.DataType, pb.DataType.Value(to_config_name(tensor.datatype)))
     dims = tensor.shape[1:] if batched else tensor.shape
     if dims:
         entry.dims.extend(dims)
@@ -143,7 +142,7 @@ def _complete_tensor(entry: pb.ModelInput | pb.ModelOutput, tensor: TensorInfo, 
 
 def _check(
     kind: str,
-    entries: Sequence[pb.ModelInput] | Sequence[pb.ModelOutput],
+    entries: Iterable[pb.ModelInput | pb.ModelOutput],
     tensors: Tensors,
     batched: bool,
     file: str,
@@ -181,6 +180,6 @@ def _count(config: pb.ModelConfig, key: str, file: str) -> int:
     text = _parameter(config, key).strip()
     if not text:
         return 0
-    if not text.isascii() or not text.isdigit() or int(text[:9]) > _MAX_THREADS:
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) > _MAX_THREADS:
         raise ConfigInvalid(file, f"parameters[{key!r}]", f"must be a number from 0 to {_MAX_THREADS}")
-    return ceil(int(text[:9]))
+    return int(text)

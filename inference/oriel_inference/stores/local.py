@@ -27,12 +27,9 @@ class LocalStore:
             raise LoadFailed(f"model repository {str(root)!r} is not a folder")
 
     def models(self) -> Sequence[str]:
-        found = []
-        for name in self._entries(self._root, "the model repository"):
-            # A broken or escaping link is listed, so that loading it says what is wrong.
-            if is_model_name(name) and ((self._root / name).is_dir() or (self._root / name).is_symlink()):
-                found.append(name)
-        return found
+        names = self._entries(self._root, "the model repository")
+        # A broken or escaping link is listed, so that loading it says what is wrong.
+        return [n for n in names if is_model_name(n) and ((self._root / n).is_dir() or (self._root / n).is_symlink())]
 
     def versions(self, model: str) -> Sequence[int]:
         folder = self._inside(model)

@@ -7,16 +7,13 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-
-if TYPE_CHECKING:
-    from uvicorn._types import ASGIApplication
+from starlette.types import ASGIApp
 
 __all__ = ["health_routes", "serve_control"]
 
@@ -26,7 +23,7 @@ KEEP_ALIVE_S = 5
 DRAIN_S = 1
 
 
-async def serve_control(app: "ASGIApplication", sock: socket.socket, stop: asyncio.Event) -> None:
+async def serve_control(app: ASGIApp, sock: socket.socket, stop: asyncio.Event) -> None:
     """Serve `app` on `sock` until `stop` is set, then finish what runs (at most `DRAIN_S`) and close `sock`.
 
     Cancelled: connections are cut and `sock` is closed. Signals stay with `run_unit`.

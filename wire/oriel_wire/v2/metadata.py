@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 from google.protobuf import json_format, text_format
-from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from oriel_wire.errors import BadMessage
@@ -129,7 +128,7 @@ def _to_plain(message: Message) -> dict[str, Any]:
     return plain
 
 
-def _value(field: FieldDescriptor, value: Any) -> Any:
+def _value(field: Any, value: Any) -> Any:
     if field.message_type is not None:
         return _to_plain(value)
     if field.enum_type is not None:

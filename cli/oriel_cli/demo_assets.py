@@ -1,0 +1,57 @@
+"""Where the demo's files are: in the installed package, else in the checkout around it; and what it generates."""
+
+import hashlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from oriel_cli.state import state_folder
+from oriel_wire.errors import StartFailed
+
+__all__ = ["DEMO_KEYS", "DemoAssets", "find"]
+
+# Plain and documented: the demo policies refuse to be served anywhere but on loopback.
+DEMO_KEYS = {"gold": "oriel-demo-gold", "silver": "oriel-demo-silver", "bronze": "oriel-demo-bronze"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoAssets:
+    """Folders of the demo. generator: the script that writes the generated models; generated: where they go."""
+
+    policies: Path
+    services: Path
+    models: Path
+    digits: Path
+    generator: Path
+    generated: Path
+
+    @property
+    def prepare(self) -> Sequence[str]:
+        """The command that generates the models; empty when they are there."""
+        if self.generated.is_dir():
+            return ()
+        return [sys.executable, "-P", "-m", "oriel_cli.generate", str(self.generator), str(self.generated)]
+
+
+def find() -> DemoAssets:
+    """The demo's files. Raises StartFailed when this installation has none."""
+    package = Path(__file__).resolve().parent
+    roots = [(package / "_demo" / "examples", package / "_demo" / "policies")]
+    checkout = package.parent.parent
+    roots.append((checkout / "examples", checkout / "policies" / "examples"))
+    for examples, policies in roots:
+        generator = examples / "models_mlp.py"
+        if policies.is_dir() and generator.is_file():
+            break
+    else:
+        raise StartFailed("the demo's files are missing: run it from a checkout or reinstall the package")
+    version = hashlib.sha256(generator.read_bytes()).hexdigest()[:12]
+    return DemoAssets(
+        policies=policies,
+        services=examples / "services",
+        models=examples / "models",
+        digits=examples / "digits",
+        generator=generator,
+        generated=state_folder() / f"demo-models-{version}",
+    )

@@ -1,0 +1,112 @@
+"""What `oriel up` says when everything is ready: for people, or as one line of JSON."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from oriel_cli.demo_assets import DEMO_KEYS, DemoAssets
+from oriel_cli.state import DEFAULT_ADMIN_PORT
+from oriel_cli.supervisor import Unit
+from oriel_cli.table import columns
+from oriel_cli.version import installed
+
+__all__ = ["as_json", "as_text"]
+
+Models = Sequence[Mapping[str, Any]]
+
+
+def as_json(units: Sequence[Unit], models: Models, assets: DemoAssets | None, *, traces: str, took_s: float) -> str:
+    """One line: version, pid, start_s, demo, traces (URL), units (pid, state, addresses), models."""
+    return json.dumps(
+        {
+            "version": installed(),
+            "pid": os.getpid(),
+            "start_s": round(took_s, 3),
+            "demo": assets is not None,
+            "traces": traces,
+            "units": [
+                {
+                    "unit": unit.name,
+                    "pid": unit.pid,
+                    "state": unit.state,
+                    "addresses": {label: str(address) for label, address in unit.spec.addresses.items()},
+                }
+                for unit in units
+            ],
+            "models": models,
+        }
+    )
+
+
+def as_text(units: Sequence[Unit], models: Models, assets: DemoAssets | None, *, traces: str, took_s: float) -> str:
+    """The tables of units and models, and with `assets` three commands to try."""
+    del traces
+    lines = ["", f"oriel {installed()} is up after {took_s:.1f} s", "", *_unit_lines(units)]
+    if models:
+        lines += ["", *_model_lines(models)]
+    if assets is not None:
+        lines += ["", "try, in another terminal:", *_commands(units[0], assets)]
+    return "\n".join([*lines, "", "Ctrl-C stops everything."])
+
+
+def _unit_lines(units: Sequence[Unit]) -> list[str]:
+    rows = []
+    for unit in units:
+        addresses = unit.spec.addresses
+        others = ", ".join(f"{label} {address.port}" for label, address in addresses.items() if label != "http")
+        rows.append((unit.name, f"http://{addresses['http']}", others, unit.state, unit.pid))
+    return columns(("unit", "address", "other ports", "state", "pid"), rows)
+
+
+def _model_lines(models: Models) -> list[str]:
+    rows = [
+        (
+            str(model.get("name", "?")),
+            str(model.get("version", "?")),
+            str(model.get("state", "?")).lower(),
+            str(model.get("provider", "?")),
+            _batching(model.get("batching")),
+        )
+        for model in models
+    ]
+    return columns(("model", "version", "state", "provider in use", "batching"), rows)
+
+
+def _batching(batching: object) -> str:
+    if not isinstance(batching, Mapping):
+        return "off" if not batching else str(batching)
+    if batching.get("enabled") is False:
+        return "off"
+    largest = batching.get("max_batch_size")
+    return f"up to {largest} rows" if largest else "on"
+
+
+def _commands(gateway: Unit, assets: DemoAssets) -> list[str]:
+    base = f"http://{gateway.spec.addresses['http']}"
+    admin_port = gateway.spec.addresses["admin"].port
+    bearer = f"-H 'authorization: Bearer {DEMO_KEYS['gold']}'"
+    which = "" if admin_port == DEFAULT_ADMIN_PORT else f" --admin-port {admin_port}"
+    return [
+        f"  curl -i {bearer} -H 'content-type: image/png' \\",
+        f"       --data-binary @{_short(assets.digits / '7.png')} {base}/v1/services/digits",
+        f"  curl -s {bearer} \\",
+        f"       -d @{_short(assets.digits / '7.v2.json')} {base}/v2/models/digits/infer",
+        f"  {_oriel()} trace <x-request-id of an answer>{which}",
+    ]
+
+
+def _oriel() -> str:
+    script = Path(sys.executable).parent / "oriel"
+    return "oriel" if shutil.which("oriel") or not script.exists() else _short(script)
+
+
+def _short(path: Path) -> str:
+    """`path` as a person in this folder would type it."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,100 @@
+"""`oriel up`: gateway, logic and inference as three processes under one supervisor."""
+
+import argparse
+import asyncio
+import ipaddress
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from starlette.applications import Starlette
+
+from oriel_cli import demo_assets, plan, report, state
+from oriel_cli.supervisor import Supervisor, Timings
+from oriel_cli.traces import TraceStore, routes
+from oriel_cli.units import UnitSpec, refuse_busy_ports
+from oriel_wire.engine.control import serve_control
+from oriel_wire.engine.process import configure_logging, listen, run_unit
+from oriel_wire.engine.spans import BUFFER_VARIABLE
+from oriel_wire.errors import StartFailed
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    plan.add_arguments(parser)
+    parser.add_argument("--demo", action="store_true", help="use the examples and demo keys; loopback only")
+    parser.add_argument("--json", action="store_true", help="when ready, print one line of JSON instead of the table")
+    parser.add_argument("--grace-s", type=float, default=10.0, metavar="S", help="how long stopping may take (10)")
+
+
+def run(args: argparse.Namespace) -> int:
+    began_s = time.monotonic()
+    assets = demo_assets.find() if args.demo else None
+    if assets is not None and not _is_loopback(args.host):
+        raise StartFailed("--demo uses published keys and binds to loopback only: leave --host out")
+    specs = plan.units(args, assets)
+    refuse_busy_ports(address for spec in specs for address in spec.addresses.values())
+    configure_logging("up")
+    session = _Session(specs=specs, assets=assets, as_json=args.json, began_s=began_s)
+
+    async def main(stop: asyncio.Event) -> None:
+        await session.serve(stop, Timings(grace_s=args.grace_s))
+
+    return run_unit(main, unit="up", grace_s=args.grace_s + 2.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Session:
+    """One `oriel up` from the first process to the last."""
+
+    specs: Sequence[UnitSpec]
+    assets: demo_assets.DemoAssets | None
+    as_json: bool
+    began_s: float
+
+    async def serve(self, stop: asyncio.Event, timings: Timings) -> None:
+        sock = listen("127.0.0.1", 0, "trace buffer")
+        traces = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        environ = {"ORIEL_LOG_LEVEL": "WARNING", **os.environ, BUFFER_VARIABLE: traces}
+        supervisor = Supervisor(self.specs, say=_say, environ=environ, timings=timings)
+        gateway = self.specs[0].addresses
+        admin_port = gateway["admin"].port
+
+        async def ready() -> None:
+            state.remember(
+                state.Instance(
+                    pid=os.getpid(),
+                    admin_port=admin_port,
+                    gateway=str(gateway["http"]),
+                    traces=traces,
+                    demo=self.assets is not None,
+                )
+            )
+            models = [model for unit in supervisor.units for model in await unit.models()]
+            took_s = time.monotonic() - self.began_s
+            form = report.as_json if self.as_json else report.as_text
+            print(form(supervisor.units, models, self.assets, traces=traces, took_s=took_s), flush=True)
+
+        # The buffer outlives the units: the last spans of a drain still find it.
+        units_gone = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(serve_control(Starlette(routes=routes(TraceStore())), sock, units_gone))
+            try:
+                await supervisor.run(stop, ready)
+            finally:
+                state.forget(admin_port)
+                units_gone.set()
+
+
+def _say(line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

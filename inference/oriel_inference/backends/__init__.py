@@ -1,0 +1,69 @@
+"""Runtimes behind one seam. A backend opens model files, a session executes batches.
+
+Nothing outside this folder imports a runtime, and a backend's module is imported when a model first asks for it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol
+
+from oriel_inference.errors import LoadFailed
+from oriel_inference.model import EngineOptions, TensorInfo
+from oriel_wire.v2.messages import Array
+
+__all__ = ["Backend", "Session", "find_backend"]
+
+_BACKENDS = {"onnxruntime": "oriel_inference.backends.onnxruntime_cpu:OnnxRuntimeCpu"}
+
+
+class Session(Protocol):
+    """One loaded model file, ready to execute; safe to run from several threads at once.
+
+    provider: the execution provider really in use, by the runtime's own word.
+    """
+
+    @property
+    def provider(self) -> str: ...
+
+    @property
+    def inputs(self) -> Sequence[TensorInfo]: ...
+
+    @property
+    def outputs(self) -> Sequence[TensorInfo]: ...
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        """Execute one batch; blocks. inputs: name -> C-contiguous array; the result follows `outputs`.
+
+        BYTES are object arrays of bytes both ways. Raises InvalidRequest if the runtime refuses the inputs,
+        BackendFailed for everything else.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give memory and threads back. No `run` may be under way or follow."""
+        ...
+
+
+class Backend(Protocol):
+    """Opens model files of one runtime."""
+
+    @property
+    def name(self) -> str: ...
+
+    def open(self, path: Path, options: EngineOptions) -> Session:
+        """Load `path`; blocks. Raises LoadFailed, also when another provider than asked for would run it."""
+        ...
+
+
+def find_backend(name: str) -> Backend:
+    """The backend that configurations call `name`. Raises LoadFailed if it is unknown or not installed."""
+    target = _BACKENDS.get(name)
+    if target is None:
+        raise LoadFailed(f"backend {name[:64]!r} is not supported, use one of {', '.join(_BACKENDS)}")
+    module, _, attribute = target.partition(":")
+    try:
+        factory: Callable[[], Backend] = getattr(import_module(module), attribute)
+    except ImportError as error:
+        raise LoadFailed(f"backend {name!r} is not installed: pip install 'oriel[cpu]'") from error
+    return factory()

@@ -1,0 +1,102 @@
+"""A backend double: doubles its inputs, and runs only when its gate lets it. No runtime, no files."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from oriel_inference.errors import BackendFailed
+from oriel_inference.model import EngineOptions, TensorInfo
+from oriel_wire.v2.messages import Array
+
+__all__ = ["FakeBackend", "FakeSession", "Gate"]
+
+WAIT_S = 30.0
+
+
+class Gate:
+    """Open by default. While closed, every run waits until `open` or until one of `step`'s passes is its own."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._open = True
+        self._passes = 0
+        self._waiting = 0
+
+    def close(self) -> None:
+        with self._condition:
+            self._open = False
+
+    def open(self) -> None:
+        with self._condition:
+            self._open = True
+            self._condition.notify_all()
+
+    def step(self, passes: int = 1) -> None:
+        """Let `passes` runs through."""
+        with self._condition:
+            self._passes += passes
+            self._condition.notify_all()
+
+    def wait_for_runs(self, count: int) -> None:
+        """Block the test until `count` runs wait at the gate."""
+        with self._condition:
+            if not self._condition.wait_for(lambda: self._waiting >= count, WAIT_S):
+                raise TimeoutError(f"{self._waiting} of {count} runs reached the gate")
+
+    def enter(self) -> None:
+        """Called by the session: wait here until let through."""
+        with self._condition:
+            self._waiting += 1
+            self._condition.notify_all()
+            try:
+                if not self._condition.wait_for(lambda: self._open or self._passes, WAIT_S):
+                    raise TimeoutError("nobody opened the gate")
+                if not self._open:
+                    self._passes -= 1
+            finally:
+                self._waiting -= 1
+
+
+class FakeSession:
+    """Output i is input i times two (BYTES: said twice). Records the first axis of every run in `batches`."""
+
+    provider = "FakeExecutionProvider"
+
+    def __init__(
+        self, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo], *, gate: Gate, fail: bool = False
+    ) -> None:
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        self.gate = gate
+        self.fail = fail
+        self.batches: list[int] = []
+        self.closed = False
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        first = next(iter(inputs.values()))
+        self.batches.append(int(first.shape[0]) if first.ndim else 1)
+        self.gate.enter()
+        if self.fail:
+            raise BackendFailed("the fake backend was told to fail")
+        sources = {out.name: into.name for out, into in zip(self.outputs, self.inputs, strict=True)}
+        return [inputs[sources[name]] + inputs[sources[name]] for name in outputs]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeBackend:
+    """Opens every path as the same kind of session; `sessions` holds them all."""
+
+    name = "fake"
+
+    def __init__(self, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]) -> None:
+        self._inputs = inputs
+        self._outputs = outputs
+        self.gate = Gate()
+        self.sessions: list[FakeSession] = []
+
+    def open(self, path: Path, options: EngineOptions) -> FakeSession:
+        session = FakeSession(self._inputs, self._outputs, gate=self.gate)
+        self.sessions.append(session)
+        return session

@@ -1,0 +1,137 @@
+"""ONNX Runtime on the CPU.
+
+The provider asked for is verified after loading: ONNX Runtime falls back to its CPU provider without an error, and a
+deployment that believes to run elsewhere would never notice.
+"""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from oriel_inference.errors import BackendFailed, InvalidRequest, LoadFailed
+from oriel_inference.model import EngineOptions, TensorInfo
+from oriel_wire.v2.messages import Array
+
+__all__ = ["OnnxRuntimeCpu"]
+
+_DATATYPES = {
+    "tensor(bool)": "BOOL",
+    "tensor(uint8)": "UINT8",
+    "tensor(uint16)": "UINT16",
+    "tensor(uint32)": "UINT32",
+    "tensor(uint64)": "UINT64",
+    "tensor(int8)": "INT8",
+    "tensor(int16)": "INT16",
+    "tensor(int32)": "INT32",
+    "tensor(int64)": "INT64",
+    "tensor(float16)": "FP16",
+    "tensor(float)": "FP32",
+    "tensor(double)": "FP64",
+    "tensor(string)": "BYTES",
+}
+_GRAPH_LEVELS = {
+    -1: ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    0: ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    1: ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+}
+_REFUSALS = (ort.capi.onnxruntime_pybind11_state.InvalidArgument,)
+_SEVERITY_ERROR = 3
+
+
+class OnnxRuntimeCpu:
+    """Opens `.onnx` files."""
+
+    name = "onnxruntime"
+
+    def open(self, path: Path, options: EngineOptions) -> "OnnxRuntimeSession":
+        available = ort.get_available_providers()
+        if options.provider not in available:
+            usable = ", ".join(name for name in available if name != "AzureExecutionProvider")
+            raise LoadFailed(f"execution provider {options.provider[:64]!r} is not available, only {usable}")
+        settings = ort.SessionOptions()
+        settings.intra_op_num_threads = options.intra_op_threads
+        settings.inter_op_num_threads = options.inter_op_threads
+        settings.graph_optimization_level = _GRAPH_LEVELS.get(options.graph_level, _GRAPH_LEVELS[0])
+        settings.log_severity_level = _SEVERITY_ERROR
+        if options.parallel_execution:
+            settings.execution_mode = ort.ExecutionMode.ORT_PARALLEL
+        # Threads that spin between batches burn the cores other models and the loop need.
+        settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        settings.add_session_config_entry("session.inter_op.allow_spinning", "0")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                session = ort.InferenceSession(str(path), settings, providers=[options.provider])
+        except Exception as error:
+            # ONNX Runtime has no root of its own below Exception.
+            raise LoadFailed(f"ONNX Runtime cannot load {path.name}: {_plain(error, path)}") from error
+        session.disable_fallback()
+        actual = session.get_providers()[0]
+        if actual != options.provider:
+            raise LoadFailed(f"the model asks for {options.provider}, but ONNX Runtime would run it on {actual}")
+        return OnnxRuntimeSession(session, actual)
+
+
+class OnnxRuntimeSession:
+    """One `InferenceSession`; ONNX Runtime allows concurrent runs."""
+
+    def __init__(self, session: Any, provider: str) -> None:
+        self._session = session
+        self.provider = provider
+        self.inputs = tuple(_info(node) for node in session.get_inputs())
+        self.outputs = tuple(_info(node) for node in session.get_outputs())
+        self._text_inputs = frozenset(info.name for info in self.inputs if info.datatype == "BYTES")
+        self._text_outputs = any(info.datatype == "BYTES" for info in self.outputs)
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        if self._text_inputs:
+            inputs = {name: _to_text(a, name) if name in self._text_inputs else a for name, a in inputs.items()}
+        try:
+            results: list[Array] = self._session.run(outputs, inputs)
+        except _REFUSALS as error:
+            raise InvalidRequest(f"the model refuses the inputs: {_plain(error)}") from error
+        except Exception as error:
+            # ONNX Runtime has no root of its own below Exception.
+            raise BackendFailed(f"the model could not be executed: {_plain(error)}") from error
+        return [_from_text(array) for array in results] if self._text_outputs else results
+
+    def close(self) -> None:
+        self._session = None
+
+
+def _info(node: Any) -> TensorInfo:
+    datatype = _DATATYPES.get(node.type)
+    if datatype is None:
+        raise LoadFailed(f"tensor {node.name[:128]!r} has type {node.type}, which the v2 protocol cannot carry here")
+    # A variable dimension is a name or None.
+    shape = tuple(dim if isinstance(dim, int) and dim >= 0 else -1 for dim in node.shape)
+    return TensorInfo(name=node.name, datatype=datatype, shape=shape)
+
+
+def _to_text(array: Array, name: str) -> Array:
+    texts = np.empty(array.size, dtype=object)
+    try:
+        texts[:] = [element.decode() for element in array.flat]
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"input {name[:64]!r} holds bytes that are not UTF-8 text") from error
+    return texts.reshape(array.shape)
+
+
+def _from_text(array: Array) -> Array:
+    if array.dtype.kind not in "OU":
+        return array
+    data = np.empty(array.size, dtype=object)
+    data[:] = [str(element).encode() for element in array.flat]
+    return data.reshape(array.shape)
+
+
+def _plain(error: Exception, path: Path | None = None) -> str:
+    """The runtime's words without its prefix, its line breaks and the places of our files."""
+    text = str(error).rsplit("] : ", 1)[-1]
+    if path is not None:
+        text = text.replace(str(path), path.name).replace(str(path.parent), "")
+    return " ".join(text.split())[:300]

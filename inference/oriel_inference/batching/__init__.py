@@ -1,0 +1,1 @@
+"""From single calls to batches and back: queue, assembly, cores, execution."""

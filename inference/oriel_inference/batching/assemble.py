@@ -1,0 +1,93 @@
+"""Many requests' arrays to one batch and back. Pure but for `execute`, which blocks in the runtime."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from oriel_inference.backends import Session
+from oriel_inference.batching.call import BatchTimes, Call
+from oriel_inference.errors import BackendFailed, InferenceError
+from oriel_inference.model import ModelSpec, TensorSpec
+from oriel_wire.v2.messages import Array
+
+__all__ = ["concatenate", "execute", "split"]
+
+_log = logging.getLogger(__name__)
+
+
+def concatenate(
+    parts: Sequence[Mapping[str, Array]], inputs: Sequence[TensorSpec], *, batched: bool
+) -> dict[str, Array]:
+    """Stack requests along their first axis.
+
+    parts: per request, name -> [rows, ...]. Result: name -> [sum(rows), ...], shaped as the runtime wants it, aligned
+    and contiguous. A single request is passed on without a copy where its memory allows.
+    """
+    batch: dict[str, Array] = {}
+    for spec in inputs:
+        name = spec.name
+        if name not in parts[0]:
+            continue
+        if len(parts) == 1:
+            array = parts[0][name]
+            if not array.flags.aligned:
+                # A view of a body starts anywhere; runtimes may read it in words.
+                array = array.copy()
+        else:
+            array = np.concatenate([part[name] for part in parts])
+        if spec.engine_dims is not None:
+            array = array.reshape((array.shape[0], *spec.engine_dims) if batched else spec.engine_dims)
+        batch[name] = array
+    return batch
+
+
+def split(
+    arrays: Sequence[Array], outputs: Sequence[TensorSpec], sizes: Sequence[int], *, batched: bool
+) -> list[list[Array]]:
+    """Undo `concatenate`: each request's rows of every output.
+
+    arrays: per output [sum(sizes), ...]; sizes: rows per request, in batch order. Views, not copies.
+    Raises BackendFailed if an output's first axis is not sum(sizes).
+    """
+    if not batched:
+        return [[_reshaped(array, spec, 0) for array, spec in zip(arrays, outputs, strict=True)]]
+    total = sum(sizes)
+    shares: list[list[Array]] = [[] for _ in sizes]
+    for array, spec in zip(arrays, outputs, strict=True):
+        if not array.ndim or array.shape[0] != total:
+            rows = array.shape[0] if array.ndim else "no"
+            raise BackendFailed(f"output {spec.name[:64]!r} has {rows} rows for a batch of {total}")
+        array = _reshaped(array, spec, total)
+        start = 0
+        for share, size in zip(shares, sizes, strict=True):
+            share.append(array[start : start + size])
+            start += size
+    return shares
+
+
+def _reshaped(array: Array, spec: TensorSpec, rows: int) -> Array:
+    if spec.engine_dims is None:
+        return array
+    return array.reshape((rows, *spec.dims) if rows else spec.dims)
+
+
+def execute(
+    session: Session, spec: ModelSpec, names: Sequence[str], calls: Sequence[Call], now: Callable[[], float]
+) -> tuple[list[list[Array]], BatchTimes] | InferenceError:
+    """Run `calls` as one batch; blocks. Never raises: a failure is every member's answer."""
+    started = now()
+    sizes = [call.rows for call in calls]
+    try:
+        batch = concatenate([call.inputs for call in calls], spec.inputs, batched=spec.batched)
+        assembled = now()
+        arrays = session.run(batch, names)
+        computed = now()
+        shares = split(arrays, spec.outputs, sizes, batched=spec.batched)
+    except InferenceError as error:
+        return error
+    except Exception:
+        # The instance must live on, whatever a runtime throws.
+        _log.exception("model %s: a batch failed unexpectedly", spec.name)
+        return BackendFailed("the batch failed inside the server")
+    return shares, BatchTimes(started, assembled, computed, now(), sum(sizes))

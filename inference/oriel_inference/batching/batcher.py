@@ -1,0 +1,353 @@
+"""The batcher of one model version: one queue, its instances, and the rules of who runs when.
+
+Rules.
+1. Order is `oriel_policies.queue`: band, tenant by rows, deadline. When and how many is `oriel_policies.batch`.
+2. Every call that `submit` takes is finished exactly once: answered, failed, expired or left. Whoever sets
+   `Call.finished` does so first and nobody acts on a finished call again; the reply is called by that one.
+3. Expiry has its own timers, independent of what runs: one for the earliest deadline in the queue, one per running
+   batch for its members. An expired call is never started; one that expires on the device is answered at once and
+   its rows are dropped.
+4. A caller that leaves (`leave`) frees its place at once. A running batch is not interrupted.
+5. A batch takes cores before it takes calls, so that the order is decided at the last moment.
+
+Batches that take less than `inline_s` by experience run on the loop: handing them to a thread would cost more than the
+work. Dispatch is always deferred to the end of the loop's turn, so calls that arrive together run together.
+
+Owner and single writer: the loop. Only `execute` runs in a worker.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+
+from oriel_inference.backends import Session
+from oriel_inference.batching.assemble import execute
+from oriel_inference.batching.call import Answer, BatchTimes, Call
+from oriel_inference.batching.cores import Cores
+from oriel_inference.batching.workers import Workers
+from oriel_inference.clock import Clock, Timer
+from oriel_inference.errors import (
+    CallerLeft,
+    DeadlineExceeded,
+    InferenceError,
+    QueueFull,
+    QueueTimeout,
+    ServerStopping,
+)
+from oriel_inference.model import ModelSpec
+from oriel_inference.statistics import Statistics
+from oriel_policies.batch import Backlog, BatchBounds, Fill, Idle, Run, ServiceCurve, WaitUntil, decide
+from oriel_policies.queue import Pushed, SlaQueue
+from oriel_wire.v2.messages import Array
+
+__all__ = ["Batcher"]
+
+_log = logging.getLogger(__name__)
+
+INLINE_S = 0.0003
+INLINE_SAMPLES = 8
+INLINE_OVERRUN_S = 0.005
+INLINE_PENALTY = 1000
+
+_Outcome = tuple[list[list[Array]], BatchTimes] | InferenceError
+
+
+class _Running:
+    """A batch on an instance."""
+
+    __slots__ = ("calls", "session", "timer", "units")
+
+    def __init__(self, calls: Sequence[Call], session: Session, units: int) -> None:
+        self.calls = calls
+        self.session = session
+        self.units = units
+        self.timer: Timer | None = None
+
+
+class Batcher:
+    """sessions: one per instance, owned by the caller. units: cores of one run. max_items, max_bytes: queue bounds."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        sessions: Sequence[Session],
+        *,
+        clock: Clock,
+        cores: Cores,
+        workers: Workers,
+        units: int = 1,
+        max_items: int = 10_000,
+        max_bytes: int = 256 << 20,
+        inline_s: float = INLINE_S,
+    ) -> None:
+        self.spec = spec
+        self.units = min(max(1, units), cores.total)
+        self.curve = ServiceCurve()
+        self.statistics = Statistics()
+        self._clock = clock
+        self._cores = cores
+        self._workers = workers
+        self._queue = SlaQueue(max_items=spec.queue.max_items or max_items, max_bytes=max_bytes)
+        self._alone = spec.bounds is None
+        self._bounds = spec.bounds or BatchBounds(max_rows=max(1, spec.max_batch_size))
+        self._output_names = [output.name for output in spec.outputs]
+        self._idle = list(sessions)
+        self._running: set[_Running] = set()
+        self._rows = 0
+        self._arrivals: deque[Call] = deque()  # in order of arrival; kept only where a delay is asked for
+        self._scheduled = False
+        self._closed = False
+        self._expiry: Timer | None = None
+        self._expiry_at = 0.0
+        self._wait: Timer | None = None
+        self._inline_s = inline_s
+        self._inline_penalty = 0
+
+    # Calls come and go ------------------------------------------------------------------------------------------
+
+    @property
+    def pending(self) -> int:
+        """Calls in the queue."""
+        return len(self._queue)
+
+    @property
+    def running(self) -> int:
+        """Batches on instances."""
+        return len(self._running)
+
+    def submit(self, call: Call) -> None:
+        """Queue `call`; its reply comes later on the loop, or now if it is refused."""
+        if self._closed:
+            self._fail(call, ServerStopping())
+            return
+        ticket = call.ticket
+        if ticket.deadline <= self._clock.now():
+            self._fail(call, self._lateness(call))
+            return
+        pushed, displaced = self._queue.push(ticket)
+        if pushed is Pushed.FULL:
+            self._fail(call, QueueFull(f"the queue of model {self.spec.name!r} is full"))
+            return
+        self._rows += call.rows
+        for loser in displaced:
+            self._evict(loser.payload, QueueFull(f"a more urgent request took the place in {self.spec.name!r}'s queue"))
+        if self._bounds.max_delay_s > 0.0:
+            self._arrivals.append(call)
+        if self._expiry is None or ticket.deadline < self._expiry_at:
+            self._arm_expiry(ticket.deadline)
+        if self._idle and not self._scheduled:
+            self._scheduled = True
+            self._clock.call_soon(self._dispatch)
+
+    def leave(self, call: Call) -> None:
+        """The caller went away: no reply. Frees the queue place now, or drops the rows when the batch ends."""
+        if call.finished:
+            return
+        call.finished = True
+        if self._queue.remove(call.ticket):
+            self._rows -= call.rows
+        self.statistics.failed(CallerLeft.outcome, self._clock.now() - call.arrived_s)
+
+    def close(self) -> None:
+        """Fail what waits; running batches end on their own. Nothing is taken afterwards."""
+        self._closed = True
+        while (ticket := self._queue.pop()) is not None:
+            self._evict(ticket.payload, ServerStopping())
+        for timer in (self._expiry, self._wait):
+            if timer is not None:
+                timer.cancel()
+
+    # Contender for cores ----------------------------------------------------------------------------------------
+
+    def urgency(self) -> tuple[int, float] | None:
+        """Band and deadline of the head; None if nothing could run."""
+        head = self._queue.peek() if self._idle else None
+        return None if head is None else (head.band, head.deadline)
+
+    def granted(self) -> None:
+        """Cores are ours: start one batch or give them back."""
+        decision = self._decide()
+        if isinstance(decision, Run) and self._idle:
+            self._start(decision)
+        else:
+            self._cores.release(self.units)
+        self._schedule()
+
+    # Dispatch ---------------------------------------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        if not self._scheduled and self._idle and len(self._queue):
+            self._scheduled = True
+            self._clock.call_soon(self._dispatch)
+
+    def _dispatch(self) -> None:
+        self._scheduled = False
+        while self._idle:
+            decision = self._decide()
+            if not isinstance(decision, Run):
+                return
+            if self._runs_inline(decision.rows):
+                self._run_inline(decision)
+                self._schedule()  # one batch per turn: the loop has sockets to serve
+                return
+            if not self._cores.take(self):
+                return
+            self._start(decision)
+
+    def _decide(self) -> Run | WaitUntil | Idle:
+        now = self._clock.now()
+        tightest = self._queue.next_deadline()
+        if tightest is not None and tightest <= now:
+            self._expire()
+            tightest = self._queue.next_deadline()
+        if tightest is None:
+            return Idle()
+        decision = decide(Backlog(self._rows, self._oldest_s(now), tightest), self._bounds, self.curve, now)
+        if isinstance(decision, WaitUntil):
+            if self._wait is not None:
+                self._wait.cancel()
+            self._wait = self._clock.call_at(decision.at_s, self._schedule)
+        return decision
+
+    def _oldest_s(self, now: float) -> float:
+        arrivals = self._arrivals
+        while arrivals and (arrivals[0].finished or arrivals[0].started_s):
+            arrivals.popleft()
+        return arrivals[0].arrived_s if arrivals else now
+
+    def _take(self, decision: Run) -> list[Call]:
+        queue, now = self._queue, self._clock.now()
+        fill = Fill(decision.rows, self.curve, now)
+        calls: list[Call] = []
+        while (ticket := queue.peek()) is not None:
+            call: Call = ticket.payload  # type: ignore[assignment]
+            if calls and call.signature != calls[0].signature:
+                break
+            if not fill.admit(call.rows, call.deadline):
+                break
+            queue.pop()
+            call.started_s = now
+            calls.append(call)
+            if self._alone or fill.rows >= decision.rows:
+                break
+        self._rows -= fill.rows
+        self.statistics.releases["alone" if self._alone else decision.reason] += 1
+        return calls
+
+    def _start(self, decision: Run) -> None:
+        batch = _Running(self._take(decision), self._idle.pop(), self.units)
+        self._running.add(batch)
+        self._arm_running(batch)
+        clock, spec, names = self._clock, self.spec, self._output_names
+
+        def job() -> None:
+            outcome = execute(batch.session, spec, names, batch.calls, clock.now)
+            clock.call_from_thread(lambda: self._ended(batch, outcome))
+
+        self._workers.submit(job)
+
+    def _ended(self, batch: _Running, outcome: _Outcome) -> None:
+        self._running.discard(batch)
+        if batch.timer is not None:
+            batch.timer.cancel()
+        self._idle.append(batch.session)
+        if not isinstance(outcome, InferenceError):
+            self._learn(outcome[1])
+        # The next batch starts before this one's answers are written: the device should not wait for sockets.
+        self._cores.release(batch.units)
+        self._dispatch()
+        self._deliver(batch.calls, outcome)
+
+    def _runs_inline(self, rows: int) -> bool:
+        if self._inline_penalty:
+            self._inline_penalty -= 1
+            return False
+        curve = self.curve
+        return curve.samples(rows) >= INLINE_SAMPLES and curve.bound(rows) < self._inline_s
+
+    def _run_inline(self, decision: Run) -> None:
+        calls = self._take(decision)
+        outcome = execute(self._idle[-1], self.spec, self._output_names, calls, self._clock.now)
+        if not isinstance(outcome, InferenceError):
+            self._learn(outcome[1])
+            if outcome[1].split_s - outcome[1].started_s > INLINE_OVERRUN_S:
+                self._inline_penalty = INLINE_PENALTY
+        self._deliver(calls, outcome)
+
+    def _learn(self, times: BatchTimes) -> None:
+        self.curve.observe(times.rows, times.split_s - times.started_s)
+
+    # Endings ----------------------------------------------------------------------------------------------------
+
+    def _deliver(self, calls: Sequence[Call], outcome: _Outcome) -> None:
+        if isinstance(outcome, InferenceError):
+            for call in calls:
+                self._fail(call, outcome)
+            return
+        shares, times = outcome
+        statistics, now = self.statistics, self._clock.now()
+        statistics.executed(times, len(calls))
+        per_row_us = (times.split_s - times.started_s) * 1e6 / max(1, times.rows)
+        for call, outputs in zip(calls, shares, strict=True):
+            if call.finished:
+                continue
+            call.finished = True
+            statistics.succeeded(call.rows, queue_s=times.started_s - call.arrived_s, total_s=now - call.arrived_s)
+            self._reply(call, Answer(outputs, times, int(per_row_us * call.rows)))
+
+    def _fail(self, call: Call, error: InferenceError) -> None:
+        if call.finished:
+            return
+        call.finished = True
+        self.statistics.failed(error.outcome, self._clock.now() - call.arrived_s)
+        self._reply(call, error)
+
+    def _evict(self, payload: object, error: InferenceError) -> None:
+        """Finish a call that has just left the queue without running."""
+        assert isinstance(payload, Call)
+        self._rows -= payload.rows
+        self._fail(payload, error)
+
+    def _reply(self, call: Call, result: Answer | InferenceError) -> None:
+        try:
+            call.reply(result)
+        except Exception:
+            # The other members of the batch still wait for their answers.
+            _log.exception("model %s: an answer could not be delivered", self.spec.name)
+
+    def _lateness(self, call: Call) -> InferenceError:
+        if call.ticket.deadline < call.deadline:
+            return QueueTimeout("Request timeout expired")
+        return DeadlineExceeded("queue")
+
+    # Timers -----------------------------------------------------------------------------------------------------
+
+    def _arm_expiry(self, at_s: float) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._expiry_at = at_s
+        self._expiry = self._clock.call_at(at_s, self._on_expiry)
+
+    def _on_expiry(self) -> None:
+        self._expiry = None
+        self._expire()
+        following = self._queue.next_deadline()
+        if following is not None:
+            self._arm_expiry(following)
+
+    def _expire(self) -> None:
+        for ticket in self._queue.expire(self._clock.now()):
+            call = ticket.payload
+            assert isinstance(call, Call)
+            self._evict(call, self._lateness(call))
+
+    def _arm_running(self, batch: _Running) -> None:
+        deadline = min((call.deadline for call in batch.calls if not call.finished), default=None)
+        batch.timer = None if deadline is None else self._clock.call_at(deadline, lambda: self._running_expired(batch))
+
+    def _running_expired(self, batch: _Running) -> None:
+        now = self._clock.now()
+        for call in batch.calls:
+            if call.deadline <= now:
+                self._fail(call, DeadlineExceeded("compute"))
+        self._arm_running(batch)

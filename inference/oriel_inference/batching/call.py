@@ -1,0 +1,86 @@
+"""One call inside a batcher, and what it gets back."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from oriel_inference.errors import InferenceError
+from oriel_policies.queue import Ticket
+from oriel_wire.v2.messages import Array
+
+__all__ = ["Answer", "BatchTimes", "Call", "Reply"]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTimes:
+    """When one batch passed its stages, monotonic seconds; shared by its members. rows: of the whole batch."""
+
+    started_s: float
+    assembled_s: float
+    computed_s: float
+    split_s: float
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One call's rows. outputs: in the order of the model's outputs, views of the batch's arrays."""
+
+    outputs: Sequence[Array]
+    times: BatchTimes
+    cost_us: int
+
+
+Reply = Callable[[Answer | InferenceError], None]
+
+
+class Call:
+    """A request as the batcher sees it.
+
+    inputs: name -> [rows, ...]. signature: calls with equal ones may share a batch (every non-batch dimension and the
+    set of inputs). deadline: absolute; give_up_s: when it leaves the queue at the latest (not above the deadline).
+    reply: called exactly once on the loop, unless the caller leaves first.
+    """
+
+    __slots__ = (
+        "arrived_s",
+        "deadline",
+        "finished",
+        "inputs",
+        "reply",
+        "rows",
+        "signature",
+        "started_s",
+        "ticket",
+    )
+
+    def __init__(
+        self,
+        *,
+        inputs: Mapping[str, Array],
+        rows: int,
+        signature: Hashable,
+        arrived_s: float,
+        deadline: float,
+        reply: Reply,
+        band: int = 0,
+        tenant: str = "",
+        size_bytes: int = 0,
+        give_up_s: float | None = None,
+    ) -> None:
+        self.inputs = inputs
+        self.rows = rows
+        self.signature = signature
+        self.arrived_s = arrived_s
+        self.deadline = deadline
+        self.reply = reply
+        self.started_s = 0.0  # when it left the queue for a batch; 0 before
+        self.finished = False
+        self.ticket = Ticket(
+            band=band,
+            tenant=tenant,
+            deadline=deadline if give_up_s is None else min(deadline, give_up_s),
+            cost=float(rows),
+            size_bytes=size_bytes,
+            rows=rows,
+            payload=self,
+        )

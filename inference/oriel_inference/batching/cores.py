@@ -1,0 +1,75 @@
+"""Which model may compute: running instances times their threads stay within the machine's cores.
+
+One writer, the loop. A run takes its threads' worth of units and gives them back; when there are not enough, the model
+waits here, and the most urgent head of all waiting queues gets the next ones. Nobody overtakes the most urgent waiter,
+not even a run that would fit where it does not: a model with many threads could otherwise starve.
+"""
+
+from operator import itemgetter
+from typing import Protocol
+
+__all__ = ["Contender", "Cores"]
+
+
+class Contender(Protocol):
+    """A model that wants to compute."""
+
+    @property
+    def units(self) -> int:
+        """Threads of one of its runs, at most the total."""
+        ...
+
+    def urgency(self) -> tuple[int, float] | None:
+        """(band, deadline) of what it would run next; None if it has nothing to run any more."""
+        ...
+
+    def granted(self) -> None:
+        """The units are taken: run, or give them back with `release`."""
+        ...
+
+
+class Cores:
+    """`total` units. `take` never waits; a refused contender is called back through `granted`."""
+
+    def __init__(self, total: int) -> None:
+        self.total = max(1, total)
+        self.free = self.total
+        self._waiting: list[Contender] = []
+        self._granting = False
+
+    def take(self, contender: Contender) -> bool:
+        """Take the contender's units now, or remember it."""
+        if contender in self._waiting:
+            return False
+        if not self._waiting and self.free >= contender.units:
+            self.free -= contender.units
+            return True
+        self._waiting.append(contender)
+        if not self._granting:
+            self._grant()  # whoever waited may have lost interest
+        return False
+
+    def release(self, units: int) -> None:
+        """Give units back and let the most urgent waiters have them."""
+        self.free += units
+        if self._waiting and not self._granting:
+            self._grant()
+
+    def _grant(self) -> None:
+        self._granting = True
+        try:
+            while self._waiting:
+                chosen = self._most_urgent()
+                if chosen is None or chosen.units > self.free:
+                    return
+                self._waiting.remove(chosen)
+                self.free -= chosen.units
+                chosen.granted()
+        finally:
+            self._granting = False
+
+    def _most_urgent(self) -> Contender | None:
+        ranked = [(urgency, each) for each in self._waiting if (urgency := each.urgency()) is not None]
+        if len(ranked) != len(self._waiting):
+            self._waiting = [each for _, each in ranked]
+        return min(ranked, key=itemgetter(0))[1] if ranked else None

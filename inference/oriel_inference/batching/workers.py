@@ -1,0 +1,69 @@
+"""The threads that execute batches: one bounded pool for all models, threads started on first use."""
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Protocol
+
+__all__ = ["ManualWorkers", "Workers", "WorkerThreads"]
+
+Job = Callable[[], None]
+
+
+class Workers(Protocol):
+    """Runs jobs somewhere, each exactly once. Jobs do not raise."""
+
+    def submit(self, job: Job) -> None: ...
+
+
+class WorkerThreads:
+    """At most `limit` daemon threads. `submit` is for one thread, the loop's."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = max(1, limit)
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._busy = 0
+
+    def submit(self, job: Job) -> None:
+        with self._lock:
+            self._busy += 1
+            needed = self._busy > len(self._threads) and len(self._threads) < self._limit
+        if needed:
+            thread = threading.Thread(target=self._work, name=f"oriel-batch-{len(self._threads)}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self._jobs.put(job)
+
+    def close(self, timeout_s: float) -> bool:
+        """Let running jobs end, stop the threads; False if some still run after `timeout_s` each."""
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join(timeout_s)
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+            with self._lock:
+                self._busy -= 1
+            del job  # the arrays of a finished batch must not live until the next one
+
+
+class ManualWorkers:
+    """Test double: jobs wait in `jobs` until `run_next` or `run_all`."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+
+    def submit(self, job: Job) -> None:
+        self.jobs.append(job)
+
+    def run_next(self) -> None:
+        self.jobs.pop(0)()
+
+    def run_all(self) -> None:
+        while self.jobs:
+            self.run_next()

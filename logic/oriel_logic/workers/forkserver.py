@@ -1,0 +1,135 @@
+"""The fork server: `python -P -m oriel_logic.workers.forkserver <settings>`, one process per logic server.
+
+It imports the handler files once and then forks a worker for each request that comes over its control socket (file
+descriptor in the settings). A request is one record with the worker's end of a socket pair; the answers are records
+too: STARTED (token, pid) and EXITED (pid, wait status).
+
+Why not `multiprocessing`: its fork server brings a second helper process (resource_tracker), and its queues bring
+threads. This one has no threads, so a fork copies a quiet process, and workers share the pages of everything that
+was imported (the heap is frozen before the first fork so that the collector does not touch them).
+
+Nobody is left behind: the control socket's end-of-file (the logic process is gone, however it went) ends the fork
+server, which kills its workers; should the fork server itself be killed, the kernel kills the workers (Linux), and
+idle ones leave by the end-of-file of their own socket. SIGINT and SIGTERM are ignored: a terminal sends them to the
+whole group, while requests still need their workers.
+"""
+
+import gc
+import json
+import logging
+import os
+import random
+import select
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from oriel_logic.registry import load, one_line
+from oriel_logic.workers import child
+from oriel_logic.workers.records import EXITED, RECORD, STARTED
+from oriel_logic.workers.references import Services
+
+__all__ = ["main"]
+
+LOG_FORMAT = "%(asctime)s %(levelname)s logic-worker %(name)s: %(message)s"
+
+
+def main() -> None:
+    settings = json.loads(sys.argv[1])
+    for name in ("PYTHONPATH", "ORIEL_LIFELINE_FD"):
+        os.environ.pop(name, None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logging.basicConfig(level=os.environ.get("ORIEL_LOG_LEVEL", "").upper() or "INFO", format=LOG_FORMAT)
+    os.set_inheritable(settings["control_fd"], False)
+    control = socket.socket(fileno=settings["control_fd"])
+    services, problems = Services(), {}
+    definitions = []
+    for loaded in load([Path(folder) for folder in settings["services"]], log=False):
+        if loaded.definition is not None:
+            definitions.append(loaded.definition)
+        elif loaded.problem:
+            problems[loaded.name] = loaded.problem
+    gc.collect()
+    gc.freeze()
+    link = serve(control)
+    if link is not None:  # this is a forked worker
+        child.run(link, services, definitions, problems, limit_bytes=settings["max_frame_bytes"])
+    os._exit(0)
+
+
+def serve(control: socket.socket) -> socket.socket | None:
+    """Fork on request until the control socket ends: None then. In a forked worker: its socket."""
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_read, False)
+    os.set_blocking(wake_write, False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    pids: set[int] = set()
+    server = os.getpid()
+    try:
+        while True:
+            readable, _, _ = select.select([control, wake_read], [], [])
+            if wake_read in readable:
+                os.read(wake_read, 4096)
+                reap(control, pids)
+            if control in readable:
+                data, descriptors, _, _ = socket.recv_fds(control, RECORD.size, 1)
+                if len(data) < RECORD.size or not descriptors:
+                    return None
+                _, token, _ = RECORD.unpack(data)
+                pid = os.fork()
+                if pid == 0:
+                    become_worker(server, control, wake_read, wake_write)
+                    os.set_inheritable(descriptors[0], False)
+                    return socket.socket(fileno=descriptors[0])
+                os.close(descriptors[0])
+                pids.add(pid)
+                control.sendall(RECORD.pack(STARTED, token, pid))
+    except OSError:
+        return None  # the logic process is gone
+    finally:
+        if os.getpid() == server:
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+
+
+def reap(control: socket.socket, pids: set[int]) -> None:
+    while pids:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        pids.discard(pid)
+        control.sendall(RECORD.pack(EXITED, pid, status))
+
+
+def become_worker(server: int, control: socket.socket, *pipes: int) -> None:
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    control.close()
+    for descriptor in pipes:
+        os.close(descriptor)
+    die_with_parent(server)
+    random.seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+
+
+def die_with_parent(server: int) -> None:
+    if not sys.platform.startswith("linux"):
+        return
+    import ctypes
+
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != server:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Exception as error:  # the process ends here; its parent sees end-of-file and says so
+        sys.stderr.write(f"oriel logic: the fork server stopped: {one_line(error)}\n")
+        os._exit(1)

@@ -1,0 +1,120 @@
+"""The fork server as the logic process sees it."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from oriel_logic.workers.records import EXITED, RECORD, SPAWN, STARTED
+
+__all__ = ["Exited", "ForkServer", "Started"]
+
+# One worker is one core's work; threads would also make the fork server's forks unsafe.
+SINGLE_THREADED = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The worker asked for with `token` runs as process `pid`."""
+
+    token: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A worker is gone; `status` as from `os.waitpid`."""
+
+    pid: int
+    status: int
+
+    def how(self) -> str:
+        if os.WIFSIGNALED(self.status):
+            return f"signal {os.WTERMSIG(self.status)}"
+        return f"exit code {os.waitstatus_to_exitcode(self.status)}"
+
+
+class ForkServer:
+    """A running fork server. `spawn` asks for a worker at once; `events` tells later what became of it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
+        self._process = process
+        self._control = control
+        self._unread = b""
+
+    @classmethod
+    def launch(cls, services: Sequence[Path], *, max_frame_bytes: int) -> "ForkServer":
+        """Start the process; it imports the services meanwhile. Blocks for the exec only. Raises OSError."""
+        control, theirs = socket.socketpair()
+        with theirs:
+            settings = {
+                "control_fd": theirs.fileno(),
+                "services": [str(folder) for folder in services],
+                "max_frame_bytes": max_frame_bytes,
+            }
+            environment = dict(os.environ)
+            environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+            for name in SINGLE_THREADED:
+                environment.setdefault(name, "1")
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "oriel_logic.workers.forkserver", json.dumps(settings)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env=environment,
+            )
+        control.setblocking(False)
+        return cls(process, control)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def fileno(self) -> int:
+        """Readable when `events` has news."""
+        return self._control.fileno()
+
+    def spawn(self, token: int) -> socket.socket:
+        """Ask for a worker; our end of its socket. Raises OSError when the fork server is gone."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                socket.send_fds(self._control, [RECORD.pack(SPAWN, token, 0)], [theirs.fileno()])
+        except OSError:
+            ours.close()
+            raise
+        ours.setblocking(False)
+        return ours
+
+    def events(self) -> list[Started | Exited] | None:
+        """What happened since the last call; None once the fork server is gone. Does not block."""
+        try:
+            data = self._control.recv(4096)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        if not data:
+            return None
+        data = self._unread + data
+        whole = len(data) - len(data) % RECORD.size
+        self._unread = data[whole:]
+        found: list[Started | Exited] = []
+        for kind, first, second in RECORD.iter_unpack(data[:whole]):
+            if kind == STARTED:
+                found.append(Started(first, second))
+            elif kind == EXITED:
+                found.append(Exited(first, second))
+        return found
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """End the fork server and with it its workers. Blocks until it is gone, at most `timeout_s`, then kills it."""
+        self._control.close()
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

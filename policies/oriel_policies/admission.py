@@ -1,0 +1,82 @@
+"""Who may go now: bounded concurrency in front of one pool, with the SLA queue behind it.
+
+A permit is taken by `enter` or handed out by `next_admitted`, and given back by `leave`, once. While anything waits,
+nobody overtakes: `enter` refuses and the caller has to `wait`.
+"""
+
+from math import ceil
+
+from oriel_policies.queue import Pushed, SlaQueue, Ticket
+
+__all__ = ["Admission", "Charges"]
+
+
+class Charges:
+    """Estimated charge per (route, tenant): exponentially weighted mean of what earlier calls cost, in seconds.
+
+    Holds at most `max_keys`; the oldest key is dropped for a new one.
+    """
+
+    __slots__ = ("_alpha", "_known", "_max_keys", "default_s")
+
+    def __init__(self, *, default_s: float = 0.01, alpha: float = 0.1, max_keys: int = 65536) -> None:
+        self.default_s = default_s
+        self._alpha = alpha
+        self._max_keys = max_keys
+        self._known: dict[tuple[str, str], float] = {}
+
+    def estimate(self, route: str, tenant: str) -> float:
+        """Seconds a call of this tenant on this route is expected to be charged."""
+        return self._known.get((route, tenant), self.default_s)
+
+    def learn(self, route: str, tenant: str, actual_s: float) -> None:
+        """A call cost this much."""
+        key = (route, tenant)
+        before = self._known.get(key)
+        if before is None:
+            if len(self._known) >= self._max_keys:
+                del self._known[next(iter(self._known))]
+            self._known[key] = actual_s
+        else:
+            self._known[key] = before + self._alpha * (actual_s - before)
+
+
+class Admission:
+    """Permits of one pool and the queue for them. limit: permits; inflight: how many are out."""
+
+    __slots__ = ("_mean_s", "inflight", "limit", "queue")
+
+    def __init__(self, *, limit: int, queue: SlaQueue) -> None:
+        self.limit = limit
+        self.queue = queue
+        self.inflight = 0
+        self._mean_s = 0.0
+
+    def enter(self) -> bool:
+        """Take a permit if one is free and nobody waits for it."""
+        if self.inflight < self.limit and not len(self.queue):
+            self.inflight += 1
+            return True
+        return False
+
+    def wait(self, ticket: Ticket) -> tuple[Pushed, list[Ticket]]:
+        """Queue for a permit; see `SlaQueue.push`."""
+        return self.queue.push(ticket)
+
+    def next_admitted(self) -> Ticket | None:
+        """The waiting ticket that gets a permit now, if there is one of each."""
+        if self.inflight >= self.limit:
+            return None
+        ticket = self.queue.pop()
+        if ticket is not None:
+            self.inflight += 1
+        return ticket
+
+    def leave(self, held_s: float) -> None:
+        """Give a permit back after holding it for `held_s` seconds."""
+        self.inflight -= 1
+        self._mean_s += 0.05 * (held_s - self._mean_s)
+
+    def retry_after_s(self) -> int:
+        """Whole seconds, 1 to 60, until what waits now has probably gone."""
+        return max(1, min(60, ceil((len(self.queue) + 1) * self._mean_s / self.limit)))

@@ -1,0 +1,21 @@
+"""What can be wrong with a promise.
+
+PolicyError
+└── BadDocument    a document does not say what it has to; names file, path in it and reason
+"""
+
+__all__ = ["BadDocument", "PolicyError"]
+
+
+class PolicyError(Exception):
+    """Root of this package's errors."""
+
+
+class BadDocument(PolicyError):
+    """file: as given to `compile_documents`; path: dotted, inside the document ("" for the whole)."""
+
+    def __init__(self, file: str, path: str, reason: str) -> None:
+        super().__init__(f"{file}: {path}: {reason}" if path else f"{file}: {reason}")
+        self.file = file
+        self.path = path
+        self.reason = reason

@@ -1,0 +1,184 @@
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from oriel_wire.errors import BadMessage
+from oriel_wire.v2 import http
+from oriel_wire.v2.messages import InferRequest, InferResponse, RequestedOutput, Tensor, tensor
+
+
+def request_body(**members: Any) -> bytes:
+    return json.dumps(members).encode()
+
+
+def x(**changes: Any) -> dict[str, Any]:
+    return {"name": "x", "shape": [2], "datatype": "FP32", "data": [1, 2.5]} | changes
+
+
+def test_integers_are_numbers_in_a_float_tensor() -> None:
+    got = http.decode_request("m", "1", request_body(inputs=[x()], id="7", parameters={"priority": 2}), None)
+    assert (got.model_name, got.model_version, got.id, got.parameters) == ("m", "1", "7", {"priority": 2})
+    assert got.outputs is None
+    assert not got.binary_default
+    assert got.inputs[0].array.dtype == np.float32
+    assert got.inputs[0].array.tolist() == [1, 2.5]
+
+
+def test_members_that_are_null_or_unknown_are_left_alone() -> None:
+    body = request_body(inputs=[x(parameters=None)], id=None, parameters=None, outputs=None, extra={"a": [1]})
+    got = http.decode_request("m", "", body, None)
+    assert (got.id, got.parameters, got.outputs) == ("", {}, None)
+
+
+def test_empty_outputs_mean_all_of_them() -> None:
+    assert http.decode_request("m", "", request_body(inputs=[x()], outputs=[]), None).outputs is None
+
+
+def test_output_parameters_become_fields() -> None:
+    body = request_body(
+        inputs=[x()],
+        parameters={"binary_data_output": True},
+        outputs=[
+            {"name": "a", "parameters": {"binary_data": False, "classification": 3, "own": "kept"}},
+            {"name": "b"},
+        ],
+    )
+    got = http.decode_request("m", "", body, None)
+    assert got.parameters == {}
+    assert got.binary_default
+    assert got.outputs == [RequestedOutput("a", False, 3, {"own": "kept"}), RequestedOutput("b", True)]
+
+
+def test_pretty_printed_nested_data() -> None:
+    shape = [1] * 8 + [2]
+    data: Any = [1, 2]
+    for _ in range(8):
+        data = [data]
+    body = json.dumps({"inputs": [x(shape=shape, data=data)]}, indent=40).encode()
+    assert http.decode_request("m", "", body, None).inputs[0].array.shape == tuple(shape)
+
+
+@pytest.mark.parametrize(("shape", "data"), [([0], []), ([0, 3], []), ([2, 0], [[], []]), ([], [5])])
+def test_empty_and_scalar_shapes(shape: list[int], data: list[Any]) -> None:
+    got = http.decode_request("m", "", request_body(inputs=[x(shape=shape, data=data)]), None)
+    assert got.inputs[0].array.shape == tuple(shape)
+
+
+def test_nan_and_infinities_as_other_servers_write_them() -> None:
+    array = np.array([np.nan, np.inf, -np.inf, 1.5], np.float32)
+    response = InferResponse(model_name="m", outputs=[tensor("y", array), tensor("s", [b"NaN"])])
+    [body], header_length = http.encode_response(response, InferRequest(model_name="m"))
+    assert header_length is None
+    assert json.loads(body)["outputs"][0]["data"][1:] == [np.inf, -np.inf, 1.5]
+    outputs = http.decode_response(body, None).outputs
+    assert np.array_equal(outputs[0].array, array, equal_nan=True)
+    assert outputs[1].array.tolist() == [b"NaN"]
+    inputs = http.decode_request("m", "", body.replace(b'"outputs"', b'"inputs"'), None).inputs
+    assert np.array_equal(inputs[0].array, array, equal_nan=True)
+
+
+def test_each_output_travels_as_it_was_asked_for() -> None:
+    request = http.decode_request(
+        "m", "", request_body(inputs=[x()], outputs=[{"name": "a"}, {"name": "b", "parameters": {"binary_data": True}}]), None
+    )
+    response = InferResponse(
+        model_name="m",
+        model_version="2",
+        id="q",
+        outputs=[tensor("a", np.arange(3)), tensor("b", np.array([[1.5]], np.float16))],
+    )
+    parts, header_length = http.encode_response(response, request)
+    assert header_length == len(parts[0])
+    assert header_length % 16 == 0
+    document = json.loads(parts[0])
+    assert (document["model_name"], document["model_version"], document["id"]) == ("m", "2", "q")
+    assert document["outputs"] == [
+        {"name": "a", "datatype": "INT64", "shape": [3], "data": [0, 1, 2]},
+        {"name": "b", "datatype": "FP16", "shape": [1, 1], "parameters": {"binary_data_size": 2}},
+    ]
+    assert bytes(parts[1]) == np.float16(1.5).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("array", "datatype", "hint"),
+    [
+        (np.zeros(1, np.float16), "FP16", "FP16 cannot travel as JSON, ask for it as binary data"),
+        (np.zeros(1, np.uint16), "BF16", "BF16 cannot travel as JSON, ask for it as binary data"),
+        (np.array([b"\xff"], dtype=object), "BYTES", "not UTF-8 text, ask for it as binary data"),
+        (np.zeros(1), "FP32", "FP32 needs an array of float32, not float64"),
+    ],
+)
+def test_output_that_cannot_travel_as_json_says_what_to_do(array: np.ndarray, datatype: str, hint: str) -> None:
+    response = InferResponse(model_name="m", outputs=[Tensor("y", datatype, array.shape, array)])
+    with pytest.raises(BadMessage, match=f"output 'y': .*{hint}"):
+        http.encode_response(response, InferRequest(model_name="m"))
+
+
+def test_array_must_have_the_shape_it_claims() -> None:
+    wrong = Tensor("y", "FP32", (3,), np.zeros(2, np.float32))
+    for binary in (True, False):
+        with pytest.raises(BadMessage, match=r"its shape is \[3\], its array has \[2\]"):
+            http.encode_request(InferRequest(model_name="m", inputs=[wrong]), binary=binary)
+
+
+def test_response_parts_are_views_of_the_arrays() -> None:
+    array = np.arange(4, dtype=np.float32)
+    response = InferResponse(model_name="m", outputs=[tensor("y", array)])
+    parts, _ = http.encode_response(response, InferRequest(model_name="m", binary_default=True))
+    assert np.shares_memory(np.frombuffer(parts[1], np.uint8), array)
+
+
+def test_arrays_that_are_not_contiguous_are_written_in_order() -> None:
+    array = np.arange(6, dtype=np.int32).reshape(2, 3).T
+    parts, header_length = http.encode_request(InferRequest(model_name="m", inputs=[tensor("x", array)]))
+    got = http.decode_request("m", "", b"".join(parts), header_length).inputs[0]
+    assert got.array.tolist() == array.tolist()
+
+
+class TestRaw:
+    def test_body_takes_the_shape_of_the_model(self) -> None:
+        values = np.arange(6, dtype=np.float32)
+        request = http.decode_request("m", "", values.tobytes(), 0)
+        http.resolve_raw(request, name="x", datatype="FP32", shape=[1, -1, 2])
+        [got] = request.inputs
+        assert (got.name, got.datatype, got.shape) == ("x", "FP32", (1, 3, 2))
+        assert np.array_equal(got.array.reshape(-1), values)
+        assert request.binary_default
+        assert request.outputs is None
+
+    def test_bytes_are_one_element(self) -> None:
+        request = http.decode_request("m", "", b"any \xff text", 0)
+        http.resolve_raw(request, name="x", datatype="BYTES", shape=[1, 1])
+        assert request.inputs[0].array.tolist() == [[b"any \xff text"]]
+
+    def test_empty_body(self) -> None:
+        request = http.decode_request("m", "", b"", 0)
+        http.resolve_raw(request, name="x", datatype="FP32", shape=[1, -1])
+        assert request.inputs[0].shape == (1, 0)
+
+    @pytest.mark.parametrize(
+        ("body", "datatype", "shape", "hint"),
+        [
+            (b"1234567", "FP32", [1, -1], r"7 bytes do not fill FP32 \[1, -1\]"),
+            (b"12345678", "FP32", [1, 3], r"8 bytes do not fill FP32 \[1, 3\]"),
+            (b"12345678", "FP32", [-1, -1], "more than one variable dimension"),
+            (b"12345678", "FP32", [0, -1], "do not fill"),
+            (b"12345678", "BYTES", [1, 2], "raw BYTES data is one element"),
+        ],
+    )
+    def test_bodies_that_do_not_fit(self, body: bytes, datatype: str, shape: list[int], hint: str) -> None:
+        request = http.decode_request("m", "", body, 0)
+        with pytest.raises(BadMessage, match=f"input 'x': .*{hint}"):
+            http.resolve_raw(request, name="x", datatype=datatype, shape=shape)
+
+
+@pytest.mark.parametrize(("value", "length"), [(None, None), ("0", 0), ("17", 17)])
+def test_header_length(value: str | None, length: int | None) -> None:
+    assert http.parse_header_length(value) == length
+
+
+@pytest.mark.parametrize("value", ["", "-1", "+1", "1_0", " 1", "1.0", "0x1", "\u0661", "9" * 20, "9" * 5000])
+def test_header_length_that_is_no_number(value: str) -> None:
+    with pytest.raises(BadMessage, match="whole number"):
+        http.parse_header_length(value)
