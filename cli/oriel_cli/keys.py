@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     key, digest = new_key()
     print(f"key (shown once, give it to the tenant):\n  {key}\n")
-    print(f'for the tenant in tenants.toml:\n  keys = ["{digest}"]')
+    print(f'for the tenant in tenants.toml:\n  keys = [{{ sha256 = "{digest}" }}]')
     return 0
 
 

@@ -26,6 +26,9 @@ from oriel_wire.errors import StartFailed
 __all__ = ["Supervisor", "Timings", "Unit"]
 
 
+REAP_S = 1.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
     """How patient a supervisor is, in seconds."""
@@ -62,16 +65,22 @@ class Supervisor:
 
         Raises StartFailed when a unit cannot start. Cancelled: process groups are killed at once.
         """
+        patient = True
         try:
             await _until(stop, self._serve(ready))
+        except asyncio.CancelledError:
+            patient = False
+            raise
         finally:
             try:
-                await self._stop()
+                if patient:
+                    await self._stop()
             finally:
                 for unit in self.units:
                     unit.kill()
                 os.close(self._lifeline_held)
                 os.close(self._lifeline)
+                await asyncio.gather(*(unit.reap() for unit in self.units))
 
     async def _serve(self, ready: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -160,6 +169,7 @@ class Unit:
         process = self._process
         if process is None:
             return
+        self.state = "stopping"
         try:
             if process.returncode is None:
                 process.terminate()
@@ -176,6 +186,17 @@ class Unit:
         """SIGKILL to whatever is left of the process group."""
         if self._process is not None:
             _kill_group(self._process.pid)
+
+    async def reap(self) -> None:
+        """Take note of the end of a killed process, so that no zombie stays."""
+        if self._process is not None:
+            try:
+                async with asyncio.timeout(REAP_S):
+                    await self._process.wait()
+            except TimeoutError:
+                # Stuck in the kernel; it dies with its system call, and nobody can hurry it.
+                return
+            self._process = None
 
     async def models(self) -> list[dict[str, Any]]:
         """What the unit says it serves; empty when it serves none or does not answer."""

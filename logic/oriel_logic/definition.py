@@ -107,13 +107,15 @@ def check_function(target: Callable[..., Any]) -> None:
 
 def check_chain(target: type) -> None:
     if not isinstance(getattr(target, "model", None), str) or not target.model:  # type: ignore[attr-defined]
-        raise NotAService(f"class {target.__name__} needs `model = \"...\"`, the model that runs between pre and post")
+        raise NotAService(f'class {target.__name__} needs `model = "..."`, the model that runs between pre and post')
     for stage, argument in (("pre", "request"), ("post", "outputs")):
         method = getattr(target, stage, None)
         if not inspect.isfunction(method) or not takes(method, 2):
             raise NotAService(f"class {target.__name__} needs a method {stage}(self, {argument})")
     if not takes(target, 0):
-        raise NotAService(f"class {target.__name__} must be constructible without arguments: load things in setup(self)")
+        raise NotAService(
+            f"class {target.__name__} must be constructible without arguments: load things in setup(self)"
+        )
 
 
 def takes(target: Callable[..., Any], count: int) -> bool:

@@ -142,7 +142,8 @@ class Registry:
     def describe(self) -> list[dict[str, object]]:
         """For `GET /v1/services`: name, file, state, description, model or problem."""
         shadowed: list[dict[str, object]] = [
-            {"name": each.name, "file": each.file, "state": "broken", "problem": each.problem} for each in self._shadowed
+            {"name": each.name, "file": each.file, "state": "broken", "problem": each.problem}
+            for each in self._shadowed
         ]
         return [self.describe_one(name) for name in sorted(self._loaded)] + shadowed
 

@@ -22,6 +22,7 @@ until they are the majority, then the heap is rebuilt: every operation is O(log 
 from bisect import insort
 from enum import Enum
 from heapq import heapify, heappop, heappush
+from typing import Any
 
 __all__ = ["Pushed", "SlaQueue", "Ticket"]
 
@@ -55,7 +56,7 @@ class Ticket:
         weight: float = 1.0,
         size_bytes: int = 0,
         rows: int = 1,
-        payload: object = None,
+        payload: Any = None,
     ) -> None:
         self.band = band
         self.tenant = tenant

@@ -21,14 +21,14 @@ __all__ = [
     "format_traceparent",
     "new_trace",
     "parse_traceparent",
+    "random_bits",
     "server_timing",
     "wall_ns",
 ]
 
 _PARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?\Z")
-_random_bits = random.SystemRandom().getrandbits
 # Ids need uniqueness, not secrecy: one generator seeded by the system, not a system call per request.
-_getrandbits = random.Random(_random_bits(128)).getrandbits
+random_bits = random.Random(random.SystemRandom().getrandbits(128)).getrandbits
 _WALL_OFFSET_NS = time.time_ns() - time.monotonic_ns()
 
 
@@ -73,12 +73,12 @@ def _bounded_state(state: str) -> str:
 
 def new_trace(sampled: bool) -> TraceContext:
     """Start a trace of our own."""
-    return TraceContext(_getrandbits(128) or 1, _getrandbits(64) or 1, sampled)
+    return TraceContext(random_bits(128) or 1, random_bits(64) or 1, sampled)
 
 
 def child(parent: TraceContext) -> TraceContext:
     """The same trace with a fresh span id."""
-    return TraceContext(parent.trace_id, _getrandbits(64) or 1, parent.sampled, parent.state)
+    return TraceContext(parent.trace_id, random_bits(64) or 1, parent.sampled, parent.state)
 
 
 def format_traceparent(ctx: TraceContext) -> str:

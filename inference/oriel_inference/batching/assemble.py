@@ -11,7 +11,7 @@ from oriel_inference.errors import BackendFailed, InferenceError
 from oriel_inference.model import ModelSpec, TensorSpec
 from oriel_wire.v2.messages import Array
 
-__all__ = ["concatenate", "execute", "split"]
+__all__ = ["Outcome", "concatenate", "execute", "split"]
 
 _log = logging.getLogger(__name__)
 
@@ -72,10 +72,25 @@ def _reshaped(array: Array, spec: TensorSpec, rows: int) -> Array:
     return array.reshape((rows, *spec.dims) if rows else spec.dims)
 
 
+Outcome = tuple[list[list[Array]], BatchTimes] | InferenceError
+
+
 def execute(
     session: Session, spec: ModelSpec, names: Sequence[str], calls: Sequence[Call], now: Callable[[], float]
-) -> tuple[list[list[Array]], BatchTimes] | InferenceError:
-    """Run `calls` as one batch; blocks. Never raises: a failure is every member's answer."""
+) -> list[tuple[Sequence[Call], Outcome]]:
+    """Run `calls` as one batch; blocks, never raises.
+
+    If the batch fails, its members run again one by one, so that one caller's bad values fail nobody else.
+    """
+    outcome = _run(session, spec, names, calls, now)
+    if not isinstance(outcome, InferenceError) or len(calls) == 1:
+        return [(calls, outcome)]
+    return [((call,), _run(session, spec, names, (call,), now)) for call in calls if not call.finished]
+
+
+def _run(
+    session: Session, spec: ModelSpec, names: Sequence[str], calls: Sequence[Call], now: Callable[[], float]
+) -> Outcome:
     started = now()
     sizes = [call.rows for call in calls]
     try:

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from oriel_inference.backends import Session
-from oriel_inference.batching.assemble import execute
+from oriel_inference.batching.assemble import Outcome, execute
 from oriel_inference.batching.call import Answer, BatchTimes, Call
 from oriel_inference.batching.cores import Cores
 from oriel_inference.batching.workers import Workers
@@ -37,7 +37,7 @@ from oriel_inference.errors import (
 from oriel_inference.model import ModelSpec
 from oriel_inference.statistics import Statistics
 from oriel_policies.batch import Backlog, BatchBounds, Fill, Idle, Run, ServiceCurve, WaitUntil, decide
-from oriel_policies.queue import Pushed, SlaQueue
+from oriel_policies.queue import Pushed, SlaQueue, Ticket
 from oriel_wire.v2.messages import Array
 
 __all__ = ["Batcher"]
@@ -49,7 +49,7 @@ INLINE_SAMPLES = 8
 INLINE_OVERRUN_S = 0.005
 INLINE_PENALTY = 1000
 
-_Outcome = tuple[list[list[Array]], BatchTimes] | InferenceError
+_Results = Sequence[tuple[Sequence[Call], Outcome]]
 
 
 class _Running:
@@ -130,7 +130,7 @@ class Batcher:
             return
         self._rows += call.rows
         for loser in displaced:
-            self._evict(loser.payload, QueueFull(f"a more urgent request took the place in {self.spec.name!r}'s queue"))
+            self._evict(loser, QueueFull(f"a more urgent request took the place in {self.spec.name!r}'s queue"))
         if self._bounds.max_delay_s > 0.0:
             self._arrivals.append(call)
         if self._expiry is None or ticket.deadline < self._expiry_at:
@@ -146,13 +146,14 @@ class Batcher:
         call.finished = True
         if self._queue.remove(call.ticket):
             self._rows -= call.rows
+            _unwrap(call.ticket).inputs = {}
         self.statistics.failed(CallerLeft.outcome, self._clock.now() - call.arrived_s)
 
     def close(self) -> None:
         """Fail what waits; running batches end on their own. Nothing is taken afterwards."""
         self._closed = True
         while (ticket := self._queue.pop()) is not None:
-            self._evict(ticket.payload, ServerStopping())
+            self._evict(ticket, ServerStopping())
         for timer in (self._expiry, self._wait):
             if timer is not None:
                 timer.cancel()
@@ -186,7 +187,7 @@ class Batcher:
             decision = self._decide()
             if not isinstance(decision, Run):
                 return
-            if self._runs_inline(decision.rows):
+            if self._is_inline(decision.rows):
                 self._run_inline(decision)
                 self._schedule()  # one batch per turn: the loop has sockets to serve
                 return
@@ -220,12 +221,14 @@ class Batcher:
         fill = Fill(decision.rows, self.curve, now)
         calls: list[Call] = []
         while (ticket := queue.peek()) is not None:
-            call: Call = ticket.payload  # type: ignore[assignment]
+            call = ticket.payload
+            assert isinstance(call, Call)
             if calls and call.signature != calls[0].signature:
                 break
             if not fill.admit(call.rows, call.deadline):
                 break
             queue.pop()
+            _unwrap(ticket)
             call.started_s = now
             calls.append(call)
             if self._alone or fill.rows >= decision.rows:
@@ -235,56 +238,59 @@ class Batcher:
         return calls
 
     def _start(self, decision: Run) -> None:
+        self._inline_penalty = max(0, self._inline_penalty - 1)
         batch = _Running(self._take(decision), self._idle.pop(), self.units)
         self._running.add(batch)
         self._arm_running(batch)
         clock, spec, names = self._clock, self.spec, self._output_names
 
         def job() -> None:
-            outcome = execute(batch.session, spec, names, batch.calls, clock.now)
-            clock.call_from_thread(lambda: self._ended(batch, outcome))
+            results = execute(batch.session, spec, names, batch.calls, clock.now)
+            clock.call_from_thread(lambda: self._ended(batch, results))
 
         self._workers.submit(job)
 
-    def _ended(self, batch: _Running, outcome: _Outcome) -> None:
+    def _ended(self, batch: _Running, results: _Results) -> None:
         self._running.discard(batch)
         if batch.timer is not None:
             batch.timer.cancel()
         self._idle.append(batch.session)
-        if not isinstance(outcome, InferenceError):
-            self._learn(outcome[1])
+        self._learn(results)
         # The next batch starts before this one's answers are written: the device should not wait for sockets.
         self._cores.release(batch.units)
         self._dispatch()
-        self._deliver(batch.calls, outcome)
+        self._deliver(results)
 
-    def _runs_inline(self, rows: int) -> bool:
-        if self._inline_penalty:
-            self._inline_penalty -= 1
-            return False
+    def _is_inline(self, rows: int) -> bool:
         curve = self.curve
-        return curve.samples(rows) >= INLINE_SAMPLES and curve.bound(rows) < self._inline_s
+        return not self._inline_penalty and curve.samples(rows) >= INLINE_SAMPLES and curve.bound(rows) < self._inline_s
 
     def _run_inline(self, decision: Run) -> None:
         calls = self._take(decision)
-        outcome = execute(self._idle[-1], self.spec, self._output_names, calls, self._clock.now)
-        if not isinstance(outcome, InferenceError):
-            self._learn(outcome[1])
-            if outcome[1].split_s - outcome[1].started_s > INLINE_OVERRUN_S:
-                self._inline_penalty = INLINE_PENALTY
-        self._deliver(calls, outcome)
+        started = self._clock.now()
+        results = execute(self._idle[-1], self.spec, self._output_names, calls, self._clock.now)
+        if self._clock.now() - started > INLINE_OVERRUN_S:
+            self._inline_penalty = INLINE_PENALTY
+        self._learn(results)
+        self._deliver(results)
 
-    def _learn(self, times: BatchTimes) -> None:
-        self.curve.observe(times.rows, times.split_s - times.started_s)
+    def _learn(self, results: _Results) -> None:
+        for _, outcome in results:
+            if not isinstance(outcome, InferenceError):
+                times = outcome[1]
+                self.curve.observe(times.rows, times.split_s - times.started_s)
 
     # Endings ----------------------------------------------------------------------------------------------------
 
-    def _deliver(self, calls: Sequence[Call], outcome: _Outcome) -> None:
-        if isinstance(outcome, InferenceError):
-            for call in calls:
-                self._fail(call, outcome)
-            return
-        shares, times = outcome
+    def _deliver(self, results: _Results) -> None:
+        for calls, outcome in results:
+            if isinstance(outcome, InferenceError):
+                for call in calls:
+                    self._fail(call, outcome)
+            else:
+                self._answer(calls, *outcome)
+
+    def _answer(self, calls: Sequence[Call], shares: list[list[Array]], times: BatchTimes) -> None:
         statistics, now = self.statistics, self._clock.now()
         statistics.executed(times, len(calls))
         per_row_us = (times.split_s - times.started_s) * 1e6 / max(1, times.rows)
@@ -302,11 +308,12 @@ class Batcher:
         self.statistics.failed(error.outcome, self._clock.now() - call.arrived_s)
         self._reply(call, error)
 
-    def _evict(self, payload: object, error: InferenceError) -> None:
-        """Finish a call that has just left the queue without running."""
-        assert isinstance(payload, Call)
-        self._rows -= payload.rows
-        self._fail(payload, error)
+    def _evict(self, ticket: Ticket, error: InferenceError | None) -> None:
+        """Finish a call that has just left the queue without running; no error given means it was late."""
+        call = _unwrap(ticket)
+        call.inputs = {}
+        self._rows -= call.rows
+        self._fail(call, error or self._lateness(call))
 
     def _reply(self, call: Call, result: Answer | InferenceError) -> None:
         try:
@@ -337,9 +344,7 @@ class Batcher:
 
     def _expire(self) -> None:
         for ticket in self._queue.expire(self._clock.now()):
-            call = ticket.payload
-            assert isinstance(call, Call)
-            self._evict(call, self._lateness(call))
+            self._evict(ticket, None)
 
     def _arm_running(self, batch: _Running) -> None:
         deadline = min((call.deadline for call in batch.calls if not call.finished), default=None)
@@ -351,3 +356,10 @@ class Batcher:
             if call.deadline <= now:
                 self._fail(call, DeadlineExceeded("compute"))
         self._arm_running(batch)
+
+
+def _unwrap(ticket: Ticket) -> Call:
+    """The call of a ticket that has left the queue, which keeps dead tickets for a while: they must hold no tensors."""
+    call, ticket.payload = ticket.payload, None
+    assert isinstance(call, Call)
+    return call

@@ -70,11 +70,11 @@ def serve(control: socket.socket) -> socket.socket | None:
     server = os.getpid()
     try:
         while True:
-            readable, _, _ = select.select([control, wake_read], [], [])
+            readable, _, _ = select.select([control.fileno(), wake_read], [], [])
             if wake_read in readable:
                 os.read(wake_read, 4096)
                 reap(control, pids)
-            if control in readable:
+            if control.fileno() in readable:
                 data, descriptors, _, _ = socket.recv_fds(control, RECORD.size, 1)
                 if len(data) < RECORD.size or not descriptors:
                     return None

@@ -1,6 +1,6 @@
 """How a job names the code it runs, on both sides of the fork server.
 
-`service:<name>` is a function service as a whole, `service:<name>.<stage>` a method of a chain, and
+`service:<name>:` is a function service as a whole, `service:<name>:<stage>` a method of a chain, and
 `function:<module>:<qualified name>` any function that a fresh import finds.
 """
 

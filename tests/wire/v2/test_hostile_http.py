@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from oriel_wire.errors import BadMessage, TooLarge
 from oriel_wire.v2 import http
 
@@ -121,7 +122,7 @@ def test_json_tensor_is_refused(changes: dict[str, Any], hint: str) -> None:
         (8, b"12345678", {"shape": [-1, -2]}, "negative dimension"),
         (8, b"12345678", {"shape": [-1]}, "negative dimension"),
         (8, b"\x00" * 8, {"datatype": "BYTES", "shape": [3]}, "8 bytes cannot hold 3 BYTES elements"),
-        (8, b"\x00" * 8, {"datatype": "BYTES", "shape": [2**60]}, "cannot hold"),
+        (8, b"\x00" * 8, {"datatype": "BYTES", "shape": [2**59]}, "cannot hold"),
         (8, b"\x00" * 8, {"datatype": "BYTES", "shape": [1]}, "4 bytes are left over after 1 BYTES elements"),
         (8, b"\x05\0\0\0abcd", {"datatype": "BYTES", "shape": [1]}, "BYTES element 0 says 5 bytes, 4 are left"),
         (8, b"\xff\xff\xff\xffabcd", {"datatype": "BYTES", "shape": [1]}, "says 4294967295 bytes"),
@@ -178,7 +179,9 @@ def test_json_that_is_no_infer_message(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("depth", [65, 1000, 100_000])
-@pytest.mark.parametrize("inside", ['{"inputs": %s}', '{"inputs": [{"name":"x","shape":[1],"datatype":"FP32","data":%s}]}'])
+@pytest.mark.parametrize(
+    "inside", ['{"inputs": %s}', '{"inputs": [{"name":"x","shape":[1],"datatype":"FP32","data":%s}]}']
+)
 @pytest.mark.parametrize("word", ["1", "NaN"])
 def test_deep_json(depth: int, inside: str, word: str) -> None:
     refusal((inside % ("[" * depth + word + "]" * depth)).encode())
@@ -242,11 +245,14 @@ def test_lone_surrogates() -> None:
 
 @given(st.binary(max_size=200), st.none() | st.integers(-2, 220))
 def test_any_bytes_decode_or_are_refused(body: bytes, header_length: int | None) -> None:
-    for decode in (lambda: http.decode_request("m", "", body, header_length), lambda: http.decode_response(body, header_length)):
-        try:
-            decode()
-        except BadMessage as error:
-            assert len(error.message) <= 500
+    try:
+        http.decode_request("m", "", body, header_length)
+    except BadMessage as error:
+        assert len(error.message) <= 500
+    try:
+        http.decode_response(body, header_length)
+    except BadMessage as error:
+        assert len(error.message) <= 500
 
 
 JSON = st.recursive(

@@ -3,6 +3,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2 import http
 from oriel_wire.v2.messages import InferRequest, InferResponse, RequestedOutput, Tensor, tensor
@@ -79,9 +80,8 @@ def test_nan_and_infinities_as_other_servers_write_them() -> None:
 
 
 def test_each_output_travels_as_it_was_asked_for() -> None:
-    request = http.decode_request(
-        "m", "", request_body(inputs=[x()], outputs=[{"name": "a"}, {"name": "b", "parameters": {"binary_data": True}}]), None
-    )
+    outputs = [{"name": "a"}, {"name": "b", "parameters": {"binary_data": True}}]
+    request = http.decode_request("m", "", request_body(inputs=[x()], outputs=outputs), None)
     response = InferResponse(
         model_name="m",
         model_version="2",

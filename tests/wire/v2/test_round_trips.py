@@ -1,10 +1,13 @@
 """Any tensor survives every way of sending it, bit for bit."""
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+
 from oriel_wire.v2 import grpc, http
 from oriel_wire.v2.datatypes import DATATYPES
 from oriel_wire.v2.messages import InferRequest, InferResponse, RequestedOutput, Tensor
@@ -20,19 +23,19 @@ PARAMETERS = st.dictionaries(
 
 
 @st.composite
-def tensors(draw: st.DrawFn, name: str, json: bool) -> Tensor:
-    entry = DATATYPES[draw(st.sampled_from([each for each, row in DATATYPES.items() if row.json or not json]))]
+def tensors(draw: st.DrawFn, name: str, as_json: bool) -> Tensor:
+    entry = DATATYPES[draw(st.sampled_from([each for each, row in DATATYPES.items() if row.json or not as_json]))]
     shape = draw(SHAPES)
     if entry.size:
         array = draw(hnp.arrays(entry.dtype, shape))
     else:
-        elements = st.text().map(str.encode) if json else st.binary()
+        elements = st.text().map(str.encode) if as_json else st.binary()
         array = draw(hnp.arrays(np.dtype(object), shape, elements=elements, fill=st.nothing()))
     return Tensor(name, entry.name, array.shape, array, draw(PARAMETERS))
 
 
 @st.composite
-def requests(draw: st.DrawFn, json: bool = False) -> InferRequest:
+def requests(draw: st.DrawFn, as_json: bool = False) -> InferRequest:
     names = draw(st.lists(NAMES, max_size=3, unique=True))
     outputs = draw(st.none() | st.lists(NAMES, min_size=1, max_size=3, unique=True))
     return InferRequest(
@@ -40,15 +43,15 @@ def requests(draw: st.DrawFn, json: bool = False) -> InferRequest:
         model_version=draw(st.sampled_from(["", "3"])),
         id=draw(st.text(max_size=8)),
         parameters=draw(PARAMETERS),
-        inputs=[draw(tensors(name, json)) for name in names],
+        inputs=[draw(tensors(name, as_json)) for name in names],
         outputs=outputs
-        and [RequestedOutput(name, not json, draw(st.integers(0, 5)), draw(PARAMETERS)) for name in outputs],
-        binary_default=not json and outputs is None,
+        and [RequestedOutput(name, not as_json, draw(st.integers(0, 5)), draw(PARAMETERS)) for name in outputs],
+        binary_default=not as_json and outputs is None,
     )
 
 
-def responses(json: bool = False) -> st.SearchStrategy[InferResponse]:
-    return requests(json).map(
+def responses(as_json: bool = False) -> st.SearchStrategy[InferResponse]:
+    return requests(as_json).map(
         lambda each: InferResponse(
             model_name="m",
             model_version=each.model_version,
@@ -80,7 +83,7 @@ def assert_same_tensors(got: list[Tensor], sent: list[Tensor]) -> None:
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_http_request(binary: bool, data: st.DataObject) -> None:
-    sent = data.draw(requests(json=not binary))
+    sent = data.draw(requests(as_json=not binary))
     parts, header_length = http.encode_request(sent, binary=binary)
     got = http.decode_request(sent.model_name, sent.model_version, b"".join(parts), header_length)
     assert_same_tensors(got.inputs, sent.inputs)
@@ -97,7 +100,7 @@ def test_http_request(binary: bool, data: st.DataObject) -> None:
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_http_response(binary: bool, data: st.DataObject) -> None:
-    sent = data.draw(responses(json=not binary))
+    sent = data.draw(responses(as_json=not binary))
     parts, header_length = http.encode_response(sent, InferRequest(model_name="m", binary_default=binary))
     assert (header_length is not None) == (binary and bool(sent.outputs))
     got = http.decode_response(b"".join(parts), header_length)
@@ -151,8 +154,6 @@ def test_binary_tensor_is_a_view_of_the_body(datatype: str) -> None:
 
 @given(flat=hnp.arrays(np.dtype("<f4"), 12, elements=st.floats(width=32, allow_nan=False, allow_infinity=False)))
 def test_nested_and_flat_json_are_the_same(flat: np.ndarray) -> None:
-    import json
-
     def body(data: object) -> bytes:
         return json.dumps({"inputs": [{"name": "x", "shape": [1, 3, 4], "datatype": "FP32", "data": data}]}).encode()
 

@@ -84,7 +84,9 @@ def tensor(name: str, array: Array | Sequence[Any], datatype: str = "") -> Tenso
     if not isinstance(array, np.ndarray):
         kind = lookup(datatype, what).dtype if datatype and datatype != "BF16" else None
         try:
-            array = np.array(array, dtype=kind)
+            values = np.array(array, dtype=kind)
+            # numpy's own byte strings lose trailing zero bytes
+            array = np.array(array, dtype=object) if values.dtype.kind in "SU" else values
         except (ValueError, TypeError, OverflowError) as error:
             raise BadMessage(f"{what}: its values are not {datatype or 'an array'}: {str(error)[:160]}") from error
     datatype = datatype or name_of(array.dtype)

@@ -101,6 +101,8 @@ def parse_config_text(text: str) -> model_config_pb2.ModelConfig:
 def parse_config_json(text: str | bytes) -> model_config_pb2.ModelConfig:
     """A model configuration as JSON. Raises BadMessage."""
     try:
+        if text.lstrip()[:1] not in ("{", b"{"):
+            raise json_format.ParseError("it is not a JSON object")
         return json_format.Parse(text, model_config_pb2.ModelConfig())
     except (json_format.ParseError, UnicodeDecodeError, RecursionError) as error:
         raise BadMessage(f"model configuration: {_plain(error)}") from error
@@ -138,4 +140,4 @@ def _value(field: Any, value: Any) -> Any:
 
 
 def _plain(error: Exception) -> str:
-    return str(error).replace('Message type "oriel.v2.', 'the message "')[:300]
+    return str(error).replace("oriel.v2.", "")[:300]

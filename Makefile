@@ -1,0 +1,42 @@
+# make run: set-up, then everything on this machine with the demo. make test: set-up, then all tests.
+# PYTHON=python3.12 picks the interpreter of a new .venv; ARGS="..." is passed on.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+export PYTHON VENV
+
+.PHONY: run test setup lint lock proto bench clean
+
+run: $(VENV)/.demo-ready
+	@exec $(BIN)/oriel up --demo $(ARGS)
+
+test: $(VENV)/.dev-ready
+	@exec $(BIN)/python -m pytest $(ARGS)
+
+setup: $(VENV)/.dev-ready
+
+lint: $(VENV)/.dev-ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# Versions move only here; review the difference and commit it.
+lock: $(VENV)/.dev-ready
+	UV=$(BIN)/uv requirements/lock
+
+proto: $(VENV)/.dev-ready
+	$(BIN)/python wire/oriel_wire/v2/proto/generate.py
+
+bench: $(VENV)/.dev-ready
+	$(BIN)/python tests/bench/gateway_hop.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
+
+# A stamp is newer than all that decides what is installed, so a second run installs nothing.
+# The dev lock holds the same versions as the demo lock and more: both may live in one environment.
+$(VENV)/.%-ready: requirements/%.txt requirements/uv.txt requirements/install pyproject.toml
+	@echo "setting up $(VENV) from $< (first time: a minute or two)" >&2
+	@requirements/install $*.txt
+	@touch $@

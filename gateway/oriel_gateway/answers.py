@@ -1,0 +1,53 @@
+"""Outcomes as HTTP: the one place where the gateway's refusals become statuses and bodies."""
+
+from typing import Any
+
+import msgspec
+
+from oriel_gateway.errors import Outcome, Refused
+from oriel_wire.engine.server import reason_phrase
+
+__all__ = ["STATUS", "refusal_bytes", "small_answer"]
+
+STATUS = {
+    Outcome.BAD_REQUEST: 400,
+    Outcome.AMBIGUOUS_CREDENTIALS: 400,
+    Outcome.UNAUTHENTICATED: 401,
+    Outcome.NOT_FOUND: 404,
+    Outcome.METHOD_NOT_ALLOWED: 405,
+    Outcome.TOO_LARGE: 413,
+    Outcome.RATE_LIMITED: 429,
+    Outcome.QUEUE_FULL: 503,
+    Outcome.DISPLACED: 503,
+    Outcome.SHUTTING_DOWN: 503,
+    Outcome.UPSTREAM_UNREACHABLE: 502,
+    Outcome.UPSTREAM_BROKEN: 502,
+    Outcome.DEADLINE_EXCEEDED: 504,
+}
+
+
+def refusal_bytes(refused: Refused, *, v2: bool, request_id: str, trace: str, timing: str, close: bool) -> bytes:
+    """A whole answer. v2 clients read `error` as a string; everyone else gets an object with `reason` in it."""
+    status = STATUS[refused.outcome]
+    reason = refused.outcome.value
+    error: dict[str, Any]
+    if v2:
+        error = {"error": refused.message, "reason": reason, "request_id": request_id}
+    else:
+        error = {"error": {"message": refused.message, "reason": reason, "request_id": request_id}}
+    headers = [*refused.headers]
+    if refused.retry_after_s is not None:
+        headers.append(("retry-after", str(refused.retry_after_s)))
+    headers += [("x-request-id", request_id), ("traceresponse", trace), ("server-timing", timing)]
+    return small_answer(status, headers, msgspec.json.encode(error), close=close)
+
+
+def small_answer(status: int, headers: list[tuple[str, str]], body: bytes, *, close: bool) -> bytes:
+    """A whole JSON answer."""
+    lines = [f"HTTP/1.1 {status} {reason_phrase(status)}", f"content-length: {len(body)}"]
+    if body:
+        lines.append("content-type: application/json")
+    lines += [f"{name}: {value}" for name, value in headers]
+    if close:
+        lines.append("connection: close")
+    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body

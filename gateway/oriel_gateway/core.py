@@ -1,0 +1,121 @@
+"""What every ingress of the gateway shares: the documents in force, the pools, the clock of deadlines, the counters."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from time import monotonic
+from typing import Protocol
+
+from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.identity import identify
+from oriel_gateway.limiter import Limiter
+from oriel_gateway.pools import PoolGate
+from oriel_gateway.stats import Stats
+from oriel_gateway.targets import Target, resolve
+from oriel_policies.deadlines import DeadlineWheel
+from oriel_policies.documents import Snapshot, Tenant
+from oriel_wire.context import parse_timeout_ms
+from oriel_wire.trace import SpanSink
+
+__all__ = ["Expirable", "Gateway"]
+
+_TARGETS = 8192
+
+
+class Expirable(Protocol):
+    """Something with a deadline."""
+
+    def expired(self) -> None:
+        """The deadline passed: end now, and say where the call was."""
+
+
+class Gateway:
+    """The rooms before `forward`. Single writer: the loop it was built on."""
+
+    def __init__(
+        self, snapshot: Snapshot, *, limiter: Limiter, sink: SpanSink, sample_ratio: float = 1.0
+    ) -> None:
+        self.snapshot = snapshot
+        self.limiter = limiter
+        self.sink = sink
+        self.sample_ratio = sample_ratio
+        self.stats = Stats()
+        self.pools = {name: PoolGate(pool) for name, pool in snapshot.pools.items()}
+        self.draining = False
+        self._loop = asyncio.get_running_loop()
+        self._wheel: DeadlineWheel[Expirable] = DeadlineWheel(0.005)
+        self._ticking: asyncio.TimerHandle | None = None
+        self._targets: dict[tuple[Tenant, bytes], Target] = {}
+        self._old_targets: dict[tuple[Tenant, bytes], Target] = {}
+        self._tenant_lines = {tenant: _tenant_lines(tenant) for tenant in snapshot.tenants.values()}
+
+    # identify, limit, route ------------------------------------------------------------------------------------
+
+    def identify(self, credentials: Sequence[tuple[str, str]]) -> Tenant:
+        """See `identity.identify`."""
+        return identify(credentials, self.snapshot)
+
+    def target(self, tenant: Tenant, line: bytes, method: str, path: str, query: str) -> Target:
+        """What this tenant's request line asks for; remembered by its bytes. Raises Refused."""
+        key = (tenant, line)
+        found = self._targets.get(key)
+        if found is None:
+            found = self._old_targets.get(key) or resolve(method, path, query, tenant, self.snapshot)
+            if len(line) <= 256:
+                if len(self._targets) >= _TARGETS:
+                    self._old_targets, self._targets = self._targets, {}
+                self._targets[key] = found
+        return found
+
+    def tenant_lines(self, tenant: Tenant) -> bytes:
+        """The header lines by which the next hop knows tier, band and tenant."""
+        return self._tenant_lines[tenant]
+
+    def deadline(self, tenant: Tenant, received_s: float, timeout_ms: str | None) -> float:
+        """Absolute deadline: the tier's, or an earlier one the client asked for. Raises Refused BAD_REQUEST."""
+        give_up_s = tenant.tier.give_up_s
+        if timeout_ms is not None:
+            asked_s = parse_timeout_ms(timeout_ms)
+            if asked_s is None or asked_s <= 0.0:
+                raise Refused(Outcome.BAD_REQUEST, "x-request-timeout-ms has to be a whole number of milliseconds > 0")
+            give_up_s = min(give_up_s, asked_s)
+        return received_s + give_up_s
+
+    def sampled(self) -> bool:
+        """Whether a trace that starts here is recorded."""
+        return self.sink.enabled and (self.sample_ratio >= 1.0 or random.random() < self.sample_ratio)
+
+    # deadlines -------------------------------------------------------------------------------------------------
+
+    def watch(self, item: Expirable, deadline: float, now: float) -> int:
+        """Call `item.expired()` when the deadline passes; the answer is for `unwatch`."""
+        slot = self._wheel.add(item, deadline, now)
+        if self._ticking is None:
+            self._ticking = self._loop.call_later(self._wheel.resolution_s, self._tick)
+        return slot
+
+    def unwatch(self, item: Expirable, slot: int) -> None:
+        """The item ended by itself."""
+        self._wheel.discard(item, slot)
+
+    def _tick(self) -> None:
+        for item in self._wheel.due(monotonic()):
+            item.expired()
+        if len(self._wheel):
+            self._ticking = self._loop.call_later(self._wheel.resolution_s, self._tick)
+        else:
+            self._ticking = None
+
+    async def close(self) -> None:
+        """Stop the clock and close idle upstream connections."""
+        if self._ticking is not None:
+            self._ticking.cancel()
+        for gate in self.pools.values():
+            await gate.close()
+
+
+def _tenant_lines(tenant: Tenant) -> bytes:
+    lines = f"x-oriel-tier: {tenant.tier.name}\r\nx-oriel-priority: {tenant.tier.band}\r\nx-oriel-tenant: {tenant.name}"
+    if tenant.models and tenant.models != ("*",):
+        lines += f"\r\nx-oriel-models: {','.join(tenant.models)}"
+    return lines.encode("ascii")

@@ -1,0 +1,49 @@
+"""Why the gateway does not pass a request on.
+
+Refused    carries an `Outcome` (the metric label and `error.reason`) and a sentence; ingress files map it to a status
+"""
+
+from enum import Enum
+
+__all__ = ["Outcome", "Refused"]
+
+
+class Outcome(Enum):
+    """How a call ended, as metrics and `error.reason` name it. docs/errors.md is the catalogue."""
+
+    ANSWERED = "answered"
+    BAD_REQUEST = "bad_request"
+    UNAUTHENTICATED = "unauthenticated"
+    AMBIGUOUS_CREDENTIALS = "ambiguous_credentials"
+    NOT_FOUND = "not_found"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    TOO_LARGE = "too_large"
+    RATE_LIMITED = "rate_limited"
+    QUEUE_FULL = "queue_full"
+    DISPLACED = "displaced"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+    UPSTREAM_UNREACHABLE = "upstream_unreachable"
+    UPSTREAM_BROKEN = "upstream_broken"
+    CLIENT_LEFT = "client_left"
+    SHUTTING_DOWN = "shutting_down"
+
+
+class Refused(Exception):
+    """A call is not, or not any more, served. retry_after_s: whole seconds, None = retrying does not help.
+
+    headers: further header lines for HTTP, lower-case names.
+    """
+
+    def __init__(
+        self,
+        outcome: Outcome,
+        message: str,
+        *,
+        retry_after_s: int | None = None,
+        headers: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+        self.message = message
+        self.retry_after_s = retry_after_s
+        self.headers = headers

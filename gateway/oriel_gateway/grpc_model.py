@@ -1,0 +1,88 @@
+"""Which model a v2 gRPC message names, and how to make it name exactly that one. Pure.
+
+In protobuf the last occurrence of a scalar field wins, so a message may show one `model_name` (field 1) and mean
+another. Every v2 request that names a model has the name in field 1 and the version in field 2. The rule: read the
+first of each, authorise them, and append them again; then they are also the last.
+
+Appending is safe only if the message is well-formed at its top level: a final field that claims more bytes than there
+are, or an open group, would swallow what is appended and leave the sender's own last `model_name` in force. Hence the
+whole top level is walked (not into fields), at most `MAX_FIELDS` of them, and groups are refused. The first
+`model_name` has to begin within `MAX_PEEK` bytes.
+"""
+
+from oriel_wire.errors import BadMessage
+
+__all__ = ["append_model", "peek_model"]
+
+MAX_FIELDS = 4096
+MAX_PEEK = 64 * 1024
+_NAME_TAG, _VERSION_TAG = 0x0A, 0x12
+
+
+def peek_model(message: bytes) -> tuple[str, str]:
+    """The first model name and version, "" where absent. Raises BadMessage."""
+    name: bytes | None = None
+    version: bytes | None = None
+    position, end = 0, len(message)
+    for _ in range(MAX_FIELDS):
+        if position == end:
+            break
+        start = position
+        tag, position = _varint(message, position)
+        kind, number = tag & 7, tag >> 3
+        if not 0 < number < 1 << 29:
+            raise BadMessage("the message has an invalid field number")
+        if kind == 2:
+            size, position = _varint(message, position)
+            if size > end - position:
+                raise BadMessage("the message ends inside a field")
+            if number == 1 and name is None:
+                if start > MAX_PEEK:
+                    raise BadMessage(f"model_name has to be within the first {MAX_PEEK} bytes")
+                name = message[position : position + size]
+            elif number == 2 and version is None:
+                version = message[position : position + size]
+            position += size
+        elif kind == 0:
+            _, position = _varint(message, position)
+        elif kind in (1, 5):
+            position += 8 if kind == 1 else 4
+            if position > end:
+                raise BadMessage("the message ends inside a field")
+        else:
+            raise BadMessage("the message holds a group, which the v2 protocol does not have")
+    else:
+        if position != end:
+            raise BadMessage(f"the message has more than {MAX_FIELDS} fields")
+    try:
+        return (name or b"").decode("ascii"), (version or b"").decode("ascii")
+    except UnicodeDecodeError:
+        raise BadMessage("model_name and model_version are ASCII") from None
+
+
+def append_model(message: bytes, name: str, version: str) -> bytes:
+    """`message` with this name and version in force; both were read by `peek_model` from the same message."""
+    return b"".join((message, _field(_NAME_TAG, name), _field(_VERSION_TAG, version)))
+
+
+def _field(tag: int, text: str) -> bytes:
+    data = text.encode("ascii")
+    size, out = len(data), bytearray((tag,))
+    while size > 127:
+        out.append(size & 127 | 128)
+        size >>= 7
+    out.append(size)
+    return bytes(out) + data
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if position >= len(data) or shift > 63:
+            raise BadMessage("the message is not valid protobuf")
+        byte = data[position]
+        position += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, position
+        shift += 7

@@ -1,0 +1,40 @@
+"""Who asks: API keys, known only by their SHA-256."""
+
+from collections.abc import Sequence
+from hashlib import sha256
+from time import time
+
+from oriel_gateway.errors import Outcome, Refused
+from oriel_policies.documents import Snapshot, Tenant
+
+__all__ = ["identify"]
+
+_MAX_CREDENTIAL = 4096
+
+
+def identify(credentials: Sequence[tuple[str, str]], snapshot: Snapshot) -> Tenant:
+    """The tenant of the one credential in `credentials`, (lower-case header name, value) pairs.
+
+    `authorization: Bearer KEY` or `x-api-key: KEY`. Raises Refused: none, an unknown or an expired one is
+    UNAUTHENTICATED (the same words for all, so that nobody learns which keys exist); two are AMBIGUOUS_CREDENTIALS.
+    """
+    if not credentials:
+        raise _unauthenticated("this needs an API key: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`")
+    if len(credentials) > 1:
+        raise Refused(Outcome.AMBIGUOUS_CREDENTIALS, "the request carries two credentials; send exactly one")
+    name, value = credentials[0]
+    if name == "authorization":
+        scheme, _, value = value.partition(" ")
+        if scheme.lower() != "bearer":
+            raise _unauthenticated("the Authorization header has to be `Bearer KEY`")
+        value = value.strip()
+    if not value or len(value) > _MAX_CREDENTIAL:
+        raise _unauthenticated("the API key is not valid")
+    key = snapshot.keys.get(sha256(value.encode("utf-8", "surrogateescape")).digest())
+    if key is None or (key.expires_at is not None and key.expires_at <= time()):
+        raise _unauthenticated("the API key is not valid")
+    return key.tenant
+
+
+def _unauthenticated(message: str) -> Refused:
+    return Refused(Outcome.UNAUTHENTICATED, message, headers=(("www-authenticate", 'Bearer realm="oriel"'),))

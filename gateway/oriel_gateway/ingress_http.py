@@ -1,0 +1,143 @@
+"""HTTP/1.1 ingress: a client connection judges each head, makes a `Call` of it, and writes refusals."""
+
+from time import monotonic
+
+from oriel_gateway.answers import STATUS, refusal_bytes, small_answer
+from oriel_gateway.call import Call, Mark
+from oriel_gateway.core import Gateway
+from oriel_gateway.errors import Outcome, Refused
+from oriel_wire.context import valid_request_id
+from oriel_wire.engine.server import HttpServer, ServerConnection
+from oriel_wire.h1 import RequestHead
+from oriel_wire.trace import new_trace, parse_traceparent, random_bits
+
+__all__ = ["ClientConnection"]
+
+_WRITE_HIGH = 256 * 1024
+_FRAMING = {400: Outcome.BAD_REQUEST, 408: Outcome.DEADLINE_EXCEEDED}
+
+
+class ClientConnection(ServerConnection):
+    """One public connection; at most one `call` at a time."""
+
+    __slots__ = ("call", "gateway")
+
+    def __init__(self, server: "HttpServer[ServerConnection]", gateway: Gateway) -> None:
+        super().__init__(server)
+        self.gateway = gateway
+        self.call: Call | None = None
+
+    def connection_made(self, transport: object) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]
+        self.transport.set_write_buffer_limits(high=_WRITE_HIGH)
+
+    def on_head(self, head: RequestHead) -> None:
+        gateway = self.gateway
+        received_s = monotonic()
+        mark: Mark | None = None
+        try:
+            line = head.line
+            credentials = head.credentials
+            if credentials is None and line.path.startswith("/v2/health/"):
+                self._health(line.path)
+                return
+            tenant = gateway.identify([(f.name, f.value) for f in credentials] if credentials else ())
+            if head.fresh:
+                self.memo.keep(head.fresh)
+            self.memo.keep_line(line)
+            mark = self._mark(head)
+            target = gateway.target(tenant, line.line, line.method, line.path, line.query)
+            gateway.limiter.take(tenant, received_s)
+            deadline = gateway.deadline(tenant, received_s, head.timeout)
+            bound = gateway.pools[target.pool].pool.max_body_bytes
+            if head.content_length is not None and head.content_length > bound:
+                raise Refused(Outcome.TOO_LARGE, f"the body is larger than {bound} bytes")
+        except Refused as refused:
+            gateway.stats.turned_away(refused.outcome)
+            self.write_refusal(refused, mark or self._mark(head), v2=head.line.path.startswith("/v2"))
+            self.answered(close=False)
+            return
+        self.call = Call(gateway, self, head, tenant, target, mark, received_s, deadline)
+        if head.expect_continue:
+            self.continue_body()
+
+    def on_data(self, data: bytes) -> None:
+        if self.call is not None:
+            self.call.data(data)
+
+    def on_end(self) -> None:
+        if self.call is not None:
+            self.call.end()
+
+    def on_lost(self) -> None:
+        if self.call is not None:
+            self.call.client_left()
+
+    def on_writable(self, writable: bool) -> None:
+        if self.call is not None:
+            self.call.client_writable(writable)
+
+    def on_refused(self, status: int, message: str) -> None:
+        outcome = _FRAMING.get(status, Outcome.TOO_LARGE)
+        self.gateway.stats.turned_away(outcome)
+        trace = new_trace(False)
+        body = b'{"error":{"message":"%s","reason":"%s"}}' % (message.encode(), outcome.value.encode())
+        headers = [
+            ("x-request-id", f"{random_bits(64):016x}"),
+            ("traceresponse", f"00-{trace.trace_id:032x}-{trace.span_id:016x}-00"),
+            ("server-timing", "gateway-read;dur=0.000"),
+        ]
+        self.transport.write(small_answer(status, headers, body, close=True))
+
+    def write_refusal(self, refused: Refused, mark: Mark, *, v2: bool) -> int:
+        """Write a whole error answer and return its status; `answered` is the caller's to call."""
+        call = self.call
+        queued_s = monotonic() - call.queued_s if call is not None and call.queued_s else 0.0
+        self.transport.write(
+            refusal_bytes(
+                refused,
+                v2=v2,
+                request_id=mark.request_id,
+                trace=mark.traceresponse(),
+                timing=f"gateway-queue;dur={queued_s * 1e3:.3f}",
+                close=self.must_close,
+            )
+        )
+        return STATUS[refused.outcome]
+
+    def _mark(self, head: RequestHead) -> Mark:
+        request_id = head.request_id
+        if request_id is None or not valid_request_id(request_id):
+            request_id = f"{random_bits(64):016x}"
+        traceparent = head.traceparent
+        if traceparent:
+            parent = parse_traceparent(traceparent, head.tracestate or "")
+            if parent is not None:
+                return Mark(
+                    request_id,
+                    parent.trace_id,
+                    parent.span_id,
+                    random_bits(64) or 1,
+                    random_bits(64) or 1,
+                    parent.sampled,
+                    parent.state,
+                )
+        return Mark(
+            request_id,
+            random_bits(128) or 1,
+            0,
+            random_bits(64) or 1,
+            random_bits(64) or 1,
+            self.gateway.sampled(),
+            "",
+        )
+
+    def _health(self, path: str) -> None:
+        """Liveness and readiness without a key: load balancers have none."""
+        ready = path == "/v2/health/live" or (path == "/v2/health/ready" and not self.gateway.draining)
+        status = 200 if ready else 404 if path != "/v2/health/ready" else 503
+        headers = [("x-request-id", f"{random_bits(64):016x}")]
+        if status == 503:
+            headers.append(("retry-after", "1"))
+        self.transport.write(small_answer(status, headers, b"", close=self.must_close))
+        self.answered(close=False)

@@ -1,0 +1,98 @@
+"""One pool at run time: its endpoints, its permits and the queue for them."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from oriel_gateway.errors import Outcome, Refused
+from oriel_policies.admission import Admission, Charges
+from oriel_policies.documents import Pool, Tenant
+from oriel_policies.picking import least_outstanding
+from oriel_policies.queue import Pushed, SlaQueue, Ticket
+from oriel_wire.engine.upstream import Endpoint
+
+__all__ = ["PoolGate", "Waiter"]
+
+
+class Waiter(Protocol):
+    """Who waits for a permit. Called on the loop, at most once in total."""
+
+    def admitted(self) -> None:
+        """A permit is yours; give it back with `PoolGate.leave`."""
+
+    def displaced(self) -> None:
+        """Someone more urgent took the place."""
+
+
+class PoolGate:
+    """Admission to one pool, shared by HTTP and gRPC. Single writer: the gateway's loop."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.name = pool.name
+        self.pool = pool
+        self.endpoints: Sequence[Endpoint] = [Endpoint(host, port) for host, port in pool.endpoints]
+        self.admission = Admission(
+            limit=pool.max_inflight, queue=SlaQueue(max_items=pool.max_queue, max_bytes=pool.max_queue_bytes)
+        )
+        self.charges = Charges()
+        self._turn = 0
+
+    def admit(self, waiter: Waiter, tenant: Tenant, route: str, *, due: float, size_bytes: int) -> Ticket | None:
+        """Take a permit now (None) or wait for one (the ticket: give it to `forget` when leaving the queue).
+
+        due: monotonic time of the tier's target, which orders calls of one tenant. Raises Refused QUEUE_FULL.
+        """
+        admission = self.admission
+        if admission.enter():
+            return None
+        ticket = Ticket(
+            band=tenant.tier.band,
+            tenant=tenant.name,
+            deadline=due,
+            cost=self.charges.estimate(route, tenant.name),
+            weight=tenant.weight,
+            size_bytes=size_bytes,
+            payload=waiter,
+        )
+        outcome, displaced = admission.wait(ticket)
+        if outcome is Pushed.FULL:
+            raise Refused(
+                Outcome.QUEUE_FULL, "too much is waiting for this pool", retry_after_s=admission.retry_after_s()
+            )
+        for loser in displaced:
+            loser.payload.displaced()
+        self.pump()
+        return ticket
+
+    def forget(self, ticket: Ticket) -> bool:
+        """A waiter leaves the queue by itself; False when it has a permit already."""
+        return self.admission.queue.remove(ticket)
+
+    def leave(self, route: str, tenant: Tenant, ticket: Ticket | None, *, held_s: float, cost_us: int) -> None:
+        """Give a permit back. held_s: from the permit to the upstream's last byte; cost_us: what it reported, or -1."""
+        admission = self.admission
+        actual_s = cost_us * 1e-6 if cost_us >= 0 else held_s / max(1, admission.inflight)
+        admission.leave(held_s)
+        self.charges.learn(route, tenant.name, actual_s)
+        if ticket is not None:
+            admission.queue.settle(ticket, actual_s)
+        if len(admission.queue):
+            self.pump()
+
+    def pump(self) -> None:
+        """Hand out the permits that are free."""
+        while (ticket := self.admission.next_admitted()) is not None:
+            ticket.payload.admitted()
+
+    def pick(self, tried: Sequence[Endpoint] = ()) -> Endpoint | None:
+        """The endpoint with the least outstanding work that was not tried yet; equals take turns."""
+        endpoints = [e for e in self.endpoints if e not in tried] if tried else self.endpoints
+        if len(endpoints) < 2:
+            return endpoints[0] if endpoints else None
+        self._turn += 1
+        return endpoints[least_outstanding([e.outstanding for e in endpoints], self._turn)]
+
+    async def close(self) -> None:
+        """Close idle connections."""
+        for endpoint in self.endpoints:
+            await endpoint.close()
+

@@ -1,0 +1,106 @@
+"""From a decoded v2 request to its answer: model, fit, deadline, batcher, response. Knows no protocol.
+
+`infer` is synchronous and never waits: the reply comes later on the loop, or now if the request is refused. There is
+no task per request.
+"""
+
+from collections.abc import Callable
+
+from oriel_inference.batching.call import Answer, Call
+from oriel_inference.classification import top_classes
+from oriel_inference.errors import InferenceError
+from oriel_inference.lifecycle import Catalog, ServingModel
+from oriel_wire.context import CallContext
+from oriel_wire.v2.messages import InferRequest, InferResponse, Tensor
+
+__all__ = ["Completion", "Dataplane"]
+
+
+class Completion:
+    """How a call ended. response and answer: set on success, else error. queued_s: when it entered the queue."""
+
+    __slots__ = ("answer", "error", "queued_s", "response")
+
+    def __init__(
+        self,
+        queued_s: float,
+        *,
+        response: InferResponse | None = None,
+        answer: Answer | None = None,
+        error: InferenceError | None = None,
+    ) -> None:
+        self.queued_s = queued_s
+        self.response = response
+        self.answer = answer
+        self.error = error
+
+
+class Dataplane:
+    """now: the batchers' clock."""
+
+    def __init__(self, catalog: Catalog, now: Callable[[], float]) -> None:
+        self._catalog = catalog
+        self._now = now
+
+    def infer(
+        self, request: InferRequest, ctx: CallContext, *, size_bytes: int, reply: Callable[[Completion], None]
+    ) -> Callable[[], None]:
+        """Start one inference. size_bytes: what the request occupies while it waits.
+
+        Returns the function to call when the caller leaves; then the reply never comes. Raises InferenceError or
+        BadMessage, and then the reply does not come either.
+        """
+        serving = self._catalog.get(request.model_name, request.model_version)
+        now = self._now()
+        fitted = serving.fitter.fit(request)
+        queue = serving.spec.queue
+        deadline = ctx.deadline
+        if fitted.timeout_s is not None and now + fitted.timeout_s < deadline:
+            deadline = now + fitted.timeout_s
+
+        def finish(result: Answer | InferenceError) -> None:
+            if isinstance(result, InferenceError):
+                reply(Completion(now, error=result))
+                return
+            try:
+                response = respond(serving, request, result)
+            except InferenceError as error:
+                reply(Completion(now, error=error))
+                return
+            reply(Completion(now, response=response, answer=result))
+
+        call = Call(
+            inputs=fitted.inputs,
+            rows=fitted.rows,
+            signature=fitted.signature,
+            arrived_s=now,
+            deadline=deadline,
+            give_up_s=None if queue.timeout_s is None else now + queue.timeout_s,
+            reply=finish,
+            band=ctx.band,
+            tenant=ctx.tenant,
+            size_bytes=size_bytes,
+        )
+        serving.batcher.submit(call)
+        return lambda: serving.batcher.leave(call)
+
+
+def respond(serving: ServingModel, request: InferRequest, answer: Answer) -> InferResponse:
+    """The requested outputs (all by default), in the order asked for."""
+    spec = serving.spec
+    if request.outputs is None:
+        outputs = [
+            Tensor(known.name, known.datatype, array.shape, array)
+            for known, array in zip(spec.outputs, answer.outputs, strict=True)
+        ]
+    else:
+        arrays = {known.name: (known, array) for known, array in zip(spec.outputs, answer.outputs, strict=True)}
+        outputs = []
+        for wanted in request.outputs:
+            known, array = arrays[wanted.name]
+            datatype = known.datatype
+            if wanted.classification:
+                array = top_classes(array, known, wanted.classification, batched=spec.batched)
+                datatype = "BYTES"
+            outputs.append(Tensor(known.name, datatype, array.shape, array))
+    return InferResponse(model_name=spec.name, model_version=serving.version, id=request.id, outputs=outputs)

@@ -1,0 +1,116 @@
+"""Does a request fit its model? Names, datatypes, shapes, outputs; and what the batcher needs to know of it. Pure."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from oriel_inference.errors import InvalidRequest
+from oriel_inference.model import ModelSpec, TensorSpec
+from oriel_wire.v2.datatypes import quoted, shown
+from oriel_wire.v2.http import resolve_raw
+from oriel_wire.v2.messages import Array, InferRequest, ParameterValue
+
+__all__ = ["Fitted", "RequestFitter"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """inputs: name -> array as sent. rows: of the batch dimension, 1 without one. timeout_s: the request's own."""
+
+    inputs: dict[str, Array]
+    rows: int
+    signature: Hashable
+    timeout_s: float | None
+
+
+class RequestFitter:
+    """Judges requests against one model."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._spec = spec
+        self._inputs = {tensor.name: tensor for tensor in spec.inputs}
+        self._outputs = {tensor.name: tensor for tensor in spec.outputs}
+        self._required = frozenset(tensor.name for tensor in spec.inputs if not tensor.optional)
+        # Without variable dimensions and optional inputs every request can share a batch with every other.
+        self._uniform = all(-1 not in tensor.dims and not tensor.optional for tensor in spec.inputs)
+
+    def fit(self, request: InferRequest) -> Fitted:
+        """Raises InvalidRequest with a sentence for the sender; BadMessage for a raw request that does not fill."""
+        if len(request.inputs) == 1 and not request.inputs[0].datatype:
+            self._resolve_raw(request)
+        spec = self._spec
+        batched = spec.batched
+        rows = 0
+        inputs: dict[str, Array] = {}
+        for tensor in request.inputs:
+            known = self._inputs.get(tensor.name)
+            if known is None:
+                raise InvalidRequest(
+                    f"unexpected input {quoted(tensor.name)} for model {spec.name!r}, it has {_listed(self._inputs)}"
+                )
+            if tensor.datatype != known.datatype:
+                raise InvalidRequest(
+                    f"input {quoted(tensor.name)} of model {spec.name!r} has datatype {known.datatype}, "
+                    f"not {tensor.datatype[:32]}"
+                )
+            shape = tensor.shape
+            if batched:
+                if not shape or not (shape[1:] == known.dims or _matches(shape[1:], known.dims)):
+                    raise self._wrong_shape(known, shape)
+                if shape[0] != rows:
+                    if inputs:
+                        raise InvalidRequest(
+                            f"input {quoted(tensor.name)} has batch size {shape[0]}, the inputs before it have {rows}"
+                        )
+                    rows = shape[0]
+            elif shape != known.dims and not _matches(shape, known.dims):
+                raise self._wrong_shape(known, shape)
+            inputs[tensor.name] = tensor.array
+        if len(inputs) != len(self._inputs):
+            missing = self._required - inputs.keys()
+            if missing or not inputs:
+                raise InvalidRequest(f"model {spec.name!r} also needs input {_listed(missing or self._inputs)}")
+        if batched and not 1 <= rows <= spec.max_batch_size:
+            raise InvalidRequest(f"batch size {rows} for model {spec.name!r}: it takes 1 to {spec.max_batch_size}")
+        for output in request.outputs or ():
+            if output.name not in self._outputs:
+                raise InvalidRequest(
+                    f"unexpected output {quoted(output.name)} for model {spec.name!r}, it has {_listed(self._outputs)}"
+                )
+        signature: Hashable = None
+        if not self._uniform:
+            signature = tuple((name, inputs[name].shape[batched:]) for name in self._inputs if name in inputs)
+        return Fitted(inputs, rows if batched else 1, signature, _timeout_s(request.parameters))
+
+    def _resolve_raw(self, request: InferRequest) -> None:
+        spec = self._spec
+        if len(spec.inputs) != 1:
+            raise InvalidRequest(f"a raw request is for models with one input, {spec.name!r} has {len(spec.inputs)}")
+        (tensor,) = spec.inputs
+        shape = (1, *tensor.dims) if spec.batched else tensor.dims
+        resolve_raw(request, name=tensor.name, datatype=tensor.datatype, shape=shape)
+
+    def _wrong_shape(self, known: TensorSpec, shape: tuple[int, ...]) -> InvalidRequest:
+        return InvalidRequest(
+            f"unexpected shape for input {quoted(known.name)} of model {self._spec.name!r}: "
+            f"expected {shown(self._spec.wire_shape(known))}, got {shown(shape)}"
+        )
+
+
+def _matches(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
+    return len(shape) == len(dims) and all(d in (-1, s) for s, d in zip(shape, dims, strict=True))
+
+
+def _listed(names: object) -> str:
+    assert isinstance(names, dict | frozenset | set)
+    found = sorted(names)
+    return ", ".join(quoted(name) for name in found[:8]) + (", ..." if len(found) > 8 else "")
+
+
+def _timeout_s(parameters: dict[str, ParameterValue]) -> float | None:
+    """The `timeout` parameter, microseconds; 0 means none."""
+    value = parameters.get("timeout") if parameters else None
+    if value is None or value == 0:
+        return None
+    if type(value) is not int or value < 0:
+        raise InvalidRequest("parameter 'timeout' must be a positive number of microseconds")
+    return value / 1e6

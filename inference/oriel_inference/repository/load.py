@@ -1,0 +1,127 @@
+"""Loading one model of a store: its versions, each with open sessions. Blocks; call it from a thread."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from oriel_inference.backends import Backend, Session
+from oriel_inference.errors import InferenceError, LoadFailed
+from oriel_inference.model import ModelSpec, TensorInfo
+from oriel_inference.repository.config import CONFIG_FILE, parse, select_versions, validate
+from oriel_inference.repository.spec import build_spec, check_against_file, complete, engine_options, instance_count
+from oriel_inference.stores import ModelStore
+from oriel_wire.v2.datatypes import DATATYPES
+from oriel_wire.v2.messages import Array
+from oriel_wire.v2.proto import model_config_pb2 as pb
+
+__all__ = ["LoadedVersion", "load_model"]
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_FILE = "model.onnx"
+WARM_UP_RUNS = 3
+WARM_UP_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedVersion:
+    """Ready to serve. units: threads of one run. run_s: how long a warm run of one row took, None if unknown."""
+
+    spec: ModelSpec
+    config: pb.ModelConfig
+    sessions: tuple[Session, ...]
+    units: int
+    run_s: float | None
+
+
+def load_model(
+    store: ModelStore, model: str, *, find_backend: Callable[[str], Backend], cores: int, models: int
+) -> dict[int, LoadedVersion | LoadFailed]:
+    """Every version the policy selects -> loaded, or why not.
+
+    cores, models: the machine's cores and how many models share them; they size the default number of threads.
+    Raises LoadFailed if the model as a whole is unusable (its configuration, no versions).
+    """
+    file = f"{model}/{CONFIG_FILE}"
+    text = store.text(model, CONFIG_FILE)
+    config = parse(text, file) if text is not None else pb.ModelConfig()
+    for warning in validate(config, model, file):
+        _log.warning("%s: %s", file, warning)
+    versions = select_versions(config, store.versions(model), file)
+    backend = find_backend(config.backend)
+    loaded: dict[int, LoadedVersion | LoadFailed] = {}
+    for version in versions:
+        copy = pb.ModelConfig()
+        copy.CopyFrom(config)
+        try:
+            loaded[version] = _load_version(store, backend, copy, version, file, cores=cores, models=models)
+        except LoadFailed as failure:
+            loaded[version] = failure
+    return loaded
+
+
+def _load_version(
+    store: ModelStore, backend: Backend, config: pb.ModelConfig, version: int, file: str, *, cores: int, models: int
+) -> LoadedVersion:
+    instances = instance_count(config)
+    # A lone model gets all cores. Several share: a long batch of one must leave room for the others.
+    share = max(1, cores // max(instances, min(2, models)))
+    options = engine_options(config, file, default_threads=share)
+    path = store.artifact(config.name, version, config.default_model_filename or DEFAULT_FILE)
+    sessions: list[Session] = []
+    try:
+        first = backend.open(path, options)
+        sessions.append(first)
+        complete(config, first.inputs, first.outputs)
+        check_against_file(config, first.inputs, first.outputs, file)
+        spec = build_spec(config, version, file, labels=lambda name: _labels(store, config.name, name))
+        sessions.extend(backend.open(path, options) for _ in range(instances - 1))
+    except LoadFailed:
+        for session in sessions:
+            session.close()
+        raise
+    return LoadedVersion(
+        spec=spec,
+        config=config,
+        sessions=tuple(sessions),
+        units=options.intra_op_threads,
+        run_s=_warm_up(first, spec),
+    )
+
+
+def _labels(store: ModelStore, model: str, filename: str) -> Sequence[str]:
+    text = store.text(model, filename)
+    if text is None:
+        raise LoadFailed(f"{model}/{filename}, named as label_filename, is missing")
+    return text.splitlines()
+
+
+def _warm_up(session: Session, spec: ModelSpec) -> float | None:
+    """Run one row of zeros a few times: the first request must not pay for lazy set-up. Seconds of the last run."""
+    inputs = {info.name: _zeros(info) for info in session.inputs}
+    names = [output.name for output in spec.outputs]
+    began = time.monotonic()
+    duration: float | None = None
+    try:
+        for _ in range(WARM_UP_RUNS):
+            started = time.monotonic()
+            session.run(inputs, names)
+            ended = time.monotonic()
+            duration = ended - started
+            if ended - began > WARM_UP_S:
+                break
+    except InferenceError as error:
+        # Zeros need not be valid values for a model.
+        _log.debug("model %s: the warm-up failed: %s", spec.name, error)
+        return None
+    return duration
+
+
+def _zeros(info: TensorInfo) -> Array:
+    shape = [1 if dim < 0 else dim for dim in info.shape]
+    if info.datatype == "BYTES":
+        return np.full(shape, b"", dtype=object)
+    return np.zeros(shape, DATATYPES[info.datatype].dtype)

@@ -1,0 +1,207 @@
+"""v2 over gRPC: generic handlers under the service's wire names, on grpc.aio."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from oriel_inference.dataplane import Completion
+from oriel_inference.errors import InferenceError, ServerStopping
+from oriel_inference.servers.peers import address_of_grpc_peer
+from oriel_inference.servers.statuses import as_inference_error, grpc_status
+from oriel_inference.servers.surface import EXTENSIONS, SERVER_NAME, SERVER_VERSION, Surface
+from oriel_inference.servers.trail import Trail
+from oriel_wire.context import CallContext, from_headers
+from oriel_wire.errors import BadMessage, StartFailed
+from oriel_wire.v2.grpc import HEALTH_METHODS, HEALTH_SERVICE, METHODS, SERVICE, decode_infer, encode_infer
+from oriel_wire.v2.metadata import metadata_message
+from oriel_wire.v2.proto import health_pb2, v2_pb2
+
+__all__ = ["GrpcFrontend", "open_grpc"]
+
+MAX_STREAMS = 128
+MAX_METADATA_BYTES = 16 * 1024
+MAX_CALLS = 4096
+MIN_PING_INTERVAL_MS = 10_000
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+_Handler = Callable[[Any, _Context], Awaitable[Message]]
+
+
+class GrpcFrontend:
+    """The methods. Each raises through `context.abort`, so that clients get our sentence and status."""
+
+    def __init__(self, surface: Surface) -> None:
+        self._surface = surface
+
+    def handlers(self) -> list[grpc.GenericRpcHandler]:
+        """Everything to register with a server."""
+        service: dict[str, _Handler] = {
+            "ServerLive": self._server_live,
+            "ServerReady": self._server_ready,
+            "ModelReady": self._model_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelMetadata": self._model_metadata,
+            "ModelConfig": self._model_config,
+            "ModelStatistics": self._model_statistics,
+            "ModelInfer": self._model_infer,
+        }
+        return [
+            _generic(SERVICE, service, METHODS),
+            _generic(HEALTH_SERVICE, {"Check": self._check}, HEALTH_METHODS),
+        ]
+
+    async def _server_live(self, request: Message, context: _Context) -> Message:
+        return v2_pb2.ServerLiveResponse(live=True)
+
+    async def _server_ready(self, request: Message, context: _Context) -> Message:
+        return v2_pb2.ServerReadyResponse(ready=self._surface.readiness()[0])
+
+    async def _model_ready(self, request: v2_pb2.ModelReadyRequest, context: _Context) -> Message:
+        try:
+            return v2_pb2.ModelReadyResponse(ready=self._surface.model_ready(request.name, request.version))
+        except InferenceError as error:
+            return await _abort(context, error)
+
+    async def _server_metadata(self, request: Message, context: _Context) -> Message:
+        return v2_pb2.ServerMetadataResponse(name=SERVER_NAME, version=SERVER_VERSION, extensions=EXTENSIONS)
+
+    async def _model_metadata(self, request: v2_pb2.ModelMetadataRequest, context: _Context) -> Message:
+        catalog = self._surface.catalog
+        try:
+            return metadata_message(catalog.metadata(catalog.get(request.name, request.version)))
+        except InferenceError as error:
+            return await _abort(context, error)
+
+    async def _model_config(self, request: v2_pb2.ModelConfigRequest, context: _Context) -> Message:
+        try:
+            return v2_pb2.ModelConfigResponse(config=self._surface.catalog.get(request.name, request.version).config)
+        except InferenceError as error:
+            return await _abort(context, error)
+
+    async def _model_statistics(self, request: v2_pb2.ModelStatisticsRequest, context: _Context) -> Message:
+        try:
+            return self._surface.statistics(request.name, request.version)
+        except InferenceError as error:
+            return await _abort(context, error)
+
+    async def _check(self, request: health_pb2.HealthCheckRequest, context: _Context) -> Message:
+        if request.service in ("", SERVICE):
+            serving = self._surface.readiness()[0]
+        else:
+            try:
+                serving = self._surface.model_ready(request.service, "")
+            except InferenceError as error:
+                return await _abort(context, error)
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        return health_pb2.HealthCheckResponse(status=status)
+
+    async def _model_infer(self, message: v2_pb2.ModelInferRequest, context: _Context) -> Message:
+        """Cancelled when the caller leaves or gRPC's own deadline passes: the call leaves its queue at once."""
+        surface = self._surface
+        received_s = time.monotonic()
+        metadata = _metadata(context)
+        ctx = self._context(metadata, context, received_s)
+        parent_id = ctx.trace.span_id if "traceparent" in metadata else 0
+        trail = Trail(ctx, received_s, surface.sink, parent_id=parent_id)
+        ended: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+
+        def reply(completion: Completion) -> None:
+            if not ended.done():
+                ended.set_result(completion)
+
+        try:
+            if surface.stopping:
+                raise ServerStopping
+            request = decode_infer(message)
+            leave = surface.dataplane.infer(request, ctx, size_bytes=message.ByteSize(), reply=reply)
+        except (InferenceError, BadMessage) as refusal:
+            error = as_inference_error(refusal)
+            context.set_trailing_metadata(tuple(trail.refused(error, message.model_name[:128])))
+            return await _abort(context, error)
+        try:
+            completion = await ended
+        except asyncio.CancelledError:
+            leave()
+            raise
+        context.set_trailing_metadata(tuple(trail.ended(completion, request.model_name)))
+        if completion.response is None:
+            assert completion.error is not None
+            return await _abort(context, completion.error)
+        try:
+            return encode_infer(completion.response)
+        except BadMessage as bad:
+            return await _abort(context, as_inference_error(bad))
+
+    def _context(self, metadata: Mapping[str, str], context: _Context, now: float) -> CallContext:
+        surface = self._surface
+        remaining_s = context.time_remaining()
+        return from_headers(
+            metadata.get,
+            now=now,
+            trusted=address_of_grpc_peer(context.peer()) in surface.peers,
+            default_timeout_s=surface.default_timeout_s if remaining_s is None else remaining_s,
+            sample=False,
+        )
+
+
+async def open_grpc(frontend: GrpcFrontend, host: str, port: int, *, max_message_bytes: int) -> tuple[grpc.aio.Server, int]:
+    """A started server and its port. Raises StartFailed if the port cannot be had."""
+    server = grpc.aio.server(
+        handlers=frontend.handlers(),
+        maximum_concurrent_rpcs=MAX_CALLS,
+        options=[
+            ("grpc.max_receive_message_length", max_message_bytes),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.max_concurrent_streams", MAX_STREAMS),
+            ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+            ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES + MAX_METADATA_BYTES // 4),
+            ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+            # A compressed message may be far larger than what is allowed to arrive: identity only.
+            ("grpc.compression_enabled_algorithms_bitset", 1),
+            ("grpc.so_reuseport", 0),
+        ],
+    )
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        bound = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise StartFailed(
+            f"port {port} on {host} cannot be opened (inference gRPC): free it or pass --grpc-port N"
+        ) from error
+    await server.start()
+    return server, bound
+
+
+def _generic(
+    service: str, methods: Mapping[str, _Handler], classes: Mapping[str, tuple[type[Message], type[Message]]]
+) -> grpc.GenericRpcHandler:
+    return grpc.method_handlers_generic_handler(
+        service,
+        {
+            name: grpc.unary_unary_rpc_method_handler(
+                handler,
+                request_deserializer=classes[name][0].FromString,
+                response_serializer=classes[name][1].SerializeToString,
+            )
+            for name, handler in methods.items()
+        },
+    )
+
+
+def _metadata(context: _Context) -> dict[str, str]:
+    """Text metadata by name; the first value wins, as over HTTP."""
+    found: dict[str, str] = {}
+    for name, value in context.invocation_metadata() or ():
+        if isinstance(value, str):
+            found.setdefault(name, value)
+    return found
+
+
+async def _abort(context: _Context, error: InferenceError) -> Message:
+    await context.abort(grpc_status(error), error.message)
+    raise AssertionError("abort does not return")

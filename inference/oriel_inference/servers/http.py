@@ -1,0 +1,230 @@
+"""v2 over HTTP: paths to answers, on wire's buffered exchanges.
+
+Everything here is synchronous. `refuse` judges the head before the body is read; `handle` answers at once or keeps the
+exchange until the batcher replies. Routes of known models are remembered by method and path.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+import msgspec
+
+from oriel_inference.dataplane import Completion
+from oriel_inference.errors import InferenceError, UnknownModel
+from oriel_inference.model import is_model_name
+from oriel_inference.servers.statuses import as_inference_error, error_body, http_status
+from oriel_inference.servers.surface import EXTENSIONS, SERVER_NAME, SERVER_VERSION, Surface
+from oriel_inference.servers.trail import Trail
+from oriel_wire.context import from_headers
+from oriel_wire.engine.buffered import Exchange
+from oriel_wire.errors import BadMessage
+from oriel_wire.h1 import RequestHead
+from oriel_wire.v2.http import decode_request, encode_response, parse_header_length
+from oriel_wire.v2.metadata import encode_metadata, message_json
+
+__all__ = ["HttpFrontend"]
+
+JSON = ("content-type", "application/json")
+BINARY = ("content-type", "application/octet-stream")
+RETRY_AFTER = ("retry-after", "1")
+HEADER_LENGTH = "inference-header-content-length"
+_MAX_ROUTES = 4096
+
+_SERVER_PATHS = {
+    "/v2": "metadata",
+    "/v2/": "metadata",
+    "/v2/health/live": "live",
+    "/v2/health/ready": "ready",
+    "/v2/models/stats": "all_stats",
+}
+_MODEL_PATHS = {"": "model_metadata", "ready": "model_ready", "config": "config", "stats": "stats", "infer": "infer"}
+_NOT_FOUND = (404, "Not Found")
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    kind: str
+    model: str = ""
+    version: str = ""
+
+
+class HttpFrontend:
+    """`refuse` and `handle` for `oriel_wire.engine.buffered.serve`."""
+
+    def __init__(self, surface: Surface) -> None:
+        self._surface = surface
+        self._routes: dict[tuple[str, str], _Route] = {}
+        self._plain: dict[str, Callable[[Exchange, _Route], None]] = {
+            "metadata": self._server_metadata,
+            "live": self._live,
+            "ready": self._ready,
+            "all_stats": self._stats,
+            "stats": self._stats,
+            "model_metadata": self._model_metadata,
+            "model_ready": self._model_ready,
+            "config": self._config,
+        }
+
+    def refuse(self, head: RequestHead) -> tuple[int, str] | None:
+        """Path, method, encoding, model name: everything that needs no body."""
+        route = self._route(head)
+        if not isinstance(route, _Route):
+            return route
+        encoding = head.content_encoding
+        if encoding and encoding.lower() != "identity":
+            return 501, "content encodings are not supported, send the body as it is"
+        if route.kind == "infer":
+            try:
+                self._surface.catalog.get(route.model, route.version)
+            except UnknownModel as error:
+                return 404, error.message
+            except InferenceError:
+                return None  # answered with Retry-After once the body is in
+        return None
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answer one request, now or when its batch has run."""
+        route = self._route(exchange.head)
+        assert isinstance(route, _Route)  # `refuse` has seen it
+        if route.kind == "infer":
+            self._infer(exchange, route)
+            return
+        try:
+            self._plain[route.kind](exchange, route)
+        except InferenceError as error:
+            _refuse(exchange, error, [])
+
+    # Inference --------------------------------------------------------------------------------------------------
+
+    def _infer(self, exchange: Exchange, route: _Route) -> None:
+        surface = self._surface
+        body = exchange.body
+        fields = {field.name: field.value for field in reversed(exchange.head.fields)}
+        received_s = exchange.received_s
+        ctx = from_headers(
+            fields.get,
+            now=received_s,
+            trusted=exchange.peer in surface.peers,
+            default_timeout_s=surface.default_timeout_s,
+            sample=False,
+        )
+        parent_id = ctx.trace.span_id if "traceparent" in fields else 0
+        trail = Trail(ctx, received_s, surface.sink, parent_id=parent_id)
+        try:
+            request = decode_request(route.model, route.version, body, parse_header_length(fields.get(HEADER_LENGTH)))
+
+            def reply(completion: Completion) -> None:
+                headers = trail.ended(completion, route.model)
+                if completion.response is None:
+                    assert completion.error is not None
+                    _refuse(exchange, completion.error, headers)
+                    return
+                try:
+                    parts, json_length = encode_response(completion.response, request)
+                except BadMessage as error:
+                    _refuse(exchange, as_inference_error(error), headers)
+                    return
+                if json_length is None:
+                    headers.append(JSON)
+                else:
+                    headers.append(BINARY)
+                    headers.append((HEADER_LENGTH, str(json_length)))
+                exchange.respond(200, headers, parts)
+
+            leave = surface.dataplane.infer(request, ctx, size_bytes=len(body), reply=reply)
+        except (InferenceError, BadMessage) as refusal:
+            error = as_inference_error(refusal)
+            _refuse(exchange, error, trail.refused(error, route.model))
+            return
+        exchange.on_abort = leave
+
+    # Everything else --------------------------------------------------------------------------------------------
+
+    def _live(self, exchange: Exchange, _: _Route) -> None:
+        _answer(exchange, b'{"live":true}')
+
+    def _ready(self, exchange: Exchange, _: _Route) -> None:
+        ready, reason = self._surface.readiness()
+        if ready:
+            _answer(exchange, b'{"ready":true}')
+        else:
+            body = msgspec.json.encode({"ready": False, "error": reason})
+            _answer(exchange, body, 503 if self._surface.stopping else 400)
+
+    def _server_metadata(self, exchange: Exchange, _: _Route) -> None:
+        document = {"name": SERVER_NAME, "version": SERVER_VERSION, "extensions": EXTENSIONS}
+        _answer(exchange, msgspec.json.encode(document))
+
+    def _model_metadata(self, exchange: Exchange, route: _Route) -> None:
+        catalog = self._surface.catalog
+        _answer(exchange, encode_metadata(catalog.metadata(catalog.get(route.model, route.version))))
+
+    def _model_ready(self, exchange: Exchange, route: _Route) -> None:
+        ready = self._surface.model_ready(route.model, route.version)
+        _answer(exchange, msgspec.json.encode({"name": route.model, "ready": ready}), 200 if ready else 400)
+
+    def _config(self, exchange: Exchange, route: _Route) -> None:
+        _answer(exchange, message_json(self._surface.catalog.get(route.model, route.version).config))
+
+    def _stats(self, exchange: Exchange, route: _Route) -> None:
+        _answer(exchange, message_json(self._surface.statistics(route.model, route.version)))
+
+    # Routing ----------------------------------------------------------------------------------------------------
+
+    def _route(self, head: RequestHead) -> _Route | tuple[int, str]:
+        line = head.line
+        key = (line.method, line.path)
+        found = self._routes.get(key)
+        if found is not None:
+            return found
+        route = _resolve(line.path)
+        if route is None:
+            return _NOT_FOUND
+        allowed = ("POST",) if route.kind == "infer" else ("GET", "HEAD")
+        if line.method not in allowed:
+            return 405, f"use {allowed[0]} for this path"
+        # Only routes of models that exist are worth a place: their number is known.
+        if len(self._routes) < _MAX_ROUTES and (not route.model or self._exists(route)):
+            self._routes[key] = route
+        return route
+
+    def _exists(self, route: _Route) -> bool:
+        try:
+            self._surface.catalog.get(route.model, route.version)
+        except InferenceError:
+            return False
+        return True
+
+
+def _resolve(path: str) -> _Route | None:
+    """/v2/models/M[/versions/V][/what] and the server's own paths; None for anything else. Decoded once."""
+    if path in _SERVER_PATHS:
+        return _Route(_SERVER_PATHS[path])
+    parts = path.split("/")
+    if len(parts) < 4 or len(parts) > 7 or parts[1:3] != ["v2", "models"]:
+        return None
+    model, rest = unquote(parts[3], errors="replace"), parts[4:]
+    if not is_model_name(model):
+        return None
+    version = ""
+    if rest[:1] == ["versions"]:
+        if len(rest) < 2 or not rest[1].isascii() or not rest[1].isdigit() or len(rest[1]) > 18:
+            return None
+        version, rest = rest[1], rest[2:]
+    if len(rest) > 1:
+        return None
+    kind = _MODEL_PATHS.get(rest[0] if rest else "")
+    if kind is None or rest == [""]:
+        return None
+    return _Route(kind, model, version)
+
+
+def _answer(exchange: Exchange, body: bytes, status: int = 200) -> None:
+    exchange.respond(status, [JSON], body)
+
+
+def _refuse(exchange: Exchange, error: InferenceError, headers: Sequence[tuple[str, str]]) -> None:
+    status = http_status(error)
+    extra = [JSON, RETRY_AFTER] if status == 503 else [JSON]
+    exchange.respond(status, [*headers, *extra], error_body(error))

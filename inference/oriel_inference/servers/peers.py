@@ -1,0 +1,47 @@
+"""Whose word about deadline, tier and tenant counts."""
+
+import ipaddress
+from collections.abc import Sequence
+
+from oriel_wire.errors import StartFailed
+
+__all__ = ["TrustedPeers", "address_of_grpc_peer"]
+
+_MEMO = 4096
+
+
+class TrustedPeers:
+    """Addresses and networks. Answers are remembered per address. Raises StartFailed for what is neither."""
+
+    def __init__(self, networks: Sequence[str]) -> None:
+        try:
+            self._networks = [ipaddress.ip_network(each, strict=False) for each in networks]
+        except ValueError as error:
+            raise StartFailed(f"--trusted-peer: {error}") from error
+        self._known: dict[str, bool] = {}
+
+    def __contains__(self, peer: str) -> bool:
+        found = self._known.get(peer)
+        if found is None:
+            found = self._judge(peer)
+            if len(self._known) < _MEMO:
+                self._known[peer] = found
+        return found
+
+    def _judge(self, peer: str) -> bool:
+        try:
+            address = ipaddress.ip_address(peer.partition("%")[0])
+        except ValueError:
+            return False
+        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+            address = address.ipv4_mapped
+        return any(address in network for network in self._networks)
+
+
+def address_of_grpc_peer(peer: str) -> str:
+    """`ipv4:127.0.0.1:5000` or `ipv6:%5B::1%5D:5000` -> the address; others as they are."""
+    kind, _, rest = peer.partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return peer
+    host = rest.rpartition(":")[0]
+    return host.replace("%5B", "").replace("%5D", "").strip("[]")

@@ -1,0 +1,57 @@
+"""What both v2 servers share: the models, whether the server is ready, what it says of itself."""
+
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from oriel_inference.dataplane import Dataplane
+from oriel_inference.errors import ModelNotReady, UnknownModel
+from oriel_inference.lifecycle import Catalog
+from oriel_inference.servers.peers import TrustedPeers
+from oriel_wire.trace import SpanSink
+from oriel_wire.v2.proto import v2_pb2
+
+__all__ = ["EXTENSIONS", "SERVER_NAME", "SERVER_VERSION", "Surface"]
+
+SERVER_NAME = "oriel"
+SERVER_VERSION = version("oriel")
+EXTENSIONS = ("classification", "model_configuration", "binary_tensor_data", "parameters", "statistics", "trace")
+
+
+@dataclass(slots=True, kw_only=True)
+class Surface:
+    """Single writer: the app, which sets `stopping` when the drain begins."""
+
+    catalog: Catalog
+    dataplane: Dataplane
+    peers: TrustedPeers
+    sink: SpanSink
+    default_timeout_s: float
+    stopping: bool = False
+
+    def readiness(self) -> tuple[bool, str]:
+        """Whether requests are welcome, and if not why."""
+        if self.stopping:
+            return False, "the server is shutting down"
+        if self.catalog.loading:
+            return False, "models are being loaded"
+        return True, ""
+
+    def model_ready(self, name: str, version: str) -> bool:
+        """Whether that version serves. Raises UnknownModel."""
+        try:
+            self.catalog.get(name, version)
+        except ModelNotReady:
+            return False
+        return not self.stopping
+
+    def statistics(self, name: str, version: str) -> v2_pb2.ModelStatisticsResponse:
+        """Of one version, of all versions of a model, or of everything if no name is given. Raises UnknownModel."""
+        if name:
+            self.catalog.get(name, version)
+        response = v2_pb2.ModelStatisticsResponse()
+        for serving in self.catalog.serving():
+            if name in ("", serving.spec.name) and version in ("", serving.version):
+                response.model_stats.append(serving.batcher.statistics.message(serving.spec.name, serving.version))
+        if name and not response.model_stats:
+            raise UnknownModel("no statistics for that version")
+        return response

@@ -1,0 +1,94 @@
+"""What every answer carries besides its content, and the spans of one request: the same for HTTP and gRPC."""
+
+import time
+
+from oriel_inference.dataplane import Completion
+from oriel_inference.errors import InferenceError
+from oriel_wire.context import COST_US, REQUEST_ID, CallContext
+from oriel_wire.trace import Span, SpanSink, TraceContext, child, format_traceparent, server_timing
+
+__all__ = ["Trail"]
+
+
+class Trail:
+    """One request's way through this unit, from its first byte to its answer.
+
+    parent_id: the caller's span, 0 if the trace starts here.
+    """
+
+    __slots__ = ("_ctx", "_parent_id", "_received_s", "_sink", "_span")
+
+    def __init__(self, ctx: CallContext, received_s: float, sink: SpanSink, *, parent_id: int) -> None:
+        self._ctx = ctx
+        self._received_s = received_s
+        self._sink = sink
+        self._parent_id = parent_id
+        self._span = child(ctx.trace) if parent_id else ctx.trace
+
+    def refused(self, error: InferenceError, model: str = "") -> list[tuple[str, str]]:
+        """The headers of a refusal that never reached a queue."""
+        self._record(None, model, error)
+        return self._identity()
+
+    def ended(self, completion: Completion, model: str) -> list[tuple[str, str]]:
+        """The headers of an answer: identity, stages as far as the request came, cost."""
+        self._record(completion, model, completion.error)
+        headers = self._identity()
+        answer = completion.answer
+        if answer is None:
+            headers.append(("server-timing", server_timing([("queue", time.monotonic() - completion.queued_s)])))
+            return headers
+        times = answer.times
+        stages = [("queue", times.started_s - completion.queued_s), ("compute", times.split_s - times.started_s)]
+        headers.append(("server-timing", server_timing(stages)))
+        headers.append((COST_US, str(answer.cost_us)))
+        return headers
+
+    def _identity(self) -> list[tuple[str, str]]:
+        return [(REQUEST_ID, self._ctx.request_id), ("traceresponse", format_traceparent(self._span))]
+
+    def _record(self, completion: Completion | None, model: str, error: InferenceError | None) -> None:
+        if not self._span.sampled or not self._sink.enabled:
+            return
+        now = time.monotonic()
+        attributes: dict[str, str | int | float | bool] = {"oriel.request_id": self._ctx.request_id}
+        if model:
+            attributes["oriel.model"] = model
+        if self._ctx.tier:
+            attributes["oriel.tier"] = self._ctx.tier
+        if error is not None:
+            attributes["oriel.outcome"] = error.outcome.value
+        span = Span(
+            name="inference.request",
+            context=self._span,
+            parent_id=self._parent_id,
+            start_s=self._received_s,
+            end_s=now,
+            kind="server",
+            attributes=attributes,
+            error=error.message if error is not None else "",
+        )
+        self._sink.record(span)
+        if completion is None:
+            return
+        answer = completion.answer
+        if answer is None:
+            self._sink.record(self._inner("inference.queue", completion.queued_s, now, {}))
+            return
+        times = answer.times
+        self._sink.record(self._inner("inference.queue", completion.queued_s, times.started_s, {}))
+        batch: dict[str, str | int | float | bool] = {"oriel.batch_rows": times.rows, "oriel.cost_us": answer.cost_us}
+        self._sink.record(self._inner("inference.compute", times.started_s, times.split_s, batch))
+
+    def _inner(
+        self, name: str, start_s: float, end_s: float, attributes: dict[str, str | int | float | bool]
+    ) -> Span:
+        context: TraceContext = child(self._span)
+        return Span(
+            name=name,
+            context=context,
+            parent_id=self._span.span_id,
+            start_s=start_s,
+            end_s=end_s,
+            attributes=attributes,
+        )

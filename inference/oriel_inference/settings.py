@@ -1,0 +1,44 @@
+"""What the unit is told from outside."""
+
+import os
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+__all__ = ["Settings", "available_cores"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Port 0 takes any free one. Bounds of the queues are per model version.
+
+    cores: what running batches may use together. default_timeout_s: the deadline of a request that brings none.
+    trusted_peers: addresses or networks whose `x-oriel-*` headers count.
+    """
+
+    repositories: tuple[Path, ...]
+    http_host: str = "127.0.0.1"
+    http_port: int = 8000
+    grpc_host: str = "127.0.0.1"
+    grpc_port: int = 8001
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int = 8002
+    cores: int = 1
+    default_timeout_s: float = 60.0
+    max_body_bytes: int = 64 << 20
+    max_queue_items: int = 10_000
+    max_queue_bytes: int = 256 << 20
+    trusted_peers: tuple[str, ...] = ("127.0.0.0/8", "::1")
+    drain_s: float = 25.0
+
+
+def available_cores() -> int:
+    """Cores this process may use: its affinity and its control group's quota, at least 1."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        if quota != "max":
+            cores = min(cores, ceil(int(quota) / int(period)))
+    except (OSError, ValueError):
+        pass  # no control group v2: the affinity is all there is to know
+    return max(1, cores)

@@ -1,0 +1,86 @@
+"""`oriel logic`: the flags of a logic server."""
+
+import argparse
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from oriel_wire.errors import StartFailed
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--services",
+        action="append",
+        required=True,
+        type=Path,
+        metavar="DIR",
+        help="folder of handler files; repeatable",
+    )
+    parser.add_argument(
+        "--inference",
+        action="append",
+        metavar="HOST:PORT",
+        help="v2 inference server (HTTP); repeatable; default 127.0.0.1:8000",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--http-port", type=int, default=8090)
+    parser.add_argument("--admin-port", type=int, default=8092, help="health and metrics")
+    parser.add_argument("--workers", type=int, default=2, help="worker processes for CPU work")
+
+
+def run(args: argparse.Namespace) -> int:
+    """The exit code: 0 stopped as asked, 1 crashed, 2 could not start (one line on stderr says why)."""
+    # Array work belongs to the workers; without this numpy starts a thread per core in every process.
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+    from oriel_logic.settings import Settings
+
+    try:
+        settings = Settings(
+            services=tuple(folder(path) for path in args.services),
+            inference=tuple(address(text) for text in args.inference or ["127.0.0.1:8000"]),
+            host=args.host,
+            http_port=args.http_port,
+            admin_port=args.admin_port,
+            workers=worker_count(args.workers),
+        )
+    except StartFailed as error:
+        sys.stderr.write(f"oriel logic: {error}\n")
+        return 2
+    from oriel_logic.workers.launch import ForkServer
+
+    # Before anything starts threads, and early: it imports the services while this process imports the rest.
+    server = ForkServer.launch(settings.services, max_frame_bytes=settings.max_frame_bytes)
+    from oriel_logic.app import serve_unit
+    from oriel_wire.engine.process import configure_logging, run_unit
+
+    configure_logging("logic")
+
+    async def main(stop: asyncio.Event) -> None:
+        await serve_unit(settings, server, stop)
+
+    return run_unit(main, unit="logic")
+
+
+def folder(path: Path) -> Path:
+    if not path.is_dir():
+        raise StartFailed(f"there is no folder {path}: pass --services DIR with a folder of handler files")
+    return path.resolve()
+
+
+def address(text: str) -> tuple[str, int]:
+    host, colon, port = text.removeprefix("http://").rstrip("/").rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise StartFailed(f"'{text}' is no address: pass --inference HOST:PORT")
+    return host, int(port)
+
+
+def worker_count(count: int) -> int:
+    if not 1 <= count <= 256:
+        raise StartFailed(f"{count} workers are not possible: pass --workers N with N from 1 to 256")
+    return count

@@ -1,0 +1,83 @@
+"""What a handler knows about its request beside the body: time left, tier, and the workers."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+from oriel_logic.stages import Ledger
+from oriel_logic.workers.references import for_function
+from oriel_wire.context import CallContext
+
+__all__ = ["Context", "Workers"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Finished(Protocol):
+    @property
+    def value(self) -> Any: ...
+    @property
+    def cpu_us(self) -> int: ...
+
+
+class Workers(Protocol):
+    """What is needed of `workers.pool.WorkerPool`."""
+
+    async def call(self, reference: str, arguments: Sequence[Any], *, call: CallContext, stage: str) -> Finished: ...
+
+
+class Context:
+    """One request's context; `ctx` in handlers."""
+
+    __slots__ = ("_call", "_clock", "_ledger", "_workers")
+
+    def __init__(
+        self, call: CallContext, ledger: Ledger, workers: Workers, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._call = call
+        self._ledger = ledger
+        self._workers = workers
+        self._clock = clock
+
+    @property
+    def request_id(self) -> str:
+        return self._call.request_id
+
+    @property
+    def tier(self) -> str:
+        """The caller's tier, for example "gold"; "" if the request did not come through a gateway."""
+        return self._call.tier
+
+    @property
+    def tenant(self) -> str:
+        return self._call.tenant
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds until the request is given up; a handler may choose a smaller model when it is little."""
+        return self._call.remaining_s(self._clock())
+
+    def stage(self, name: str) -> AbstractContextManager[object]:
+        """`with ctx.stage("rank"):` times a part of a handler under that name, in `Server-Timing` and the trace."""
+        return self._ledger.stage(name)
+
+    async def run(self, function: Callable[P, R], /, *arguments: P.args, **keywords: P.kwargs) -> R:
+        """Run a plain function in a worker process, as a stage of its own name; its value comes back.
+
+        The function must be defined at the top of a file; arguments and result are pickled. Raises the Refused that
+        it raised, HandlerFailed for anything else it raised, DeadlineExceeded, Saturated or WorkerDied. Cancelled: it
+        does not start any more, or its result is dropped.
+        """
+        if keywords:
+            raise TypeError("ctx.run takes positional arguments")
+        result: R = await self.work(for_function(function), arguments, function.__name__)
+        return result
+
+    async def work(self, reference: str, arguments: Sequence[Any], stage: str) -> Any:
+        with self._ledger.stage(stage) as timed:
+            done = await self._workers.call(reference, arguments, call=self._call, stage=stage)
+            timed.attributes["oriel.cpu_us"] = done.cpu_us
+            self._ledger.cost_us += done.cpu_us
+            return done.value

@@ -1,0 +1,31 @@
+"""What a logic server is told at start, with every limit and its default."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Settings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """inference: (host, port) of each inference server. Sizes in bytes, times in seconds.
+
+    default_timeout_s: the deadline of a request that brings none (it did not come through a gateway).
+    max_in_flight: requests at a time, further ones are refused. max_waiting: jobs that wait for a worker.
+    overrun_s: how long after its deadline a job may keep its worker busy before the worker is killed.
+    """
+
+    services: tuple[Path, ...]
+    inference: tuple[tuple[str, int], ...]
+    host: str = "127.0.0.1"
+    http_port: int = 8090
+    admin_port: int = 8092
+    workers: int = 2
+    default_timeout_s: float = 30.0
+    max_in_flight: int = 1024
+    max_body_bytes: int = 16 << 20
+    max_frame_bytes: int = 64 << 20
+    max_waiting: int = 256
+    max_waiting_bytes: int = 256 << 20
+    overrun_s: float = 10.0
+    drain_s: float = 20.0

@@ -1,0 +1,48 @@
+"""What an inference server's refusal means here. v2 says `{"error": "..."}`; Oriel's own may add a reason."""
+
+import msgspec
+
+from oriel_logic.errors import DeadlineExceeded, LogicError, ModelBusy, ModelFailed, ModelInputWrong, ModelUnavailable
+from oriel_wire.engine.client import HttpResponse
+
+__all__ = ["refusal", "sentence"]
+
+MAX_RETRY_AFTER_S = 3600.0
+NOT_READY_RETRY_S = 1.0
+
+
+def refusal(model: str, response: HttpResponse) -> LogicError:
+    """The error for an answer whose status is not 200."""
+    said = sentence(response)
+    match response.status:
+        case 400:
+            return ModelInputWrong(f"model '{model}' refused its inputs: {said}")
+        case 404:
+            return ModelUnavailable(f"model '{model}' is not served: {said}", retry_after_s=NOT_READY_RETRY_S)
+        case 429:
+            return ModelBusy(f"model '{model}': {said}", retry_after_s=retry_after_s(response), too_many=True)
+        case 503:
+            return ModelBusy(f"model '{model}' has no capacity now: {said}", retry_after_s=retry_after_s(response))
+        case 504:
+            return DeadlineExceeded("infer")
+    return ModelFailed(f"model '{model}' failed ({response.status}): {said}")
+
+
+def sentence(response: HttpResponse) -> str:
+    """The server's own words, at most 300 characters."""
+    try:
+        body = msgspec.json.decode(response.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return "it gave no reason"
+    error = body.get("error") if isinstance(body, dict) else None
+    if isinstance(error, dict):
+        error = error.get("message")
+    return error[:300] if isinstance(error, str) and error else "it gave no reason"
+
+
+def retry_after_s(response: HttpResponse) -> float:
+    """Seconds from `Retry-After`, 1 if there is none or it is a date."""
+    value = response.get("retry-after") or ""
+    if value.isascii() and value.isdigit() and len(value) < 9:
+        return min(float(value), MAX_RETRY_AFTER_S)
+    return NOT_READY_RETRY_S

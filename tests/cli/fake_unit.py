@@ -1,0 +1,47 @@
+"""A unit for supervisor tests: answers every path on one port; what it does besides is in its arguments.
+
+python fake_unit.py PORT [fail|deaf|child PIDFILE]
+"""
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+
+from oriel_wire.engine.process import listen, run_unit
+from oriel_wire.errors import StartFailed
+
+STUCK = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+BODY = b'[{"name": "sample", "version": "1"}]'
+
+
+async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(BODY), BODY))
+        await writer.drain()
+    writer.close()
+
+
+async def main(stop: asyncio.Event) -> None:
+    port, how = int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else ""
+    if how == "fail":
+        raise StartFailed("the model is missing: add it")
+    if how == "child":
+        # A grandchild that ignores everything but SIGKILL, as a stuck worker would.
+        stuck = (
+            "import signal,time; signal.signal(15, signal.SIG_IGN); signal.signal(1, signal.SIG_IGN); time.sleep(600)"
+        )
+        child = subprocess.Popen([sys.executable, "-S", "-c", stuck])
+        Path(sys.argv[3]).write_text(str(child.pid))
+    sock = listen("127.0.0.1", port, "fake HTTP")
+    server = await asyncio.start_server(answer, sock=sock)
+    await stop.wait()
+    if how == "deaf":
+        await asyncio.Event().wait()
+    server.close()
+
+
+if __name__ == "__main__":
+    sys.exit(run_unit(main, unit="fake"))

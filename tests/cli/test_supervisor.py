@@ -1,0 +1,260 @@
+"""The supervisor over fake units: real processes, small timings."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from oriel_cli.supervisor import Supervisor, Timings, Unit
+from oriel_cli.units import Address, UnitSpec, free_ports, refuse_busy_ports
+from oriel_wire.engine.process import listen
+from oriel_wire.errors import StartFailed
+
+FAKE = Path(__file__).with_name("fake_unit.py")
+QUICK = Timings(start_s=30, probe_every_s=0.01, first_delay_s=0.01, longest_delay_s=0.05, grace_s=30)
+
+
+def spec(name: str, *how: str, prepare: tuple[str, ...] = ()) -> UnitSpec:
+    (port,) = free_ports("127.0.0.1", 1)
+    return UnitSpec(
+        name=name,
+        argv=[sys.executable, str(FAKE), str(port), *how],
+        addresses={"http": Address(what=f"{name} HTTP", host="127.0.0.1", port=port, flag=f"--{name}-http-port")},
+        ready=("http", "/ready"),
+        models=("http", "/models"),
+        prepare=prepare,
+    )
+
+
+class Stage:
+    """One supervisor under test: what it said, and the events a test waits for."""
+
+    def __init__(self, *specs: UnitSpec, timings: Timings = QUICK) -> None:
+        self.said: list[str] = []
+        self._changed = asyncio.Event()
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        self.supervisor = Supervisor(specs, say=self._say, environ=environ, timings=timings)
+        self.units: dict[str, Unit] = {unit.name: unit for unit in self.supervisor.units}
+        self.stop = asyncio.Event()
+        self.ready = asyncio.Event()
+
+    def _say(self, line: str) -> None:
+        self.said.append(line)
+        self._changed.set()
+
+    async def mark_ready(self) -> None:
+        self.ready.set()
+
+    async def run(self) -> None:
+        await self.supervisor.run(self.stop, self.mark_ready)
+
+    async def until_said(self, end: str) -> None:
+        while not any(line.startswith(end) for line in self.said):
+            self._changed.clear()
+            await self._changed.wait()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+
+
+async def gone(pid: int) -> None:
+    """Wait until `pid` is gone; another process's end is no event of ours."""
+    while alive(pid):
+        await asyncio.sleep(0.01)
+
+
+async def test_units_start_become_ready_and_stop_in_order() -> None:
+    stage = Stage(spec("one"), spec("two"))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(stage.run())
+        await stage.ready.wait()
+        pids = [unit.pid for unit in stage.supervisor.units]
+        assert all(map(alive, pids)) and {unit.state for unit in stage.supervisor.units} == {"ready"}
+        assert await stage.units["one"].models() == [{"name": "sample", "version": "1"}]
+        stage.stop.set()
+    assert not any(map(alive, pids)) and {unit.state for unit in stage.supervisor.units} == {"stopped"}
+
+
+async def test_a_unit_that_dies_is_started_again_and_said() -> None:
+    stage = Stage(spec("one"), spec("two"))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(stage.run())
+        await stage.ready.wait()
+        first, other = stage.units["one"].pid, stage.units["two"].pid
+        os.kill(first, signal.SIGKILL)
+        await stage.until_said("one is ready again")
+        assert stage.said[0] == "one was killed by SIGKILL; starting it again in 0.0 s"
+        assert stage.units["one"].pid != first and stage.units["two"].pid == other
+        stage.stop.set()
+
+
+async def test_restarts_of_a_unit_that_keeps_dying_come_slower_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(spec("one"), timings=Timings(start_s=30, probe_every_s=0.01, grace_s=30))
+    slept: list[float] = []
+    real_sleep = asyncio.sleep
+
+    async def sleep(delay_s: float) -> None:
+        if delay_s >= 0.1:
+            slept.append(delay_s)
+        await real_sleep(0.001)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(stage.run())
+        await stage.ready.wait()
+        monkeypatch.setattr(asyncio, "sleep", sleep)
+        stage.units["one"].spec = spec("one", "fail")
+        os.kill(stage.units["one"].pid, signal.SIGKILL)
+        while len(slept) < 7:
+            await real_sleep(0.01)
+        stage.stop.set()
+    assert slept[:7] == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+
+
+async def test_a_unit_that_cannot_start_ends_everything_with_its_own_line(capfd: pytest.CaptureFixture[str]) -> None:
+    stage = Stage(spec("one"), spec("two", "fail"))
+    with pytest.raises(StartFailed, match="two could not start"):
+        await stage.run()
+    assert "oriel fake: the model is missing: add it" in capfd.readouterr().err
+    assert not stage.ready.is_set() and all(unit.pid == 0 for unit in stage.supervisor.units)
+
+
+async def test_a_unit_that_never_gets_ready_is_named_and_killed() -> None:
+    (port,) = free_ports("127.0.0.1", 1)
+    silent = spec("one")
+    silent = UnitSpec(
+        name="one",
+        argv=[sys.executable, "-S", "-c", "import time; time.sleep(600)"],
+        addresses={"http": Address(what="one HTTP", host="127.0.0.1", port=port, flag="")},
+        ready=silent.ready,
+    )
+    stage = Stage(silent, timings=Timings(start_s=0.1, probe_every_s=0.01))
+    with pytest.raises(StartFailed, match="one is not ready after 0 s: it does not answer"):
+        await stage.run()
+
+
+async def test_stopping_while_units_still_start_leaves_nothing() -> None:
+    stage = Stage(spec("one"), spec("two"))
+    stage.stop.set()
+    await stage.run()
+    assert not stage.ready.is_set() and all(unit.pid == 0 for unit in stage.supervisor.units)
+
+
+async def test_a_unit_deaf_to_sigterm_is_killed_when_the_grace_is_over() -> None:
+    stage = Stage(spec("one", "deaf"), timings=Timings(probe_every_s=0.01, grace_s=0.05))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(stage.run())
+        await stage.ready.wait()
+        pid = stage.units["one"].pid
+        stage.stop.set()
+    assert not alive(pid)
+
+
+@pytest.mark.parametrize("ending", ["stopped", "killed"])
+async def test_what_a_unit_leaves_in_its_process_group_is_killed(tmp_path: Path, ending: str) -> None:
+    stage = Stage(spec("one", "child", str(tmp_path / "pid")))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(stage.run())
+        await stage.ready.wait()
+        grandchild = int((tmp_path / "pid").read_text())
+        assert alive(grandchild)
+        if ending == "killed":
+            os.kill(stage.units["one"].pid, signal.SIGKILL)
+            await stage.until_said("one is ready again")
+            await gone(grandchild)
+        stage.stop.set()
+    await gone(grandchild)
+
+
+@pytest.mark.parametrize("moment", ["serving", "stopping"])
+async def test_cancelling_kills_at_once(moment: str) -> None:
+    stage = Stage(spec("one", "deaf"), timings=Timings(probe_every_s=0.01, grace_s=600))
+    task = asyncio.create_task(stage.run())
+    await stage.ready.wait()
+    pid = stage.units["one"].pid
+    if moment == "stopping":
+        stage.stop.set()
+        while stage.units["one"].state != "stopping":
+            await asyncio.sleep(0.001)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await gone(pid)
+
+
+async def test_files_are_prepared_before_the_first_start_only(tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    mark = f"open({str(marks)!r}, 'a').write('x')"
+    stage = Stage(spec("one", prepare=(sys.executable, "-S", "-c", mark)))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(stage.run())
+        await stage.ready.wait()
+        os.kill(stage.units["one"].pid, signal.SIGKILL)
+        await stage.until_said("one is ready again")
+        stage.stop.set()
+    assert marks.read_text() == "x"
+
+
+async def test_a_failed_preparation_is_a_refusal_to_start() -> None:
+    stage = Stage(spec("one", prepare=(sys.executable, "-S", "-c", "raise SystemExit(3)")))
+    with pytest.raises(StartFailed, match="one could not be prepared"):
+        await stage.run()
+
+
+KILLED = """
+import asyncio, os, sys
+sys.path[:0] = {path!r}
+from oriel_cli.supervisor import Supervisor
+from test_supervisor import spec
+
+async def main():
+    supervisor = Supervisor([spec("one"), spec("two")], say=print, environ=os.environ)
+    async def ready():
+        print(*(unit.pid for unit in supervisor.units), flush=True)
+    await supervisor.run(asyncio.Event(), ready)
+asyncio.run(main())
+"""
+
+
+async def test_units_stop_when_the_supervisor_is_killed() -> None:
+    path = [str(FAKE.parent), *sys.path]
+    supervisor = subprocess.Popen(
+        [sys.executable, "-c", KILLED.format(path=path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    with supervisor:
+        assert supervisor.stdout is not None
+        pids = [int(word) for word in supervisor.stdout.readline().split()]
+        assert len(pids) == 2 and all(map(alive, pids))
+        supervisor.kill()
+    for pid in pids:
+        await gone(pid)
+
+
+def test_every_busy_port_is_named_in_one_line_with_its_flag() -> None:
+    specs = [spec("gateway"), spec("logic"), spec("inference")]
+    addresses = [unit.addresses["http"] for unit in specs]
+    with listen("127.0.0.1", addresses[0].port, "x"), listen("127.0.0.1", addresses[2].port, "x"):
+        with pytest.raises(StartFailed) as refused:
+            refuse_busy_ports(addresses)
+    assert str(refused.value) == (
+        f"ports {addresses[0].port} (gateway HTTP), {addresses[2].port} (inference HTTP) are in use: free them, "
+        "or pass --gateway-http-port N --inference-http-port N, or --free-ports"
+    )
+    refuse_busy_ports(addresses)
+
+
+def test_free_ports_are_different_and_below_the_ephemeral_range() -> None:
+    ports = free_ports("127.0.0.1", 20)
+    assert len(set(ports)) == 20 and max(ports) < 49152
+    for port in ports:
+        listen("127.0.0.1", port, "x").close()

@@ -1,0 +1,105 @@
+"""Doubles and builders the inference tests share."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from oriel_inference.backends.fake import FakeSession, Gate
+from oriel_inference.batching.batcher import Batcher
+from oriel_inference.batching.call import Answer, Call
+from oriel_inference.batching.cores import Cores
+from oriel_inference.batching.workers import ManualWorkers
+from oriel_inference.clock import VirtualClock
+from oriel_inference.errors import InferenceError
+from oriel_inference.model import ModelSpec, QueueRules, TensorInfo, TensorSpec
+from oriel_policies.batch import BatchBounds
+
+X = TensorInfo(name="x", datatype="INT64", shape=(-1, -1))
+Y = TensorInfo(name="y", datatype="INT64", shape=(-1, -1))
+
+
+def spec(
+    *, max_rows: int = 8, delay_s: float = 0.0, alone: bool = False, instances: int = 1, **queue: object
+) -> ModelSpec:
+    return ModelSpec(
+        name="double",
+        version=1,
+        platform="",
+        backend="fake",
+        max_batch_size=max_rows,
+        inputs=(TensorSpec(name="x", datatype="INT64", dims=(-1,)),),
+        outputs=(TensorSpec(name="y", datatype="INT64", dims=(-1,)),),
+        bounds=None if alone else BatchBounds(max_rows=max_rows, max_delay_s=delay_s),
+        queue=QueueRules(**queue),  # type: ignore[arg-type]
+        instances=instances,
+    )
+
+
+class Bench:
+    """A batcher in virtual time over fake sessions; its jobs run when the test says so."""
+
+    def __init__(self, model: ModelSpec, *, cores: int = 4, sessions: int | None = None, **limits: int) -> None:
+        self.clock = VirtualClock()
+        self.workers = ManualWorkers()
+        self.cores = Cores(cores)
+        self.sessions = [FakeSession((X,), (Y,), gate=Gate()) for _ in range(sessions or model.instances)]
+        self.batcher = Batcher(
+            model, self.sessions, clock=self.clock, cores=self.cores, workers=self.workers, inline_s=0.0, **limits
+        )
+        self.replies: dict[int, list[Answer | InferenceError]] = {}
+        self.calls: list[Call] = []
+
+    def call(
+        self,
+        rows: int = 1,
+        *,
+        timeout_s: float = 60.0,
+        width: int = 2,
+        band: int = 0,
+        tenant: str = "",
+        size_bytes: int = 0,
+        give_up_s: float | None = None,
+    ) -> int:
+        """Submit a call whose rows are full of its own number; returns the number."""
+        number = len(self.calls)
+        self.replies[number] = []
+        now = self.clock.now()
+        call = Call(
+            inputs={"x": np.full((rows, width), number, dtype=np.int64)},
+            rows=rows,
+            signature=width,
+            arrived_s=now,
+            deadline=now + timeout_s,
+            give_up_s=None if give_up_s is None else now + give_up_s,
+            reply=self.replies[number].append,
+            band=band,
+            tenant=tenant,
+            size_bytes=size_bytes,
+        )
+        self.calls.append(call)
+        self.batcher.submit(call)
+        return number
+
+    def leave(self, number: int) -> None:
+        self.batcher.leave(self.calls[number])
+
+    def settle(self) -> None:
+        """Run until nothing is left to do at this moment."""
+        self.clock.run()
+        while self.workers.jobs:
+            self.workers.run_next()
+            self.clock.run()
+
+    def answer(self, number: int) -> Answer:
+        (reply,) = self.replies[number]
+        assert isinstance(reply, Answer), reply
+        return reply
+
+    def error(self, number: int) -> InferenceError:
+        (reply,) = self.replies[number]
+        assert isinstance(reply, InferenceError), reply
+        return reply
+
+    @property
+    def batches(self) -> Sequence[int]:
+        return [rows for session in self.sessions for rows in session.batches]

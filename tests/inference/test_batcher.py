@@ -1,0 +1,344 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oriel_inference.batching.batcher import INLINE_SAMPLES
+from oriel_inference.batching.call import Answer
+from oriel_inference.errors import (
+    BackendFailed,
+    DeadlineExceeded,
+    InferenceError,
+    InvalidRequest,
+    Outcome,
+    QueueFull,
+    QueueTimeout,
+    ServerStopping,
+)
+
+from .bench import Bench, spec
+
+
+def test_a_lone_call_runs_at_once_and_gets_its_rows() -> None:
+    bench = Bench(spec())
+    number = bench.call(3)
+    bench.settle()
+    np.testing.assert_array_equal(bench.answer(number).outputs[0], np.zeros((3, 2), dtype=np.int64))
+    assert bench.batches == [3]
+
+
+def test_calls_that_arrive_together_run_together() -> None:
+    bench = Bench(spec(max_rows=8))
+    numbers = [bench.call(2) for _ in range(3)]
+    bench.settle()
+    assert bench.batches == [6]
+    assert [int(bench.answer(n).outputs[0][0, 0]) for n in numbers] == [0, 2, 4]
+
+
+def test_calls_gather_while_a_batch_runs() -> None:
+    bench = Bench(spec(max_rows=8))
+    bench.call()
+    bench.clock.run()  # the first is on the device
+    for _ in range(10):
+        bench.call()
+    bench.settle()
+    assert bench.batches == [1, 8, 2]
+
+
+def test_without_batching_every_call_runs_alone() -> None:
+    bench = Bench(spec(alone=True))
+    for _ in range(3):
+        bench.call(2)
+    bench.settle()
+    assert bench.batches == [2, 2, 2]
+
+
+def test_calls_of_other_shapes_never_share_a_batch() -> None:
+    bench = Bench(spec())
+    numbers = [bench.call(1, width=width) for width in (2, 2, 3, 3, 2)]
+    bench.settle()
+    assert bench.batches == [2, 2, 1]
+    assert [bench.answer(n).outputs[0].shape for n in numbers] == [(1, 2), (1, 2), (1, 3), (1, 3), (1, 2)]
+
+
+def test_the_more_urgent_band_goes_first_then_the_earlier_deadline() -> None:
+    bench = Bench(spec(alone=True))
+    bench.call()
+    bench.clock.run()
+    late, early, urgent = bench.call(timeout_s=9), bench.call(timeout_s=5), None
+    urgent = bench.call(timeout_s=30, band=0)
+    silver = bench.call(timeout_s=1, band=1)
+    bench.settle()
+    started = sorted((early, late, urgent, silver), key=lambda n: bench.answer(n).times.started_s)
+    order = [n for n in (early, late, urgent, silver) if bench.answer(n)]
+    assert started == order
+
+
+def test_instances_run_at_the_same_time() -> None:
+    bench = Bench(spec(instances=2, alone=True))
+    bench.call()
+    bench.call()
+    bench.clock.run()
+    assert len(bench.workers.jobs) == 2
+
+
+def test_delay_holds_a_batch_open_until_its_time_or_until_it_is_full() -> None:
+    bench = Bench(spec(max_rows=4, delay_s=0.5))
+    bench.call()
+    bench.settle()
+    bench.clock.advance(0.4)
+    bench.call()
+    bench.settle()
+    assert bench.batches == []
+    bench.clock.advance(0.11)
+    bench.settle()
+    assert bench.batches == [2]
+    for _ in range(4):
+        bench.call()
+    bench.settle()
+    assert bench.batches == [2, 4]
+
+
+# --- deadlines ----------------------------------------------------------------------------------------------------
+
+
+def test_expired_call_is_answered_on_time_while_a_long_batch_runs_and_is_never_executed() -> None:
+    bench = Bench(spec())
+    bench.call()
+    bench.clock.run()  # on the device until the test says otherwise
+    number = bench.call(timeout_s=0.05)
+    bench.clock.advance(0.049)
+    assert bench.replies[number] == []
+    bench.clock.advance(0.002)
+    error = bench.error(number)
+    assert isinstance(error, DeadlineExceeded) and error.stage == "queue"
+    bench.settle()
+    assert bench.batches == [1]
+
+
+def test_expiry_of_a_later_arrival_with_an_earlier_deadline_is_on_time() -> None:
+    bench = Bench(spec())
+    bench.call()
+    bench.clock.run()
+    slow, fast = bench.call(timeout_s=10), bench.call(timeout_s=1)
+    bench.clock.advance(1.001)
+    assert isinstance(bench.error(fast), DeadlineExceeded)
+    bench.clock.advance(9.0)
+    assert isinstance(bench.error(slow), DeadlineExceeded)
+
+
+def test_call_that_expires_on_the_device_is_answered_on_time_and_others_get_their_rows() -> None:
+    bench = Bench(spec())
+    short, long = bench.call(timeout_s=0.1), bench.call(timeout_s=5)
+    bench.clock.run()
+    bench.clock.advance(0.2)
+    error = bench.error(short)
+    assert isinstance(error, DeadlineExceeded) and error.stage == "compute"
+    bench.settle()
+    assert int(bench.answer(long).outputs[0][0, 0]) == 2 * long
+
+
+def test_call_that_arrives_late_is_refused_without_queueing() -> None:
+    bench = Bench(spec())
+    number = bench.call(timeout_s=0.0)
+    assert isinstance(bench.error(number), DeadlineExceeded)
+    assert bench.batcher.pending == 0
+
+
+def test_the_models_own_queue_timeout_is_told_apart_from_a_deadline() -> None:
+    bench = Bench(spec())
+    bench.call()
+    bench.clock.run()
+    number = bench.call(timeout_s=10, give_up_s=0.1)
+    bench.clock.advance(0.2)
+    assert isinstance(bench.error(number), QueueTimeout)
+
+
+# --- leaving, bounds, failures ------------------------------------------------------------------------------------
+
+
+def test_leaving_caller_frees_its_place_at_once() -> None:
+    bench = Bench(spec(), max_items=1)
+    bench.call()
+    bench.clock.run()
+    waiting = bench.call()
+    assert isinstance(bench.error(bench.call()), QueueFull)
+    bench.leave(waiting)
+    assert bench.batcher.pending == 0
+    accepted = bench.call()
+    bench.settle()
+    assert bench.answer(accepted)
+    assert bench.replies[waiting] == []
+    assert bench.batches == [1, 1]
+
+
+def test_leaving_twice_or_after_the_answer_changes_nothing() -> None:
+    bench = Bench(spec())
+    number = bench.call()
+    bench.settle()
+    bench.leave(number)
+    bench.leave(number)
+    assert bench.answer(number)
+    assert bench.batcher.statistics.failures[Outcome.CALLER_LEFT] == 0
+
+
+def test_queue_is_bounded_in_bytes() -> None:
+    bench = Bench(spec(), max_bytes=100)
+    bench.call()
+    bench.clock.run()
+    bench.call(size_bytes=60)
+    assert isinstance(bench.error(bench.call(size_bytes=60)), QueueFull)
+
+
+def test_a_more_urgent_call_displaces_the_newest_of_the_lowest_band() -> None:
+    bench = Bench(spec(), max_items=2)
+    bench.call()
+    bench.clock.run()
+    older, newer = bench.call(band=2), bench.call(band=2)
+    urgent = bench.call(band=0)
+    assert isinstance(bench.error(newer), QueueFull)
+    bench.settle()
+    assert bench.answer(older) and bench.answer(urgent)
+
+
+def test_the_models_queue_size_wins_over_the_servers() -> None:
+    bench = Bench(spec(max_items=1))
+    bench.call()
+    bench.clock.run()
+    bench.call()
+    assert isinstance(bench.error(bench.call()), QueueFull)
+
+
+def test_failure_of_the_backend_reaches_every_member_and_the_instance_lives_on() -> None:
+    bench = Bench(spec())
+    bench.sessions[0].fail = True
+    numbers = [bench.call() for _ in range(3)]
+    bench.settle()
+    assert all(isinstance(bench.error(n), BackendFailed) for n in numbers)
+    bench.sessions[0].fail = False
+    number = bench.call()
+    bench.settle()
+    assert bench.answer(number)
+
+
+def test_one_poisonous_member_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(spec())
+    session, run = bench.sessions[0], bench.sessions[0].run
+
+    def picky(inputs, outputs):  # type: ignore[no-untyped-def]
+        if (inputs["x"] == 1).any():
+            raise InvalidRequest("the model refuses a one")
+        return run(inputs, outputs)
+
+    monkeypatch.setattr(session, "run", picky)
+    numbers = [bench.call() for _ in range(3)]
+    bench.settle()
+    assert isinstance(bench.error(numbers[1]), InvalidRequest)
+    assert [int(bench.answer(n).outputs[0][0, 0]) for n in (numbers[0], numbers[2])] == [0, 4]
+
+
+def test_a_reply_that_raises_costs_the_other_members_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(spec())
+    first, second = bench.call(), bench.call()
+
+    def broken(_: object) -> None:
+        raise RuntimeError("socket trouble")
+
+    bench.calls[first].reply = broken
+    bench.settle()
+    assert bench.answer(second)
+    assert "could not be delivered" in caplog.text
+
+
+def test_closing_fails_what_waits_and_refuses_what_comes() -> None:
+    bench = Bench(spec())
+    running = bench.call()
+    bench.clock.run()
+    waiting = bench.call()
+    bench.batcher.close()
+    assert isinstance(bench.error(waiting), ServerStopping)
+    assert isinstance(bench.error(bench.call()), ServerStopping)
+    bench.settle()
+    assert bench.answer(running)
+
+
+def test_batches_known_to_be_short_run_on_the_loop() -> None:
+    bench = Bench(spec())
+    bench.batcher._inline_s = 10.0
+    for _ in range(INLINE_SAMPLES):
+        bench.call()
+        bench.settle()
+    number = bench.call()
+    bench.clock.run()
+    assert bench.workers.jobs == []
+    assert bench.answer(number)
+
+
+def test_statistics_count_rows_batches_and_failures() -> None:
+    bench = Bench(spec())
+    bench.call(2)
+    bench.call(3)
+    bench.settle()
+    bench.call(timeout_s=0)
+    message = bench.batcher.statistics.message("double", "1")
+    assert (message.inference_count, message.execution_count) == (5, 1)
+    assert message.inference_stats.success.count == 2
+    assert message.inference_stats.fail.count == 1
+    assert [(b.batch_size, b.compute_infer.count) for b in message.batch_stats] == [(5, 1)]
+
+
+# --- conservation -------------------------------------------------------------------------------------------------
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("call"), st.integers(1, 4), st.sampled_from([0.01, 0.5, 60.0]), st.integers(0, 2), st.integers(1, 2)
+        ),
+        st.tuples(st.just("leave"), st.integers(0, 40)),
+        st.tuples(st.just("advance"), st.sampled_from([0.001, 0.02, 1.0])),
+        st.tuples(st.just("device"), st.integers(1, 3)),
+        st.tuples(st.just("loop")),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps, st.integers(1, 2), st.booleans(), st.sampled_from([0.0, 0.1]), st.integers(1, 3))
+def test_every_caller_gets_its_own_rows_exactly_once_under_any_order_of_events(
+    script: list[tuple], instances: int, alone: bool, delay_s: float, cores: int
+) -> None:
+    bench = Bench(spec(max_rows=4, instances=instances, alone=alone, delay_s=delay_s), cores=cores, max_items=6)
+    left: set[int] = set()
+    for step in script:
+        match step:
+            case ("call", rows, timeout_s, band, width):
+                bench.call(rows, timeout_s=timeout_s, band=band, width=width, tenant="ab"[rows % 2])
+            case ("leave", number) if number < len(bench.calls):
+                if not bench.replies[number]:
+                    left.add(number)
+                bench.leave(number)
+            case ("advance", seconds):
+                bench.clock.advance(seconds)
+            case ("device", count):
+                for _ in range(min(count, len(bench.workers.jobs))):
+                    bench.workers.run_next()
+            case ("loop",):
+                bench.clock.run()
+        assert bench.batcher.pending <= 6
+    for _ in range(100):
+        bench.settle()
+        bench.clock.advance(0.05)
+    assert bench.batcher.pending == 0 and bench.batcher.running == 0 and bench.batcher._rows == 0
+    assert bench.cores.free == bench.cores.total
+    assert all(rows <= 4 for rows in bench.batches)
+    for number, call in enumerate(bench.calls):
+        assert len(bench.replies[number]) == (0 if number in left else 1)
+        if call.started_s:
+            assert call.started_s < call.deadline
+        for reply in bench.replies[number]:
+            if isinstance(reply, Answer):
+                rows = reply.outputs[0]
+                assert rows.shape[0] == call.rows and (rows == 2 * number).all()
+            else:
+                assert isinstance(reply, InferenceError)

@@ -1,0 +1,149 @@
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oriel_wire.errors import BadMessage
+from oriel_wire.v2 import grpc
+from oriel_wire.v2.messages import InferRequest, InferResponse, RequestedOutput, Tensor, tensor
+from oriel_wire.v2.proto import v2_pb2
+
+Input = v2_pb2.ModelInferRequest.InferInputTensor
+Contents = v2_pb2.InferTensorContents
+
+
+def request(*inputs: Input, raw: tuple[bytes, ...] = (), **members: Any) -> v2_pb2.ModelInferRequest:
+    return v2_pb2.ModelInferRequest(model_name="m", inputs=inputs, raw_input_contents=raw, **members)
+
+
+def x(datatype: str = "FP32", shape: tuple[int, ...] = (2,), **contents: Any) -> Input:
+    return Input(name="x", datatype=datatype, shape=shape, contents=Contents(**contents) if contents else None)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "contents", "dtype"),
+    [
+        ("BOOL", {"bool_contents": [True, False]}, np.bool_),
+        ("INT8", {"int_contents": [-128, 127]}, np.int8),
+        ("INT16", {"int_contents": [-(2**15), 2**15 - 1]}, np.int16),
+        ("INT32", {"int_contents": [-(2**31), 2**31 - 1]}, np.int32),
+        ("INT64", {"int64_contents": [-(2**63), 2**63 - 1]}, np.int64),
+        ("UINT8", {"uint_contents": [0, 255]}, np.uint8),
+        ("UINT16", {"uint_contents": [0, 2**16 - 1]}, np.uint16),
+        ("UINT32", {"uint_contents": [0, 2**32 - 1]}, np.uint32),
+        ("UINT64", {"uint64_contents": [0, 2**64 - 1]}, np.uint64),
+        ("FP32", {"fp32_contents": [1.5, float("inf")]}, np.float32),
+        ("FP64", {"fp64_contents": [1e300, -0.0]}, np.float64),
+        ("BYTES", {"bytes_contents": [b"\xff\x00", b""]}, np.object_),
+    ],
+)
+def test_typed_contents(datatype: str, contents: dict[str, list[Any]], dtype: type) -> None:
+    [got] = grpc.decode_infer(request(x(datatype, (2, 1), **contents))).inputs
+    assert got.array.dtype == dtype
+    assert got.array.shape == got.shape == (2, 1)
+    [values] = contents.values()
+    assert got.array.reshape(-1).tolist() == values
+    answer = v2_pb2.ModelInferResponse(
+        model_name="m", outputs=[{"name": "x", "datatype": datatype, "shape": [2], "contents": Contents(**contents)}]
+    )
+    assert grpc.decode_infer_response(answer).outputs[0].array.tolist() == values
+
+
+def test_raw_contents_are_views() -> None:
+    data = np.arange(2, dtype=np.float32).tobytes()
+    [got] = grpc.decode_infer(request(x(), raw=(data,))).inputs
+    assert got.array.tolist() == [0, 1]
+    assert got.array.base is not None
+    assert got.array.flags.aligned
+
+
+def test_outputs_and_parameters() -> None:
+    message = request(parameters={"timeout": {"uint64_param": 2**63}})
+    message.parameters["triton_enable_empty_final_response"].bool_param = True
+    message.outputs.add(name="a").parameters["classification"].int64_param = 3
+    message.outputs.add(name="b").parameters["own"].string_param = "kept"
+    got = grpc.decode_infer(message)
+    assert got.parameters == {"timeout": 2**63, "triton_enable_empty_final_response": True}
+    assert got.outputs == [RequestedOutput("a", True, 3), RequestedOutput("b", True, 0, {"own": "kept"})]
+    assert grpc.decode_infer(request()).outputs is None
+
+
+@pytest.mark.parametrize(
+    ("message", "hint"),
+    [
+        (request(x()), "input 'x': shape [2] has 2 elements, fp32_contents holds 0"),
+        (request(x(fp32_contents=[1])), "fp32_contents holds 1"),
+        (request(x(shape=(2**31, 2**31), fp32_contents=[1])), "larger than any tensor can be"),
+        (request(x(shape=(2**30, 2**29), fp32_contents=[1])), "has 576460752303423488 elements"),
+        (request(x(shape=(-1, -2), fp32_contents=[1, 2])), "negative dimension"),
+        (request(x(shape=(1,) * 33, fp32_contents=[1])), "33 dimensions"),
+        (request(x(int_contents=[1, 2])), "FP32 values belong in fp32_contents, found int_contents"),
+        (request(x(fp32_contents=[1, 2], fp64_contents=[1])), "found fp64_contents"),
+        (request(x("FP16", fp32_contents=[1, 2])), "FP16 has no typed contents, send it as raw contents"),
+        (request(x("BF16", fp32_contents=[1, 2])), "BF16 has no typed contents"),
+        (request(x("INT8", int_contents=[0, 128])), "int_contents has a value outside INT8 (-128 to 127)"),
+        (request(x("UINT16", uint_contents=[0, 2**16])), "outside UINT16 (0 to 65535)"),
+        (request(x("FP8")), "datatype 'FP8' is not one of"),
+        (request(x(fp32_contents=[1, 2]), raw=(b"12345678",)), "typed contents in a message with raw contents"),
+        (request(x(), raw=(b"1234567",)), "FP32 [2] needs 8 bytes, 7 were given"),
+        (request(x(shape=(2**30, 2**29)), raw=(b"12345678",)), "needs 2305843009213693952 bytes"),
+        (request(x(), raw=(b"12345678", b"")), "1 inputs have 2 raw contents"),
+        (request(raw=(b"1",)), "0 inputs have 1 raw contents"),
+        (request(x(), x(), raw=(b"12345678", b"12345678")), "input 'x' is given more than once"),
+        (request(x("BYTES", (1,)), raw=(b"\x05\0\0\0abcd",)), "BYTES element 0 says 5 bytes, 4 are left"),
+        (request(x("BYTES", (2**59,)), raw=(b"\0" * 8,)), "cannot hold"),
+        (request(parameters={"a": {}}), "parameter 'a' has no value"),
+        (request(parameters={"triton_x": {"bool_param": True}}), "names that start with triton_ are reserved"),
+        (request(outputs=[{"name": "y"}, {"name": "y"}]), "output 'y' is requested more than once"),
+        (request(outputs=[{"name": "y", "parameters": {"classification": {"bool_param": True}}}]), "number of classes"),
+        (
+            request(Input(name="x", datatype="FP32", parameters={"shared_memory_region": {"string_param": "r"}})),
+            "shared memory is not supported",
+        ),
+    ],
+)
+def test_message_is_refused(message: v2_pb2.ModelInferRequest, hint: str) -> None:
+    with pytest.raises(BadMessage) as caught:
+        grpc.decode_infer(message)
+    assert hint in caught.value.message
+    assert len(caught.value.message) <= 500
+
+
+def test_empty_tensors_travel_typed_and_raw() -> None:
+    assert grpc.decode_infer(request(x(shape=(0, 3)))).inputs[0].shape == (0, 3)
+    assert grpc.decode_infer(request(x(shape=(0, 3)), raw=(b"",))).inputs[0].array.shape == (0, 3)
+
+
+def test_wrong_arrays_are_not_sent() -> None:
+    wrong = Tensor("x", "FP32", (1,), np.zeros(1))
+    with pytest.raises(BadMessage, match="FP32 needs an array of float32, not float64"):
+        grpc.encode_infer_request(InferRequest(model_name="m", inputs=[wrong]))
+    with pytest.raises(BadMessage, match="output 'x'"):
+        grpc.encode_infer(InferResponse(model_name="m", outputs=[wrong]))
+
+
+def test_parameters_beyond_64_bits_are_not_sent() -> None:
+    for value in (2**64, -(2**63) - 1):
+        with pytest.raises(BadMessage, match="does not fit in 64 bits"):
+            grpc.encode_infer(InferResponse(model_name="m", parameters={"p": value}))
+
+
+def test_response_is_raw() -> None:
+    message = grpc.encode_infer(InferResponse(model_name="m", outputs=[tensor("y", np.float32([1, 2]))]))
+    assert not message.outputs[0].HasField("contents")
+    assert list(message.raw_output_contents) == [np.float32([1, 2]).tobytes()]
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_decode_or_are_refused(wire: bytes) -> None:
+    try:
+        grpc.decode_infer(v2_pb2.ModelInferRequest.FromString(wire))
+    except (DecodeError, BadMessage):
+        pass
+    try:
+        grpc.decode_infer_response(v2_pb2.ModelInferResponse.FromString(wire))
+    except (DecodeError, BadMessage):
+        pass
