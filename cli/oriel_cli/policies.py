@@ -13,7 +13,7 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    check = actions.add_parser("check", help="compile the documents of a folder; say file, path and reason if one is bad")
+    check = actions.add_parser("check", help="compile a folder of documents; if one is bad, say file, path and reason")
     check.add_argument("folder", type=Path, metavar="DIR", help="folder of *.toml documents")
 
 

@@ -1,13 +1,11 @@
 """The plain-text tables of the command line. Pure: values in, lines out."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 __all__ = ["columns"]
 
 
-def columns(
-    heading: Sequence[str], rows: Sequence[Sequence[object]], *, right: frozenset[int] = frozenset()
-) -> list[str]:
+def columns(heading: Sequence[str], rows: Sequence[Sequence[object]], *, right: Collection[int] = ()) -> list[str]:
     """Lines of a table with two blanks between columns; `right` are the indices of right-aligned columns."""
     cells = [list(heading), *([str(cell) for cell in row] for row in rows)]
     widths = [max(len(row[index]) for row in cells) for index in range(len(heading))]

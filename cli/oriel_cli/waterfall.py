@@ -58,7 +58,8 @@ def _row(depth: int, span: Span, start_ns: int, end_ns: int, ascii_only: bool) -
     offset_ms = (span["start_ns"] - start_ns) / 1e6
     taken_ms = (span["end_ns"] - span["start_ns"]) / 1e6
     bar = _bar(span["start_ns"] - start_ns, span["end_ns"] - start_ns, end_ns - start_ns, ascii_only)
-    return f"{name:<{NAME_COLUMNS}} {unit:<{UNIT_COLUMNS}} {offset_ms:>9.2f} {taken_ms:>9.2f} {bar}".rstrip()
+    row = f"{name:<{NAME_COLUMNS}} {unit:<{UNIT_COLUMNS}} {offset_ms:>9.2f} {taken_ms:>9.2f} {bar}"
+    return _fit(row.rstrip(), WIDTH)
 
 
 def _bar(start_ns: int, end_ns: int, whole_ns: int, ascii_only: bool) -> str:

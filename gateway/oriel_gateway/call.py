@@ -20,7 +20,7 @@ from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.pools import PoolGate
 from oriel_gateway.targets import Target
-from oriel_gateway.tracing import record_call
+from oriel_gateway.tracing import Mark, record_call
 from oriel_policies.documents import Tenant
 from oriel_policies.queue import Ticket
 from oriel_wire.chunked import LAST_CHUNK, chunk
@@ -31,34 +31,13 @@ from oriel_wire.h1 import RequestHead, ResponseHead
 if TYPE_CHECKING:
     from oriel_gateway.ingress_http import ClientConnection
 
-__all__ = ["Call", "Mark"]
+__all__ = ["Call"]
 
 COLLECT, QUEUED, SENDING, ANSWERING, DONE = range(5)
 _STAGES = ("receiving the request", "waiting for a permit", "waiting for the upstream", "receiving the answer", "")
 REPLAY_BYTES = 64 * 1024
 STREAM_MAX_S = 600.0
 _SMALL = 64 * 1024
-
-
-class Mark:
-    """Who a call is in logs and traces. parent_id: the client's span, 0 when it sent none."""
-
-    __slots__ = ("forward_id", "parent_id", "request_id", "sampled", "span_id", "state", "trace_id")
-
-    def __init__(
-        self, request_id: str, trace_id: int, parent_id: int, span_id: int, forward_id: int, sampled: bool, state: str
-    ) -> None:
-        self.request_id = request_id
-        self.trace_id = trace_id
-        self.parent_id = parent_id
-        self.span_id = span_id
-        self.forward_id = forward_id
-        self.sampled = sampled
-        self.state = state
-
-    def traceresponse(self) -> str:
-        """The gateway's own span, as the client may link to it."""
-        return f"00-{self.trace_id:032x}-{self.span_id:016x}-0{self.sampled:d}"
 
 
 class Call:
@@ -127,6 +106,11 @@ class Call:
         self._endpoint: Endpoint | None = None
         self._tried: tuple[Endpoint, ...] = ()
         self._slot = gateway.watch(self, deadline, received_s)
+
+    @property
+    def method(self) -> str:
+        """The HTTP method."""
+        return self.head.method
 
     @property
     def max_body_bytes(self) -> int:

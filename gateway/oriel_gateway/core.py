@@ -12,10 +12,11 @@ from oriel_gateway.limiter import Limiter
 from oriel_gateway.pools import PoolGate
 from oriel_gateway.stats import Stats
 from oriel_gateway.targets import Target, resolve
+from oriel_gateway.tracing import Mark
 from oriel_policies.deadlines import DeadlineWheel
 from oriel_policies.documents import Snapshot, Tenant
-from oriel_wire.context import parse_timeout_ms
-from oriel_wire.trace import SpanSink
+from oriel_wire.context import parse_timeout_ms, valid_request_id
+from oriel_wire.trace import SpanSink, parse_traceparent, random_bits
 
 __all__ = ["Expirable", "Gateway"]
 
@@ -81,9 +82,21 @@ class Gateway:
             give_up_s = min(give_up_s, asked_s)
         return received_s + give_up_s
 
-    def sampled(self) -> bool:
-        """Whether a trace that starts here is recorded."""
-        return self.sink.enabled and (self.sample_ratio >= 1.0 or random.random() < self.sample_ratio)
+    def mark(self, request_id: str | None, traceparent: str | None, tracestate: str | None) -> Mark:
+        """The call's ids: the client's own where they are valid, fresh ones otherwise.
+
+        A client's sampled bit is honoured; a trace that starts here is sampled by `sample_ratio`.
+        """
+        if request_id is None or not valid_request_id(request_id):
+            request_id = f"{random_bits(64):016x}"
+        span_id, forward_id = random_bits(64) or 1, random_bits(64) or 1
+        parent = parse_traceparent(traceparent, tracestate or "") if traceparent else None
+        if parent is not None:
+            return Mark(
+                request_id, parent.trace_id, parent.span_id, span_id, forward_id, parent.sampled, parent.state
+            )
+        sampled = self.sink.enabled and (self.sample_ratio >= 1.0 or random.random() < self.sample_ratio)
+        return Mark(request_id, random_bits(128) or 1, 0, span_id, forward_id, sampled, "")
 
     # deadlines -------------------------------------------------------------------------------------------------
 

@@ -1,15 +1,16 @@
 """HTTP/1.1 ingress: a client connection judges each head, makes a `Call` of it, and writes refusals."""
 
+import asyncio
 from time import monotonic
 
 from oriel_gateway.answers import STATUS, refusal_bytes, small_answer
-from oriel_gateway.call import Call, Mark
+from oriel_gateway.call import Call
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
-from oriel_wire.context import valid_request_id
+from oriel_gateway.tracing import Mark
 from oriel_wire.engine.server import HttpServer, ServerConnection
 from oriel_wire.h1 import RequestHead
-from oriel_wire.trace import new_trace, parse_traceparent, random_bits
+from oriel_wire.trace import new_trace, random_bits
 
 __all__ = ["ClientConnection"]
 
@@ -27,8 +28,8 @@ class ClientConnection(ServerConnection):
         self.gateway = gateway
         self.call: Call | None = None
 
-    def connection_made(self, transport: object) -> None:
-        super().connection_made(transport)  # type: ignore[arg-type]
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
         self.transport.set_write_buffer_limits(high=_WRITE_HIGH)
 
     def on_head(self, head: RequestHead) -> None:
@@ -46,8 +47,8 @@ class ClientConnection(ServerConnection):
                 self.memo.keep(head.fresh)
             self.memo.keep_line(line)
             mark = self._mark(head)
-            target = gateway.target(tenant, line.line, line.method, line.path, line.query)
             gateway.limiter.take(tenant, received_s)
+            target = gateway.target(tenant, line.line, line.method, line.path, line.query)
             deadline = gateway.deadline(tenant, received_s, head.timeout)
             bound = gateway.pools[target.pool].pool.max_body_bytes
             if head.content_length is not None and head.content_length > bound:
@@ -106,31 +107,7 @@ class ClientConnection(ServerConnection):
         return STATUS[refused.outcome]
 
     def _mark(self, head: RequestHead) -> Mark:
-        request_id = head.request_id
-        if request_id is None or not valid_request_id(request_id):
-            request_id = f"{random_bits(64):016x}"
-        traceparent = head.traceparent
-        if traceparent:
-            parent = parse_traceparent(traceparent, head.tracestate or "")
-            if parent is not None:
-                return Mark(
-                    request_id,
-                    parent.trace_id,
-                    parent.span_id,
-                    random_bits(64) or 1,
-                    random_bits(64) or 1,
-                    parent.sampled,
-                    parent.state,
-                )
-        return Mark(
-            request_id,
-            random_bits(128) or 1,
-            0,
-            random_bits(64) or 1,
-            random_bits(64) or 1,
-            self.gateway.sampled(),
-            "",
-        )
+        return self.gateway.mark(head.request_id, head.traceparent, head.tracestate)
 
     def _health(self, path: str) -> None:
         """Liveness and readiness without a key: load balancers have none."""

@@ -1,16 +1,54 @@
 """The gateway's rooms as spans of one call: request > queue, forward."""
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from oriel_gateway.errors import Outcome
+from oriel_gateway.targets import Target
+from oriel_policies.documents import Tenant
 from oriel_wire.trace import Span, SpanSink, TraceContext, child
 
-if TYPE_CHECKING:
-    from oriel_gateway.call import Call
-
-__all__ = ["record_call"]
+__all__ = ["Mark", "Recorded", "record_call"]
 
 
-def record_call(call: "Call", sink: SpanSink, end_s: float, error: str) -> None:
+class Mark:
+    """Who a call is in logs and traces. parent_id: the client's span, 0 when it sent none."""
+
+    __slots__ = ("forward_id", "parent_id", "request_id", "sampled", "span_id", "state", "trace_id")
+
+    def __init__(
+        self, request_id: str, trace_id: int, parent_id: int, span_id: int, forward_id: int, sampled: bool, state: str
+    ) -> None:
+        self.request_id = request_id
+        self.trace_id = trace_id
+        self.parent_id = parent_id
+        self.span_id = span_id
+        self.forward_id = forward_id
+        self.sampled = sampled
+        self.state = state
+
+    def traceresponse(self) -> str:
+        """The gateway's own span, as the client may link to it."""
+        return f"00-{self.trace_id:032x}-{self.span_id:016x}-0{self.sampled:d}"
+
+
+class Recorded(Protocol):
+    """What a finished call of any ingress says of itself. Times are monotonic seconds, 0.0 = not reached."""
+
+    mark: Mark
+    tenant: Tenant
+    target: Target
+    outcome: Outcome
+    status: int
+    received_s: float
+    queued_s: float
+    permit_s: float
+    deadline: float
+
+    @property
+    def method(self) -> str: ...
+
+
+def record_call(call: Recorded, sink: SpanSink, end_s: float, error: str) -> None:
     """Build the spans of a finished, sampled call. Stages it never reached are left out."""
     mark = call.mark
     own = TraceContext(mark.trace_id, mark.span_id, True, mark.state)
@@ -28,8 +66,8 @@ def record_call(call: "Call", sink: SpanSink, end_s: float, error: str) -> None:
                 "oriel.tier": call.tenant.tier.name,
                 "oriel.route": call.target.route,
                 "oriel.outcome": call.outcome.value,
-                "http.request.method": call.head.method,
-                "http.response.status_code": call.status,
+                "oriel.method": call.method,
+                "oriel.status": call.status,
                 "oriel.deadline_ms": round((call.deadline - call.received_s) * 1000.0, 3),
             },
             error=error,

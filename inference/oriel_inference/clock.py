@@ -34,8 +34,12 @@ class LoopClock:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self.now = time.monotonic
-        self.call_soon: Callable[[Callable[[], None]], object] = loop.call_soon
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self._loop.call_soon(callback)
 
     def call_at(self, when_s: float, callback: Callable[[], None]) -> Timer:
         # Not loop.call_at: a loop's clock may be cached or have another origin.

@@ -80,6 +80,7 @@ class Dataplane:
             band=ctx.band,
             tenant=ctx.tenant,
             size_bytes=size_bytes,
+            level=fitted.level,
         )
         serving.batcher.submit(call)
         return lambda: serving.batcher.leave(call)

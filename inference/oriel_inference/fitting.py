@@ -14,12 +14,16 @@ __all__ = ["Fitted", "RequestFitter"]
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """inputs: name -> array as sent. rows: of the batch dimension, 1 without one. timeout_s: the request's own."""
+    """inputs: name -> array as sent. rows: of the batch dimension, 1 without one.
+
+    timeout_s, level: the request's own `timeout`, and its `priority` as a rank, the lowest first.
+    """
 
     inputs: dict[str, Array]
     rows: int
     signature: Hashable
     timeout_s: float | None
+    level: int
 
 
 class RequestFitter:
@@ -79,7 +83,10 @@ class RequestFitter:
         signature: Hashable = None
         if not self._uniform:
             signature = tuple((name, inputs[name].shape[batched:]) for name in self._inputs if name in inputs)
-        return Fitted(inputs, rows if batched else 1, signature, _timeout_s(request.parameters))
+        parameters = request.parameters
+        timeout_s = _timeout_s(parameters) if parameters else None
+        level = self._level(parameters) if spec.queue.priority_levels else 0
+        return Fitted(inputs, rows if batched else 1, signature, timeout_s, level)
 
     def _resolve_raw(self, request: InferRequest) -> None:
         spec = self._spec
@@ -88,6 +95,14 @@ class RequestFitter:
         (tensor,) = spec.inputs
         shape = (1, *tensor.dims) if spec.batched else tensor.dims
         resolve_raw(request, name=tensor.name, datatype=tensor.datatype, shape=shape)
+
+    def _level(self, parameters: dict[str, ParameterValue]) -> int:
+        """1 is the most urgent; 0 and what lies above the model's levels mean its default."""
+        value = parameters.get("priority", 0)
+        if type(value) is not int or value < 0:
+            raise InvalidRequest("parameter 'priority' must be a whole number, 0 for the model's default")
+        queue = self._spec.queue
+        return value if 0 < value <= queue.priority_levels else queue.default_priority
 
     def _wrong_shape(self, known: TensorSpec, shape: tuple[int, ...]) -> InvalidRequest:
         return InvalidRequest(
@@ -108,8 +123,8 @@ def _listed(names: object) -> str:
 
 def _timeout_s(parameters: dict[str, ParameterValue]) -> float | None:
     """The `timeout` parameter, microseconds; 0 means none."""
-    value = parameters.get("timeout") if parameters else None
-    if value is None or value == 0:
+    value = parameters.get("timeout", 0)
+    if value == 0 and type(value) is int:
         return None
     if type(value) is not int or value < 0:
         raise InvalidRequest("parameter 'timeout' must be a positive number of microseconds")

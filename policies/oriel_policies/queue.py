@@ -9,7 +9,8 @@ Rules, in this order:
    virtual time that grows by cost / weight with each turn; the smallest goes. A flow that comes back starts no
    earlier than the band's own virtual time, so idling earns nothing; what it owes it still owes until the band
    runs empty, which ends the busy period and all debts.
-4. Inside a flow the earliest deadline goes first; equal deadlines in order of arrival.
+4. Inside a flow the earliest deadline goes first (or the lowest `Ticket.order`, where a caller ranks its own calls);
+   equal ones in order of arrival.
 
 Bounds: `max_items` and `max_bytes`. When full, an arriving ticket displaces the *newest* tickets of the *lowest*
 bands, if those bands are lower than its own and doing so makes room; otherwise it is refused and nothing changes.
@@ -41,10 +42,23 @@ class Ticket:
     """One waiting call.
 
     band: 0 is the most urgent. deadline: absolute monotonic seconds. cost: estimated charge, any one unit;
-    weight: the tenant's share inside its band. payload: the caller's own, never looked at.
+    weight: the tenant's share inside its band. order: rank inside the tenant's flow, the deadline by default; it
+    never moves an expiry. payload: the caller's own, never looked at.
     """
 
-    __slots__ = ("_flow", "_queued", "band", "cost", "deadline", "payload", "rows", "size_bytes", "tenant", "weight")
+    __slots__ = (
+        "_flow",
+        "_queued",
+        "band",
+        "cost",
+        "deadline",
+        "order",
+        "payload",
+        "rows",
+        "size_bytes",
+        "tenant",
+        "weight",
+    )
 
     def __init__(
         self,
@@ -57,10 +71,12 @@ class Ticket:
         size_bytes: int = 0,
         rows: int = 1,
         payload: Any = None,
+        order: float | None = None,
     ) -> None:
         self.band = band
         self.tenant = tenant
         self.deadline = deadline
+        self.order = deadline if order is None else order
         self.cost = cost
         self.weight = weight
         self.size_bytes = size_bytes
@@ -204,7 +220,7 @@ class SlaQueue:
         self._sequence += 1
         ticket._queued = True
         ticket._flow = flow
-        heappush(flow.tickets.entries, (ticket.deadline, self._sequence, ticket))
+        heappush(flow.tickets.entries, (ticket.order, self._sequence, ticket))
         heappush(self._expiry.entries, (ticket.deadline, self._sequence, ticket))
         band.newest.append(ticket)
         flow.waiting += 1

@@ -76,7 +76,8 @@ async def test_pipelined_requests_are_answered_in_order(echo: tuple[Echo, HttpSe
 
 async def test_a_request_in_single_bytes_is_read(echo: tuple[Echo, HttpServer[ServerConnection]]) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", echo[1].port)
-    body = b"POST /c HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n2\r\nde\r\n0\r\nt: 1\r\n\r\n"
+    body = b"POST /c HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    body += b"3;x=y\r\nabc\r\n2\r\nde\r\n0\r\nt: 1\r\n\r\n"
     for n in range(len(body)):
         writer.write(body[n : n + 1])
         await writer.drain()

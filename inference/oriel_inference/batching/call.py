@@ -30,6 +30,9 @@ class Answer:
     cost_us: int
 
 
+# Farther apart than any two deadlines: a level always outranks a deadline.
+_LEVEL_S = 1e7
+
 Reply = Callable[[Answer | InferenceError], None]
 
 
@@ -38,6 +41,7 @@ class Call:
 
     inputs: name -> [rows, ...]. signature: calls with equal ones may share a batch (every non-batch dimension and the
     set of inputs). deadline: absolute; give_up_s: when it leaves the queue at the latest (not above the deadline).
+    level: the caller's own ranking, which orders only its own calls of its own tier: 0 goes before 1.
     reply: called exactly once on the loop, unless the caller leaves first.
     """
 
@@ -66,6 +70,7 @@ class Call:
         tenant: str = "",
         size_bytes: int = 0,
         give_up_s: float | None = None,
+        level: int = 0,
     ) -> None:
         self.inputs = inputs
         self.rows = rows
@@ -83,4 +88,5 @@ class Call:
             size_bytes=size_bytes,
             rows=rows,
             payload=self,
+            order=deadline + level * _LEVEL_S,
         )

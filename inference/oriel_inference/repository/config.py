@@ -17,6 +17,7 @@ __all__ = ["CONFIG_FILE", "parse", "select_versions", "validate"]
 CONFIG_FILE = "config.pbtxt"
 MAX_TENSORS = 1024
 MAX_INSTANCES = 256
+MAX_PRIORITY_LEVELS = 256
 _PLATFORMS = {"onnxruntime_onnx": "onnxruntime"}
 
 _Refuse = Callable[[str, str], ConfigInvalid]
@@ -179,6 +180,8 @@ def _dynamic_batching(batching: pb.ModelDynamicBatching, max_batch_size: int, re
                 f"{size} does not lie between 1 and max_batch_size {max_batch_size}",
             )
     levels, default = batching.priority_levels, batching.default_priority_level
+    if levels > MAX_PRIORITY_LEVELS:
+        raise refuse("dynamic_batching.priority_levels", f"must be at most {MAX_PRIORITY_LEVELS}")
     if levels and not 1 <= default <= levels:
         raise refuse("dynamic_batching.default_priority_level", f"must lie between 1 and priority_levels {levels}")
     if batching.priority_queue_policy:

@@ -38,7 +38,7 @@ class GrpcFrontend:
     def __init__(self, surface: Surface) -> None:
         self._surface = surface
 
-    def handlers(self) -> list[grpc.GenericRpcHandler]:
+    def handlers(self) -> list["grpc.GenericRpcHandler[Any, Any]"]:
         """Everything to register with a server."""
         service: dict[str, _Handler] = {
             "ServerLive": self._server_live,
@@ -149,7 +149,9 @@ class GrpcFrontend:
         )
 
 
-async def open_grpc(frontend: GrpcFrontend, host: str, port: int, *, max_message_bytes: int) -> tuple[grpc.aio.Server, int]:
+async def open_grpc(
+    frontend: GrpcFrontend, host: str, port: int, *, max_message_bytes: int
+) -> tuple[grpc.aio.Server, int]:
     """A started server and its port. Raises StartFailed if the port cannot be had."""
     server = grpc.aio.server(
         handlers=frontend.handlers(),
@@ -179,7 +181,7 @@ async def open_grpc(frontend: GrpcFrontend, host: str, port: int, *, max_message
 
 def _generic(
     service: str, methods: Mapping[str, _Handler], classes: Mapping[str, tuple[type[Message], type[Message]]]
-) -> grpc.GenericRpcHandler:
+) -> "grpc.GenericRpcHandler[Any, Any]":
     return grpc.method_handlers_generic_handler(
         service,
         {

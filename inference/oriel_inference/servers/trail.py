@@ -80,9 +80,7 @@ class Trail:
         batch: dict[str, str | int | float | bool] = {"oriel.batch_rows": times.rows, "oriel.cost_us": answer.cost_us}
         self._sink.record(self._inner("inference.compute", times.started_s, times.split_s, batch))
 
-    def _inner(
-        self, name: str, start_s: float, end_s: float, attributes: dict[str, str | int | float | bool]
-    ) -> Span:
+    def _inner(self, name: str, start_s: float, end_s: float, attributes: dict[str, str | int | float | bool]) -> Span:
         context: TraceContext = child(self._span)
         return Span(
             name=name,

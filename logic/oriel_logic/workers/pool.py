@@ -105,7 +105,7 @@ class WorkerPool:
         await self._all_ready.wait()
 
     async def close(self) -> None:
-        """End all workers; jobs that wait or run fail with WorkerDied."""
+        """End all workers; jobs that wait or run fail with WorkerDied. Closing twice is fine."""
         self._closing = True
         if self._keeper is not None:
             self._keeper.cancel()
@@ -116,9 +116,10 @@ class WorkerPool:
             worker.close()
         while (ticket := self._queue.pop()) is not None:
             self._job(ticket).fail(WorkerDied("the server is stopping"))
-        if self._server is not None:
-            asyncio.get_running_loop().remove_reader(self._server.fileno())
-            await asyncio.to_thread(self._server.close)
+        server, self._server = self._server, None
+        if server is not None:
+            asyncio.get_running_loop().remove_reader(server.fileno())
+            await asyncio.to_thread(server.close)
 
     async def call(self, reference: str, arguments: Sequence[Any], *, call: CallContext, stage: str) -> Done:
         """Run the referenced function in a worker.

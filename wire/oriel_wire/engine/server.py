@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import formatdate
 from time import monotonic
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from oriel_wire.chunked import ChunkedDecoder
 from oriel_wire.errors import BadMessage, TooLarge
@@ -136,15 +136,14 @@ class ServerConnection(asyncio.Protocol):
     # asyncio.Protocol ------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's are not registered as such
         server = self.server
         if len(server.connections) >= self.limits.max_connections or server.draining:
             self.state = CLOSED
-            transport.abort()
+            self.transport.abort()
             return
         server.connections.add(self)
-        peer = transport.get_extra_info("peername")
+        peer = self.transport.get_extra_info("peername")
         self.peer = str(peer[0]) if isinstance(peer, tuple) else "unix"
         self.due = monotonic() + self.limits.idle_timeout_s
 

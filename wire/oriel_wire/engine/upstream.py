@@ -9,7 +9,7 @@ the upstream sees the departure. Exactly one of these ends a borrowing: a callba
 
 import asyncio
 from time import monotonic
-from typing import Protocol
+from typing import Protocol, cast
 
 from oriel_wire.chunked import ChunkedDecoder
 from oriel_wire.errors import BadMessage, UpstreamBroken, UpstreamError, UpstreamUnreachable
@@ -73,8 +73,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._reusable = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's are not registered as such
 
     def borrow(self, sink: ResponseSink, head_only: bool) -> None:
         """Start a request on this connection; `request_done` has to be set when its last byte is written."""

@@ -1,0 +1,71 @@
+"""`oriel gateway`: flags to settings."""
+
+import argparse
+import os
+import re
+from pathlib import Path
+
+__all__ = ["add_arguments", "run"]
+
+_OVERRIDE = re.compile(r"([A-Za-z0-9._-]+)=(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})\Z")
+
+
+def _override(text: str) -> tuple[str, tuple[str, int]]:
+    match = _OVERRIDE.match(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not POOL=HOST:PORT")
+    return match[1], (match[2].strip("[]"), int(match[3]))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The gateway's flags."""
+    parser.add_argument("--policies", type=Path, required=True, metavar="DIR", help="folder of policy documents (TOML)")
+    parser.add_argument("--host", default="127.0.0.1", help="address of the public ports (default %(default)s)")
+    parser.add_argument("--http-port", type=int, default=8080, help="public HTTP (default %(default)s)")
+    parser.add_argument("--grpc-port", type=int, default=8081, help="public gRPC (default %(default)s)")
+    parser.add_argument("--admin-host", default="127.0.0.1", help="address of the admin port (default %(default)s)")
+    parser.add_argument("--admin-port", type=int, default=8082, help="health, metrics, queues (default %(default)s)")
+    for flag, what in (("--endpoint", "HTTP"), ("--grpc-endpoint", "gRPC")):
+        parser.add_argument(
+            flag,
+            type=_override,
+            action="append",
+            default=[],
+            metavar="POOL=HOST:PORT",
+            help=f"{what} address of a pool, instead of the document's; may be repeated",
+        )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until told to stop; the exit code."""
+    from oriel_gateway.app import serve
+    from oriel_gateway.settings import Settings
+    from oriel_wire.engine.process import configure_logging, run_unit
+
+    configure_logging("gateway")
+    settings = Settings(
+        policies=args.policies,
+        host=args.host,
+        http_port=args.http_port,
+        grpc_port=args.grpc_port,
+        admin_host=args.admin_host,
+        admin_port=args.admin_port,
+        endpoints=_grouped(args.endpoint),
+        grpc_endpoints=_grouped(args.grpc_endpoint),
+        trace_sample_ratio=_ratio(os.environ.get("OTEL_TRACES_SAMPLER_ARG", "")),
+    )
+    return run_unit(lambda stop: serve(settings, stop), unit="gateway")
+
+
+def _grouped(overrides: list[tuple[str, tuple[str, int]]]) -> dict[str, tuple[tuple[str, int], ...]]:
+    out: dict[str, tuple[tuple[str, int], ...]] = {}
+    for pool, address in overrides:
+        out[pool] = (*out.get(pool, ()), address)
+    return out
+
+
+def _ratio(text: str) -> float:
+    try:
+        return min(1.0, max(0.0, float(text)))
+    except ValueError:
+        return 1.0

@@ -1,0 +1,244 @@
+"""One gRPC call on its way: the permit, the upstream channel, the end. A coroutine's worth of `call.Call`."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from time import monotonic
+
+from grpc import aio
+
+from oriel_gateway.core import Gateway
+from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.targets import Target
+from oriel_gateway.tracing import Mark, record_call
+from oriel_policies.documents import Tenant
+from oriel_policies.picking import least_outstanding
+from oriel_policies.queue import Ticket
+from oriel_wire.context import INTERNAL
+
+__all__ = ["GrpcCall", "GrpcUpstreams"]
+
+STREAM_MAX_S = 600.0
+_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
+)
+# Ours, the transport's, or set anew for the next hop.
+_DROPPED = INTERNAL | {
+    "authorization",
+    "x-api-key",
+    "x-request-id",
+    "x-request-timeout-ms",
+    "traceparent",
+    "tracestate",
+    "user-agent",
+    "te",
+    "content-type",
+}
+
+
+class GrpcUpstreams:
+    """Channels by address, made on first use, with what is outstanding on each."""
+
+    def __init__(self) -> None:
+        self._channels: dict[tuple[str, int], aio.Channel] = {}
+        self._outstanding: dict[tuple[str, int], int] = {}
+        self._turn = 0
+
+    def acquire(self, addresses: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], aio.Channel]:
+        """The channel with the least outstanding calls; give the address to `release`."""
+        self._turn += 1
+        address = addresses[least_outstanding([self._outstanding.get(a, 0) for a in addresses], self._turn)]
+        channel = self._channels.get(address)
+        if channel is None:
+            host = f"[{address[0]}]" if ":" in address[0] else address[0]
+            channel = self._channels[address] = aio.insecure_channel(f"{host}:{address[1]}", options=_OPTIONS)
+        self._outstanding[address] = self._outstanding.get(address, 0) + 1
+        return address, channel
+
+    def release(self, address: tuple[str, int]) -> None:
+        self._outstanding[address] -= 1
+
+    async def close(self) -> None:
+        """Close every channel."""
+        for channel in self._channels.values():
+            await channel.close(None)
+        self._channels.clear()
+
+
+class GrpcCall:
+    """Times are monotonic seconds, 0.0 = not reached. `end` may be called often; the first call counts."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        method: str,
+        tenant: Tenant,
+        target: Target,
+        mark: Mark,
+        metadata: Mapping[str, str],
+        size_bytes: int,
+        received_s: float,
+        deadline: float,
+    ) -> None:
+        self._gateway = gateway
+        self._gate = gateway.pools[target.pool]
+        self._method = method
+        self.tenant = tenant
+        self.target = target
+        self.mark = mark
+        self.received_s = received_s
+        self.deadline = deadline
+        self.outcome = Outcome.ANSWERED
+        self.status = 0
+        self.queued_s = self.permit_s = self.sent_s = 0.0
+        self.refused: Refused | None = None
+        self._metadata = metadata
+        self._size_bytes = size_bytes
+        self._ticket: Ticket | None = None
+        self._waiting: asyncio.Future[None] | None = None
+        self._upstream: aio.Call | None = None
+        self._ended = False
+
+    @property
+    def method(self) -> str:
+        """The gRPC method."""
+        return self._method
+
+    async def permit(self) -> None:
+        """Wait for a permit. Raises Refused; cancelled, the place in the queue is free at once (by `end`)."""
+        self.queued_s = monotonic()
+        tier = self.tenant.tier
+        due = min(self.received_s + tier.target_s, self.deadline)
+        self._waiting = asyncio.get_running_loop().create_future()
+        self._ticket = self._gate.admit(
+            self, self.tenant, self.target.route, due=due, size_bytes=self._size_bytes
+        )
+        if self._ticket is None:
+            self.admitted()
+            return
+        slot = self._gateway.watch(self, self.deadline, self.queued_s)
+        try:
+            await self._waiting
+        finally:
+            self._gateway.unwatch(self, slot)
+
+    def admitted(self) -> None:
+        self.permit_s = monotonic()
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    def displaced(self) -> None:
+        self._ticket = None
+        self._fail(
+            Refused(
+                Outcome.DISPLACED,
+                "a more urgent call took the place in the queue",
+                retry_after_s=self._gate.admission.retry_after_s(),
+            )
+        )
+
+    def expired(self) -> None:
+        self._fail(Refused(Outcome.DEADLINE_EXCEEDED, "the deadline passed while waiting for a permit"))
+
+    def _fail(self, refused: Refused) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_exception(refused)
+
+    async def forward_unary(self, upstreams: GrpcUpstreams, method: str, message: bytes) -> bytes:
+        """Send and wait for the answer. Raises AioRpcError as the upstream ended it."""
+        address, channel = upstreams.acquire(self._gate.pool.grpc_endpoints)
+        try:
+            self.sent_s = now = monotonic()
+            send = channel.unary_unary(method, None, None)
+            call = send(message, timeout=max(0.0, self.deadline - now), metadata=self._onward())
+            self._upstream = call
+            answer: bytes = await call
+            self.end(Outcome.ANSWERED)
+            return answer
+        finally:
+            upstreams.release(address)
+
+    async def forward_stream(
+        self, upstreams: GrpcUpstreams, method: str, messages: AsyncIterator[bytes]
+    ) -> AsyncIterator[bytes]:
+        """Both directions at once; the deadline bounds the first answer, then `STREAM_MAX_S` the whole."""
+        address, channel = upstreams.acquire(self._gate.pool.grpc_endpoints)
+        try:
+            self.sent_s = now = monotonic()
+            call = channel.stream_stream(method, None, None)(messages, timeout=STREAM_MAX_S, metadata=self._onward())
+            self._upstream = call
+            answers = aiter(call)
+            try:
+                async with asyncio.timeout(max(0.0, self.deadline - now)):
+                    first = await anext(answers, None)
+            except TimeoutError:
+                call.cancel()
+                raise Refused(
+                    Outcome.DEADLINE_EXCEEDED, "the deadline passed while waiting for the upstream"
+                ) from None
+            if first is not None:
+                yield first
+                async for answer in answers:
+                    yield answer
+            self.end(Outcome.ANSWERED)
+        finally:
+            upstreams.release(address)
+
+    def cancel_upstream(self) -> None:
+        """Stop a stream whose client turned out not to be allowed."""
+        if self._upstream is not None:
+            self._upstream.cancel()
+
+    def _onward(self) -> tuple[tuple[str, str], ...]:
+        mark, tenant = self.mark, self.tenant
+        onward = [
+            (key, value)
+            for key, value in self._metadata.items()
+            if key not in _DROPPED and not key.startswith(("grpc-", "x-oriel-"))
+        ]
+        onward += [
+            ("x-request-id", mark.request_id),
+            ("x-oriel-tier", tenant.tier.name),
+            ("x-oriel-priority", str(tenant.tier.band)),
+            ("x-oriel-tenant", tenant.name),
+            ("traceparent", f"00-{mark.trace_id:032x}-{mark.forward_id:016x}-0{mark.sampled:d}"),
+        ]
+        if mark.state:
+            onward.append(("tracestate", mark.state))
+        return tuple(onward)
+
+    def answer_metadata(self) -> tuple[tuple[str, str], ...]:
+        """What every answer carries."""
+        queue_s = (self.permit_s or monotonic()) - self.queued_s if self.queued_s else 0.0
+        timing = f"gateway-queue;dur={queue_s * 1e3:.3f}"
+        if self.sent_s:
+            timing += f", gateway-upstream;dur={(monotonic() - self.sent_s) * 1e3:.3f}"
+        return (
+            ("x-request-id", self.mark.request_id),
+            ("traceresponse", self.mark.traceresponse()),
+            ("server-timing", timing),
+        )
+
+    def end(self, outcome: Outcome, error: str = "") -> None:
+        """Give back the place or the permit, count, trace."""
+        if self._ended:
+            return
+        self._ended = True
+        self.outcome = outcome
+        now = monotonic()
+        gateway, gate, tenant = self._gateway, self._gate, self.tenant
+        waiting = self._waiting
+        if waiting is not None and waiting.done() and not waiting.cancelled():
+            with suppress(Refused):
+                waiting.exception()
+        if not self.permit_s and self._ticket is not None:
+            gate.forget(self._ticket)
+        seconds = now - self.received_s
+        on_time = outcome is Outcome.ANSWERED and seconds <= tenant.tier.target_s
+        gateway.stats.ended(gate.name, tenant.tier.name, outcome, self.status, seconds, on_time)
+        if self.mark.sampled and gateway.sink.enabled:
+            record_call(self, gateway.sink, now, error)
+        if self.permit_s:
+            gate.leave(self.target.route, tenant, self._ticket, held_s=now - self.permit_s, cost_us=-1)

@@ -1,0 +1,264 @@
+"""gRPC ingress: a generic pass-through for the v2 service that never decodes a tensor.
+
+A call is identified by its metadata, its first message is read as far as the model's name, the name is authorised and
+appended (see `grpc_model`), and the bytes travel on. Waiting, deadlines and permits are the same as over HTTP.
+"""
+
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import grpc
+from grpc import aio
+
+from oriel_gateway.core import Gateway
+from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.grpc_call import GrpcCall, GrpcUpstreams
+from oriel_gateway.grpc_model import append_model, peek_model
+from oriel_gateway.targets import Target, valid_name
+from oriel_policies.documents import Tenant
+from oriel_wire.errors import BadMessage
+
+__all__ = ["GrpcLimits", "serve_grpc"]
+
+SERVICE = "inference.GRPCInferenceService"
+HEALTH = "grpc.health.v1.Health"
+_ALIVE = b"\x08\x01"  # bool field 1 = true; also HealthCheckResponse{status: SERVING}
+_MODEL_METHODS = frozenset({"ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics", "ModelInfer"})
+_OPERATOR_METHODS = frozenset(
+    {"RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting", "LogSettings"}
+)
+_CODES = {
+    Outcome.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    Outcome.AMBIGUOUS_CREDENTIALS: grpc.StatusCode.INVALID_ARGUMENT,
+    Outcome.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
+    Outcome.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    Outcome.METHOD_NOT_ALLOWED: grpc.StatusCode.UNIMPLEMENTED,
+    Outcome.TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Outcome.RATE_LIMITED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Outcome.QUEUE_FULL: grpc.StatusCode.UNAVAILABLE,
+    Outcome.DISPLACED: grpc.StatusCode.UNAVAILABLE,
+    Outcome.SHUTTING_DOWN: grpc.StatusCode.UNAVAILABLE,
+    Outcome.UPSTREAM_UNREACHABLE: grpc.StatusCode.UNAVAILABLE,
+    Outcome.UPSTREAM_BROKEN: grpc.StatusCode.UNAVAILABLE,
+    Outcome.DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+_STATUS = {code.value[0]: code for code in grpc.StatusCode}
+
+if TYPE_CHECKING:
+    Context = aio.ServicerContext[bytes, bytes]
+    _GenericHandler = grpc.GenericRpcHandler[bytes, bytes]
+else:
+    _GenericHandler = grpc.GenericRpcHandler
+
+
+class GrpcLimits:
+    """Bounds of the gRPC listener."""
+
+    MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+    MAX_METADATA_BYTES = 16 * 1024
+    MAX_STREAMS = 128
+    MAX_CALLS = 4096
+
+
+async def serve_grpc(gateway: Gateway, sock: socket.socket) -> "GrpcIngress":
+    """Listen where `sock` is bound; the socket is closed in favour of gRPC's own."""
+    ingress = GrpcIngress(gateway)
+    await ingress.open(sock)
+    return ingress
+
+
+class GrpcIngress(_GenericHandler):
+    """The public gRPC service."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._upstreams = GrpcUpstreams()
+        self._server: aio.Server | None = None
+        self.port = 0
+
+    async def open(self, sock: socket.socket) -> None:
+        host, port = sock.getsockname()[:2]
+        sock.close()
+        self._server = aio.server(
+            options=(
+                ("grpc.max_receive_message_length", GrpcLimits.MAX_MESSAGE_BYTES),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.max_metadata_size", GrpcLimits.MAX_METADATA_BYTES),
+                ("grpc.absolute_max_metadata_size", GrpcLimits.MAX_METADATA_BYTES),
+                ("grpc.max_concurrent_streams", GrpcLimits.MAX_STREAMS),
+                ("grpc.so_reuseport", 0),
+            ),
+            maximum_concurrent_rpcs=GrpcLimits.MAX_CALLS,
+        )
+        self._server.add_generic_rpc_handlers((self,))
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.port = self._server.add_insecure_port(address)
+        await self._server.start()
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuse new calls, let those in flight finish, close."""
+        if self._server is not None:
+            await self._server.stop(grace_s)
+        await self._upstreams.close()
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
+        """Pick the handler of a method; None is UNIMPLEMENTED."""
+        service, _, method = handler_call_details.method.lstrip("/").rpartition("/")
+        if service == HEALTH and method == "Check":
+            return grpc.unary_unary_rpc_method_handler(self._alive)
+        if service != SERVICE:
+            return None
+        if method in ("ServerLive", "ServerReady"):
+            return grpc.unary_unary_rpc_method_handler(self._alive)
+        if method == "ModelStreamInfer":
+            return grpc.stream_stream_rpc_method_handler(self._stream)
+        if method in _MODEL_METHODS or method in _OPERATOR_METHODS or method == "ServerMetadata":
+            return grpc.unary_unary_rpc_method_handler(self._unary(method))
+        return None
+
+    async def _alive(self, _: bytes, __: "Context") -> bytes:
+        return b"" if self._gateway.draining else _ALIVE
+
+    def _unary(self, method: str) -> Callable[[bytes, "Context"], Awaitable[bytes]]:
+        async def handle(message: bytes, context: "Context") -> bytes:
+            call: GrpcCall | None = None
+            try:
+                call = self._begin(method, message, context)
+                await call.permit()
+                name = f"/{SERVICE}/{method}"
+                answer = await call.forward_unary(self._upstreams, name, self._authorised(call, message))
+                context.set_trailing_metadata(call.answer_metadata())
+                return answer
+            except Refused as refused:
+                if call is not None:
+                    call.end(refused.outcome, refused.message)
+                await self._abort(context, refused, call)
+            except aio.AioRpcError as error:
+                assert call is not None
+                call.end(_outcome(error), error.details() or "")
+                context.set_trailing_metadata(call.answer_metadata())
+                await context.abort(error.code(), error.details() or "")
+            finally:
+                if call is not None:
+                    call.end(Outcome.CLIENT_LEFT)  # nothing if it has ended before
+            raise AssertionError("abort does not return")
+
+        return handle
+
+    async def _stream(self, messages: AsyncIterator[bytes], context: "Context") -> AsyncIterator[bytes]:
+        call: GrpcCall | None = None
+        try:
+            first = await anext(aiter(messages), None)
+            if first is None:
+                return
+            call = self._begin("ModelStreamInfer", first, context)
+            await call.permit()
+            name = f"/{SERVICE}/ModelStreamInfer"
+            authorised = self._authorised_stream(call, first, messages)
+            async for answer in call.forward_stream(self._upstreams, name, authorised):
+                yield answer
+            context.set_trailing_metadata(call.answer_metadata())
+        except Refused as refused:
+            if call is not None:
+                call.end(refused.outcome, refused.message)
+            await self._abort(context, refused, call)
+        except aio.AioRpcError as error:
+            assert call is not None
+            refused_inside = call.refused
+            if refused_inside is not None:
+                call.end(refused_inside.outcome, refused_inside.message)
+                await self._abort(context, refused_inside, call)
+            call.end(_outcome(error), error.details() or "")
+            context.set_trailing_metadata(call.answer_metadata())
+            await context.abort(error.code(), error.details() or "")
+        finally:
+            if call is not None:
+                call.end(Outcome.CLIENT_LEFT)
+
+    async def _authorised_stream(
+        self, call: GrpcCall, first: bytes, messages: AsyncIterator[bytes]
+    ) -> AsyncIterator[bytes]:
+        yield self._authorised(call, first)
+        async for message in messages:
+            try:
+                self._authorise(call.tenant, message)
+                authorised = self._authorised(call, message)
+            except Refused as refused:
+                call.refused = refused
+                call.cancel_upstream()
+                return
+            yield authorised
+
+    def _begin(self, method: str, message: bytes, context: "Context") -> GrpcCall:
+        """identify, limit, route; raises Refused."""
+        gateway = self._gateway
+        received_s = monotonic()
+        metadata = {str(key): value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        keys = [str(k) for k, _ in context.invocation_metadata() or ()]
+        names = ("authorization", "x-api-key")
+        credentials = [(k, metadata.get(k, "")) for k in keys if k in names]
+        try:
+            if gateway.draining:
+                raise Refused(Outcome.SHUTTING_DOWN, "this gateway is shutting down", retry_after_s=1)
+            tenant = gateway.identify(credentials)
+            gateway.limiter.take(tenant, received_s)
+            if method in _OPERATOR_METHODS and "operator" not in tenant.scopes:
+                raise Refused(Outcome.METHOD_NOT_ALLOWED, f"{method} is not offered here")
+            model = method in _MODEL_METHODS or method == "ModelStreamInfer"
+            name = self._authorise(tenant, message) if model else ""
+            pool = gateway.snapshot.pool_for_model(name)
+            if pool is None or not gateway.pools[pool].pool.grpc_endpoints:
+                raise Refused(Outcome.NOT_FOUND, f"there is no model {name!r} here for this key")
+            deadline = gateway.deadline(tenant, received_s, metadata.get("x-request-timeout-ms"))
+        except Refused as refused:
+            gateway.stats.turned_away(refused.outcome)
+            raise
+        remaining_s = context.time_remaining()
+        if remaining_s is not None:
+            deadline = min(deadline, received_s + remaining_s)
+        target = Target(
+            kind="model" if model else "server",
+            name=name,
+            pool=pool,
+            line=b"",
+            route=f"model:{name}" if model else "server",
+            head_only=False,
+        )
+        mark = gateway.mark(metadata.get("x-request-id"), metadata.get("traceparent"), metadata.get("tracestate"))
+        return GrpcCall(gateway, method, tenant, target, mark, metadata, len(message), received_s, deadline)
+
+    def _authorise(self, tenant: Tenant, message: bytes) -> str:
+        """The model a message names, if this tenant may use it."""
+        try:
+            name, version = peek_model(message)
+        except BadMessage as error:
+            raise Refused(Outcome.BAD_REQUEST, error.message) from error
+        if not name and "operator" in tenant.scopes:
+            return name
+        if not valid_name(name) or not tenant.may_use_model(name) or (version and not version.isdigit()):
+            raise Refused(Outcome.NOT_FOUND, f"there is no model {name[:128]!r} here for this key")
+        return name
+
+    def _authorised(self, call: GrpcCall, message: bytes) -> bytes:
+        if call.target.kind != "model":
+            return message
+        return append_model(message, *peek_model(message))
+
+    async def _abort(self, context: "Context", refused: Refused, call: GrpcCall | None) -> None:
+        metadata = [("x-oriel-reason", refused.outcome.value)]
+        if refused.retry_after_s is not None:
+            metadata.append(("retry-after", str(refused.retry_after_s)))
+        metadata += [(name, value) for name, value in refused.headers if name.startswith("ratelimit")]
+        if call is not None:
+            metadata += call.answer_metadata()
+        await context.abort(_CODES[refused.outcome], refused.message, tuple(metadata))
+
+
+def _outcome(error: aio.AioRpcError) -> Outcome:
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return Outcome.DEADLINE_EXCEEDED
+    if error.code() is grpc.StatusCode.UNAVAILABLE:
+        return Outcome.UPSTREAM_UNREACHABLE
+    return Outcome.ANSWERED

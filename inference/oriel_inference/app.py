@@ -1,0 +1,156 @@
+"""The inference unit put together: the only place that knows every room.
+
+Start: sockets first (a busy port is said at once), then the servers, not ready yet, then the models; ready when every
+model is loaded or known to be unavailable. Stop: not ready, no new connections, requests in flight finish within the
+drain time, what still waits is refused, threads end, sessions close.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from oriel_inference.backends import Backend, find_backend
+from oriel_inference.batching.batcher import Batcher
+from oriel_inference.batching.cores import Cores
+from oriel_inference.batching.workers import WorkerThreads
+from oriel_inference.clock import LoopClock
+from oriel_inference.dataplane import Dataplane
+from oriel_inference.errors import LoadFailed
+from oriel_inference.lifecycle import Catalog, load_all
+from oriel_inference.repository.load import LoadedVersion
+from oriel_inference.servers.control import control_app
+from oriel_inference.servers.grpc import GrpcFrontend, open_grpc
+from oriel_inference.servers.http import HttpFrontend
+from oriel_inference.servers.peers import TrustedPeers
+from oriel_inference.servers.surface import Surface
+from oriel_inference.settings import Settings
+from oriel_inference.stores.local import LocalStore
+from oriel_wire.engine.buffered import HttpLimits
+from oriel_wire.engine.buffered import serve as serve_http
+from oriel_wire.engine.control import serve_control
+from oriel_wire.engine.process import listen
+from oriel_wire.engine.spans import open_sink
+from oriel_wire.errors import StartFailed
+from oriel_wire.trace import SpanSink
+
+__all__ = ["Unit", "open_unit", "serve"]
+
+_log = logging.getLogger(__name__)
+
+WORKER_END_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """A running inference server and where it listens."""
+
+    http_port: int
+    grpc_port: int
+    metrics_port: int
+    catalog: Catalog
+    surface: Surface
+
+
+async def serve(settings: Settings, stop: asyncio.Event) -> None:
+    """Run until `stop` is set. Raises StartFailed."""
+    async with open_unit(settings) as unit:
+        _log.info(
+            "ready: HTTP %d, gRPC %d, metrics %d, %d model version(s) serve",
+            unit.http_port,
+            unit.grpc_port,
+            unit.metrics_port,
+            sum(1 for _ in unit.catalog.serving()),
+        )
+        await stop.wait()
+
+
+@asynccontextmanager
+async def open_unit(
+    settings: Settings,
+    *,
+    backends: Callable[[str], Backend] = find_backend,
+    sink: SpanSink | None = None,
+) -> AsyncIterator[Unit]:
+    """Start everything, yield when the models are loaded, drain and stop on leaving. Raises StartFailed."""
+    clock = LoopClock(asyncio.get_running_loop())
+    cores, workers = Cores(settings.cores), WorkerThreads(settings.cores)
+    catalog = Catalog()
+    surface = Surface(
+        catalog=catalog,
+        dataplane=Dataplane(catalog, clock.now),
+        peers=TrustedPeers(settings.trusted_peers),
+        sink=sink if sink is not None else open_sink("inference"),
+        default_timeout_s=settings.default_timeout_s,
+    )
+    try:
+        stores = [LocalStore(root) for root in settings.repositories]
+    except LoadFailed as failure:
+        raise StartFailed(f"{failure.reason}: pass --model-repository DIR") from failure
+
+    def make_batcher(loaded: LoadedVersion) -> Batcher:
+        batcher = Batcher(
+            loaded.spec,
+            loaded.sessions,
+            clock=clock,
+            cores=cores,
+            workers=workers,
+            units=loaded.units,
+            max_items=settings.max_queue_items,
+            max_bytes=settings.max_queue_bytes,
+        )
+        if loaded.run_s is not None:
+            batcher.curve.observe(1, loaded.run_s)
+        return batcher
+
+    with ExitStack() as sockets:
+
+        def bind(host: str, port: int, what: str) -> socket.socket:
+            return sockets.enter_context(listen(host, port, f"inference {what}"))
+
+        http_socket = bind(settings.http_host, settings.http_port, "HTTP")
+        metrics_socket = bind(settings.metrics_host, settings.metrics_port, "metrics")
+        # gRPC binds for itself and says little when it cannot: try first.
+        bind(settings.grpc_host, settings.grpc_port, "gRPC").close()
+        grpc_server, grpc_port = await open_grpc(
+            GrpcFrontend(surface), settings.grpc_host, settings.grpc_port, max_message_bytes=settings.max_body_bytes
+        )
+        frontend = HttpFrontend(surface)
+        http_server = await serve_http(
+            frontend.handle,
+            http_socket,
+            limits=HttpLimits(max_body_bytes=settings.max_body_bytes),
+            refuse=frontend.refuse,
+        )
+        end_control = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            metrics_port = metrics_socket.getsockname()[1]
+            group.create_task(serve_control(control_app(surface), metrics_socket, end_control))
+            try:
+                await load_all(catalog, stores, find_backend=backends, make_batcher=make_batcher, cores=settings.cores)
+                yield Unit(
+                    http_port=http_server.port,
+                    grpc_port=grpc_port,
+                    metrics_port=metrics_port,
+                    catalog=catalog,
+                    surface=surface,
+                )
+            finally:
+                surface.stopping = True
+                await asyncio.gather(http_server.drain(settings.drain_s), grpc_server.stop(settings.drain_s))
+                await _end_models(catalog, workers)
+                end_control.set()
+                await asyncio.to_thread(surface.sink.close)
+
+
+async def _end_models(catalog: Catalog, workers: WorkerThreads) -> None:
+    models = list(catalog.serving())
+    for model in models:
+        model.batcher.close()
+    # A batch that hangs keeps its session: closing it under the runtime would crash the process.
+    if await asyncio.to_thread(workers.close, WORKER_END_S):
+        for model in models:
+            for session in model.sessions:
+                session.close()

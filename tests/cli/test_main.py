@@ -1,0 +1,103 @@
+"""The command line as a person meets it."""
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from oriel_cli import main as main_module
+from oriel_cli.main import COMMANDS, main
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    code = main(words)
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1, "a refusal is one line on stderr"
+    return code, captured.err
+
+
+@pytest.mark.parametrize("words", [(), ("--help",), ("-h",), ("help",)])
+def test_the_overview_names_every_command(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
+    assert main(words) == 0
+    listed = capsys.readouterr().out
+    assert all(re.search(rf"^  {name} +\w", listed, re.MULTILINE) for name in COMMANDS)
+
+
+def test_the_overview_imports_no_unit_and_nothing_heavy() -> None:
+    code = (
+        "import sys; from oriel_cli.main import main; main(['--help']);"
+        "heavy = {'asyncio', 'numpy', 'grpc', 'starlette', 'oriel_gateway', 'oriel_logic', 'oriel_inference'};"
+        "sys.exit(','.join(heavy & set(sys.modules)) or 0)"
+    )
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_command_has_a_help(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0 and f"usage: oriel {command}" in capsys.readouterr().out
+
+
+def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    code, line = refused(capsys, "fly")
+    assert code == 2 and "'fly'" in line and "--help" in line
+
+
+@pytest.mark.parametrize(
+    ("package", "mend"), [("onnxruntime", "pip install oriel[cpu]"), ("uvloop", "pip install oriel'")]
+)
+def test_a_missing_package_is_one_line_with_the_mend(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, package: str, mend: str
+) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named {package!r}", name=f"{package}.capi")
+
+    monkeypatch.setattr(main_module.importlib, "import_module", missing)
+    code, line = refused(capsys, "inference")
+    assert code == 2 and package in line and mend in line and "make setup" in line
+
+
+def test_a_bug_in_our_own_imports_is_not_called_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError("No module named 'oriel_gateway.lost'", name="oriel_gateway.lost")
+
+    monkeypatch.setattr(main_module.importlib, "import_module", missing)
+    with pytest.raises(ModuleNotFoundError):
+        main(["gateway"])
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version"]) == 0 and re.fullmatch(r"oriel [\w.]+\n", capsys.readouterr().out)
+    assert main(["--version"]) == 0
+
+
+def test_a_new_key_comes_with_the_hash_that_accepts_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["keys", "new"]) == 0
+    printed = capsys.readouterr().out
+    key, digest = re.findall(r"oriel_\S+|[0-9a-f]{64}", printed)
+    assert hashlib.sha256(key.encode()).hexdigest() == digest and len(key) >= 43
+
+
+def test_good_documents_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["policies", "check", str(ROOT / "policies" / "examples")]) == 0
+    assert capsys.readouterr().out.startswith("good: 3 tenants")
+
+
+def test_a_bad_document_is_named_with_path_and_reason(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "tenants.toml").write_text('[tenants.a]\ntier = "platinum"\nkeys = []\n')
+    code, line = refused(capsys, "policies", "check", str(tmp_path))
+    assert code == 1 and "tenants.toml" in line and "tenants.a.tier" in line and "platinum" in line
+
+
+def test_a_folder_without_documents_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, line = refused(capsys, "policies", "check", str(tmp_path))
+    assert code == 1 and "no *.toml documents" in line

@@ -1,0 +1,204 @@
+"""A gateway on a free port in front of an upstream the test scripts."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from hashlib import sha256
+
+from oriel_gateway.core import Gateway
+from oriel_gateway.ingress_http import ClientConnection
+from oriel_gateway.limiter import EmbeddedLimiter
+from oriel_policies.documents import compile_documents
+from oriel_wire.engine.server import HttpLimits, HttpServer, ServerConnection
+from oriel_wire.trace import ListSink
+
+GOLD, BRONZE, LIMITED = "key-gold", "key-bronze", "key-limited"
+
+
+def digest(key: str) -> str:
+    return sha256(key.encode()).hexdigest()
+
+
+def documents(ports: list[int], *, max_inflight: int = 8, max_queue: int = 100, extra: str = "") -> dict[str, bytes]:
+    endpoints = ", ".join(f'"127.0.0.1:{port}"' for port in ports)
+    return {
+        "all.toml": f"""
+[tiers.gold]
+band = 0
+target_ms = 2000
+[tiers.bronze]
+band = 2
+target_ms = 2000
+[pools.p]
+endpoints = [{endpoints}]
+grpc_endpoints = [{endpoints}]
+max_inflight = {max_inflight}
+max_queue = {max_queue}
+max_body_bytes = 1000000
+[[routes]]
+model = "*"
+pool = "p"
+[[routes]]
+service = "*"
+pool = "p"
+[tenants.g]
+tier = "gold"
+models = ["*"]
+services = ["*"]
+keys = [{{ sha256 = "{digest(GOLD)}" }}, {{ sha256 = "{digest("old")}", expires = 2020-01-01T00:00:00Z }}]
+[tenants.b]
+tier = "bronze"
+models = ["digits"]
+services = ["digits"]
+keys = [{{ sha256 = "{digest(BRONZE)}" }}]
+[tenants.limited]
+tier = "gold"
+models = ["*"]
+keys = [{{ sha256 = "{digest(LIMITED)}" }}]
+limit = {{ requests_per_s = 0.5, burst = 2 }}
+{extra}
+""".encode()
+    }
+
+
+Answer = Callable[["Seen"], Awaitable[bytes]]
+
+
+class Seen:
+    """One request as the upstream got it."""
+
+    def __init__(self, head: bytes, body: bytes) -> None:
+        self.head = head.decode("latin-1")
+        self.body = body
+
+    def get(self, name: str) -> str | None:
+        for line in self.head.split("\r\n")[1:]:
+            key, _, value = line.partition(":")
+            if key.lower() == name:
+                return value.strip()
+        return None
+
+
+class Upstream:
+    """A scripted HTTP/1.1 server: `answer` gives the raw bytes; requests are kept in `seen`."""
+
+    def __init__(self) -> None:
+        self.seen: list[Seen] = []
+        self.departures = 0
+        self.port = 0
+        self.answer: Answer = self.ok
+
+    async def ok(self, seen: Seen) -> bytes:
+        return b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx-up: 1\r\nserver-timing: infer;dur=1.5\r\n\r\nok"
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                seen = Seen(head, b"")
+                if seen.get("transfer-encoding"):
+                    while size := int((await reader.readuntil(b"\r\n"))[:-2], 16):
+                        seen.body += await reader.readexactly(size)
+                        await reader.readexactly(2)
+                    await reader.readexactly(2)
+                else:
+                    seen.body = await reader.readexactly(int(seen.get("content-length") or 0))
+                self.seen.append(seen)
+                answering = asyncio.ensure_future(self.answer(seen))
+                leaving = asyncio.ensure_future(reader.read(1))
+                await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+                if not answering.done():
+                    self.departures += 1
+                    answering.cancel()
+                    return
+                data = answering.result()
+                if not data:
+                    return
+                writer.write(data)
+                await writer.drain()
+                first = await leaving
+                if not first:
+                    return
+                reader._buffer[:0] = first  # type: ignore[attr-defined]  # put back what the departure check took
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def upstream() -> AsyncIterator[Upstream]:
+    up = Upstream()
+    server = await asyncio.start_server(up.serve, "127.0.0.1", 0)
+    up.port = server.sockets[0].getsockname()[1]
+    try:
+        yield up
+    finally:
+        server.close()
+
+
+@asynccontextmanager
+async def gateway(files: dict[str, bytes], *, limits: HttpLimits | None = None) -> AsyncIterator[tuple[int, Gateway]]:
+    gate = Gateway(compile_documents(files), limiter=EmbeddedLimiter(), sink=ListSink())
+    server: HttpServer[ServerConnection] = HttpServer(limits or HttpLimits())
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    await server.open(lambda: ClientConnection(server, gate), sock)
+    try:
+        yield server.port, gate
+    finally:
+        await server.drain(0.0)
+        await gate.close()
+
+
+class Reply:
+    """One answer as the client got it."""
+
+    def __init__(self, head: bytes, body: bytes) -> None:
+        lines = head.decode("latin-1").split("\r\n")
+        self.status = int(lines[0].split(" ")[1])
+        self.headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines[1:] if line)}
+        self.body = body
+
+
+class Client:
+    """A raw client on one connection, so that nothing is normalised on the way."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.reader: asyncio.StreamReader
+        self.writer: asyncio.StreamWriter
+
+    async def __aenter__(self) -> "Client":
+        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self._port)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.writer.close()
+
+    def send(
+        self, target: str, body: bytes = b"", *, key: str | None = GOLD, method: str = "POST", headers: str = ""
+    ) -> None:
+        auth = f"authorization: Bearer {key}\r\n" if key else ""
+        head = f"{method} {target} HTTP/1.1\r\nhost: x\r\n{auth}{headers}content-length: {len(body)}\r\n\r\n"
+        self.writer.write(head.encode("latin-1") + body)
+
+    async def reply(self) -> Reply:
+        async with asyncio.timeout(10):
+            head = await self.reader.readuntil(b"\r\n\r\n")
+            reply = Reply(head[:-4], b"")
+            if reply.headers.get("transfer-encoding") == "chunked":
+                while size := int((await self.reader.readuntil(b"\r\n"))[:-2], 16):
+                    reply.body += await self.reader.readexactly(size)
+                    await self.reader.readexactly(2)
+                await self.reader.readexactly(2)
+            elif "content-length" in reply.headers:
+                reply.body = await self.reader.readexactly(int(reply.headers["content-length"]))
+            else:
+                reply.body = await self.reader.read()
+            return reply
+
+    async def ask(self, target: str, body: bytes = b"", **more: str | None) -> Reply:
+        self.send(target, body, **more)  # type: ignore[arg-type]
+        return await self.reply()

@@ -1,0 +1,248 @@
+"""A fake inference server with the real v2 codec, and a logic unit without sockets in front of it."""
+
+import asyncio
+import contextlib
+import socket
+import sys
+import textwrap
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+
+from oriel_logic.app import Unit
+from oriel_logic.settings import Settings
+from oriel_logic.workers.launch import ForkServer
+from oriel_logic.workers.pool import PoolLimits, WorkerPool
+from oriel_wire.context import CallContext
+from oriel_wire.engine.buffered import Exchange, serve
+from oriel_wire.trace import ListSink, new_trace
+from oriel_wire.v2.http import decode_request, encode_response
+from oriel_wire.v2.messages import InferRequest, InferResponse, tensor
+
+ROOT = Path(__file__).resolve().parents[2]
+MODELS: dict[str, dict[str, Any]] = {
+    "double": {
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}],
+        "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 2]}],
+    },
+    "digits": {
+        "inputs": [{"name": "image", "datatype": "FP32", "shape": [-1, 64]}],
+        "outputs": [
+            {"name": "label", "datatype": "INT64", "shape": [-1, 1]},
+            {"name": "probabilities", "datatype": "FP32", "shape": [-1, 10]},
+        ],
+    },
+}
+
+
+class FakeInference:
+    """`hold` keeps infer calls unanswered; `refuse` is (status, headers, body) for the next ones; `calls` are infers."""
+
+    def __init__(self) -> None:
+        self.models = {name: dict(facts) for name, facts in MODELS.items()}
+        self.port = 0
+        self.calls: list[Exchange] = []
+        self.metadata_calls = 0
+        self.hold = False
+        self.arrived = asyncio.Event()
+        self.departed = asyncio.Event()
+        self.refuse: tuple[int, list[tuple[str, str]], bytes] | None = None
+        self._session: Any = None
+
+    def handle(self, exchange: Exchange) -> None:
+        _, _, _, model, *rest = exchange.head.path.split("/")
+        if model not in self.models:
+            exchange.respond(404, [], b'{"error": "unknown model"}')
+        elif rest[-1:] != ["infer"]:
+            self.metadata_calls += 1
+            facts = {"name": model, "versions": ["1"], "platform": "onnxruntime_onnx", **self.models[model]}
+            exchange.respond(200, [("content-type", "application/json")], msgspec.json.encode(facts))
+        else:
+            self.calls.append(exchange)
+            exchange.on_abort = self.departed.set
+            self.arrived.set()
+            if self.refuse is not None:
+                exchange.respond(*self.refuse)
+            elif not self.hold:
+                self.answer(exchange, model)
+
+    def answer(self, exchange: Exchange, model: str) -> None:
+        length = exchange.head.get("inference-header-content-length")
+        request = decode_request(model, "", exchange.body, int(length) if length else None)
+        outputs = [tensor(name, array) for name, array in self.run(request).items()]
+        response = InferResponse(model_name=model, model_version="1", outputs=outputs)
+        parts, head = encode_response(response, request)
+        headers = [("inference-header-content-length", str(head)), ("server-timing", "queue;dur=0.1, compute;dur=0.2")]
+        exchange.respond(200, [*headers, ("x-oriel-cost-us", "250")], parts)
+
+    def run(self, request: InferRequest) -> dict[str, Any]:
+        array = request.inputs[0].array
+        if request.model_name == "double":
+            return {"y": array * 2}
+        if self._session is None:
+            import onnxruntime
+
+            self._session = onnxruntime.InferenceSession(ROOT / "examples/models/digits/1/model.onnx")
+        label, probabilities = self._session.run(None, {"image": np.ascontiguousarray(array)})
+        return {"label": label, "probabilities": probabilities}
+
+
+@pytest.fixture
+async def inference() -> AsyncIterator[FakeInference]:
+    fake = FakeInference()
+    async with fake_server(fake):
+        yield fake
+
+
+@contextlib.asynccontextmanager
+async def fake_server(fake: FakeInference) -> AsyncIterator[None]:
+    sock = socket.create_server(("127.0.0.1", 0))
+    sock.setblocking(False)
+    fake.port = sock.getsockname()[1]
+    server = await serve(fake.handle, sock)
+    try:
+        yield
+    finally:
+        await server.drain(0.2)
+
+
+@pytest.fixture
+async def second_inference() -> AsyncIterator[FakeInference]:
+    fake = FakeInference()
+    async with fake_server(fake):
+        yield fake
+
+
+@pytest.fixture(autouse=True)
+def forgotten_services() -> Iterator[None]:
+    """Handler files of one test are unknown to the next."""
+    path = list(sys.path)
+    yield
+    sys.path[:] = path
+    for name in [name for name in sys.modules if name.startswith("oriel_services.")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def services(tmp_path: Path) -> Callable[..., Path]:
+    """services(name="source", ...) writes handler files and gives their folder."""
+
+    def write(**files: str) -> Path:
+        folder = tmp_path / "services"
+        folder.mkdir(exist_ok=True)
+        for name, source in files.items():
+            (folder / f"{name}.py").write_text(textwrap.dedent(source))
+        return folder
+
+    return write
+
+
+class Stack:
+    """A unit, its client (as from loopback) and its spans."""
+
+    def __init__(self, unit: Unit, sink: ListSink) -> None:
+        self.unit = unit
+        self.sink = sink
+        self.client = self.client_from("127.0.0.1")
+
+    def client_from(self, address: str) -> httpx.AsyncClient:
+        transport = httpx.ASGITransport(self.unit.app, client=(address, 1))
+        return httpx.AsyncClient(transport=transport, base_url="http://logic")
+
+    async def post(self, service: str, body: bytes = b"", **headers: str) -> httpx.Response:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return await self.client.post(f"/v1/services/{service}", content=body, headers=named)
+
+
+StackMaker = Callable[..., Awaitable[Stack]]
+
+
+@pytest.fixture
+async def stack(inference: FakeInference) -> AsyncIterator[StackMaker]:
+    """await stack(folder, **settings): a running unit before `inference`, closed afterwards."""
+    async with contextlib.AsyncExitStack() as opened:
+
+        async def start(*folders: Path, inference_ports: Sequence[int] = (), **settings: Any) -> Stack:
+            ports = inference_ports or [inference.port]
+            chosen = Settings(
+                services=folders, inference=tuple(("127.0.0.1", port) for port in ports), **{"workers": 1, **settings}
+            )
+            sink = ListSink()
+            unit = Unit(chosen, ForkServer.launch(folders, max_frame_bytes=chosen.max_frame_bytes), sink)
+            opened.push_async_callback(unit.close)
+            await unit.start()
+            await unit.pool.wait_ready()
+            made = Stack(unit, sink)
+            opened.push_async_callback(made.client.aclose)
+            return made
+
+        yield start
+
+
+JOBS = """
+    import os
+    from oriel_logic import Refused
+
+    def echo(value): return value
+    def size(value): return len(value)
+    def pid(): return os.getpid()
+    def refuse(): raise Refused("not this one")
+    def fail(): raise ZeroDivisionError("of the job")
+    def unpicklable(): return lambda: None
+    def mark(path): open(path, "w").close()
+
+    def hold(fifo):
+        with open(fifo) as gate:
+            return gate.read()
+
+    def announce_and_hold(fifo):
+        with open(fifo, "w") as gate:
+            gate.write(str(os.getpid()))
+        return hold(fifo)
+"""
+
+
+@pytest.fixture
+async def pool(services: Callable[..., Path]) -> AsyncIterator[Callable[..., Awaitable[WorkerPool]]]:
+    """await pool(**limits): a ready pool whose workers know the functions of JOBS."""
+    folder = services(jobs=JOBS)
+    async with contextlib.AsyncExitStack() as opened:
+
+        async def start(*, clock: Callable[[], float] = monotonic, **limits: Any) -> WorkerPool:
+            chosen = PoolLimits(**{"workers": 1, **limits})
+
+            def launch() -> ForkServer:
+                return ForkServer.launch([folder], max_frame_bytes=chosen.max_frame_bytes)
+
+            made = WorkerPool(launch(), chosen, launch=launch, on_problems=lambda problems: None, clock=clock)
+            opened.push_async_callback(made.close)
+            await made.start()
+            await made.wait_ready()
+            return made
+
+        yield start
+
+
+def a_call(
+    *, deadline: float | None = None, band: int = 0, tenant: str = "acme", tier: str = "gold", sampled: bool = False
+) -> CallContext:
+    return CallContext(
+        request_id="req-1",
+        deadline=monotonic() + 30 if deadline is None else deadline,
+        tier=tier,
+        band=band,
+        tenant=tenant,
+        models=(),
+        trace=new_trace(sampled),
+    )
+
+
+@pytest.fixture
+def call() -> Callable[..., CallContext]:
+    return a_call

@@ -1,0 +1,110 @@
+from typing import Any
+
+import pytest
+
+from oriel_logic.definition import NotAService, define, definition_of, service
+
+
+def test_an_async_function_takes_request_models_and_context() -> None:
+    @service
+    async def digits(request: Any, models: Any, ctx: Any) -> None:
+        """Reads digits.
+
+        At length.
+        """
+
+    found = definition_of(digits)
+    assert found is not None
+    assert (found.name, found.shape, found.description) == ("digits", "function", "Reads digits.")
+    assert not found.runs_in_worker("")
+
+
+def test_a_plain_function_runs_in_a_worker() -> None:
+    @service(name="thumb-nail")
+    def thumbnail(request: Any) -> bytes:
+        return b""
+
+    found = definition_of(thumbnail)
+    assert found is not None and found.name == "thumb-nail" and found.runs_in_worker("")
+    assert thumbnail(None) == b""
+
+
+def test_a_class_is_a_chain_around_one_model() -> None:
+    @service
+    class Digits:
+        model = "mnist"
+        model_version = 3
+
+        def pre(self, request: Any) -> Any: ...
+        async def post(self, outputs: Any) -> Any: ...
+
+    found = definition_of(Digits)
+    assert found is not None
+    assert (found.name, found.shape, found.model, found.model_version) == ("digits", "chain", "mnist", "3")
+    assert found.stages() == ("pre", "post")
+    assert found.runs_in_worker("pre") and not found.runs_in_worker("post")
+
+
+def test_the_mark_is_not_inherited() -> None:
+    @service
+    class Base:
+        model = "m"
+
+        def pre(self, request: Any) -> Any: ...
+        def post(self, outputs: Any) -> Any: ...
+
+    class Child(Base): ...
+
+    assert definition_of(Child) is None
+
+
+async def too_few(request: Any) -> None: ...
+
+
+def too_many(request: Any, models: Any) -> None: ...
+
+
+class NoModel:
+    def pre(self, request: Any) -> Any: ...
+    def post(self, outputs: Any) -> Any: ...
+
+
+class NoPost:
+    model = "m"
+
+    def pre(self, request: Any) -> Any: ...
+
+
+class NeedsArguments:
+    model = "m"
+
+    def __init__(self, path: str) -> None: ...
+    def pre(self, request: Any) -> Any: ...
+    def post(self, outputs: Any) -> Any: ...
+
+
+@pytest.mark.parametrize(
+    ("target", "mend"),
+    [
+        (too_few, r"async def too_few` must take \(request, models, ctx\)"),
+        (too_many, r"`def too_many` must take \(request\)"),
+        (NoModel, "needs `model"),
+        (NoPost, r"needs a method post\(self, outputs\)"),
+        (NeedsArguments, "without arguments"),
+        (3, "goes on a function or a class"),
+    ],
+)
+def test_what_cannot_be_a_service_says_what_to_change(target: Any, mend: str) -> None:
+    with pytest.raises(NotAService, match=mend):
+        define(target)
+
+
+@pytest.mark.parametrize("name", ["a/b", "", " ", "-x", "x" * 65, "a\n"])
+def test_names_must_fit_in_a_path(name: str) -> None:
+    def given(request: Any) -> None: ...
+
+    if name:
+        with pytest.raises(NotAService, match="no service name"):
+            define(given, name)
+    else:
+        assert define(given, name).name == "given"

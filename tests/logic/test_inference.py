@@ -1,0 +1,174 @@
+"""The v2 client against a real socket and the real codec."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import pytest
+
+from oriel_logic.endpoints import Endpoint, Endpoints
+from oriel_logic.errors import (
+    DeadlineExceeded,
+    LogicError,
+    ModelBusy,
+    ModelFailed,
+    ModelInputWrong,
+    ModelUnavailable,
+    ModelUnreachable,
+)
+from oriel_logic.inference import BoundModels, InferenceServers
+from oriel_logic.stages import Ledger
+from oriel_wire.context import CallContext
+from oriel_wire.engine.client import HttpClient
+from oriel_wire.trace import format_traceparent, parse_traceparent
+
+ROW = np.array([[1, 2]], np.float32)
+
+
+class Caller:
+    """One request's models and ledger."""
+
+    def __init__(self, servers: InferenceServers, call: CallContext) -> None:
+        self.ledger = Ledger(call.trace)
+        self.models: BoundModels = servers.bind(call, self.ledger)
+
+
+@pytest.fixture
+async def servers() -> AsyncIterator[Callable[..., InferenceServers]]:
+    made: list[InferenceServers] = []
+
+    def connect(*ports: int, clock: Callable[[], float] = monotonic) -> InferenceServers:
+        each = [Endpoint(str(port), HttpClient(host="127.0.0.1", port=port)) for port in ports]
+        made.append(InferenceServers(Endpoints(each, clock=clock), clock=clock))
+        return made[-1]
+
+    yield connect
+    for one in made:
+        await one.close()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+async def test_numpy_in_and_out(servers: Any, inference: Any, call: Any) -> None:
+    caller = Caller(servers(inference.port), call())
+    outputs = await caller.models.infer("double", {"x": ROW})
+    assert outputs["y"].tolist() == [[2, 4]]
+    assert (outputs.model, outputs.model_version) == ("double", "1")
+    with pytest.raises(KeyError, match="model 'double' gave no output 'z': it gave y"):
+        outputs["z"]
+    assert caller.ledger.cost_us == 250
+    assert caller.ledger.upstream == ["queue;dur=0.1, compute;dur=0.2"]
+    assert [name for name, _ in caller.ledger.timings()] == ["infer"]
+
+
+async def test_what_the_request_carries_goes_along(servers: Any, inference: Any, call: Any) -> None:
+    context = call(deadline=monotonic() + 5, band=1, sampled=True)
+    caller = Caller(servers(inference.port), context)
+    await caller.models.infer("double", {"x": ROW}, outputs=["y"], version="1")
+    head = inference.calls[0].head
+    assert head.path == "/v2/models/double/versions/1/infer"
+    assert 4000 < int(head.get("x-oriel-timeout-ms")) <= 5000
+    assert [head.get(f"x-oriel-{name}") for name in ("tier", "priority", "tenant")] == ["gold", "1", "acme"]
+    assert head.get("x-request-id") == "req-1"
+    parent = parse_traceparent(head.get("traceparent"))
+    assert parent is not None and parent.sampled and parent.trace_id == context.trace.trace_id
+    (span,) = caller.ledger.spans()
+    assert format_traceparent(span.context) == head.get("traceparent")
+
+
+async def test_metadata_is_fetched_once_for_all(servers: Any, inference: Any, call: Any) -> None:
+    shared = servers(inference.port)
+    await asyncio.gather(*(Caller(shared, call()).models.infer("double", {"x": ROW}) for _ in range(8)))
+    assert (inference.metadata_calls, len(inference.calls)) == (1, 8)
+
+
+async def test_a_replaced_model_is_noticed(servers: Any, inference: Any, call: Any) -> None:
+    now = 1000.0
+    shared = servers(inference.port, clock=lambda: now)
+    context = call(deadline=monotonic() + now)
+    await Caller(shared, context).models.infer("double", {"x": ROW})
+    inference.models["double"]["inputs"] = [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}]
+    wider = np.zeros((1, 3), np.float32)
+    with pytest.raises(ModelInputWrong):  # asked a moment ago: not again
+        await Caller(shared, context).models.infer("double", {"x": wider})
+    now += 2
+    await Caller(shared, context).models.infer("double", {"x": wider})
+    assert inference.metadata_calls == 2
+
+
+async def test_wrong_inputs_never_leave(servers: Any, inference: Any, call: Any) -> None:
+    with pytest.raises(ModelInputWrong, match="input 'x' of model 'double' takes FP32"):
+        await Caller(servers(inference.port), call()).models.infer("double", {"x": ROW.astype(int)})
+    assert inference.calls == []
+
+
+async def test_an_unknown_model_is_unavailable(servers: Any, inference: Any, call: Any) -> None:
+    with pytest.raises(ModelUnavailable, match="model 'nope' is not served: unknown model"):
+        await Caller(servers(inference.port), call()).models.infer("nope", {"x": ROW})
+
+
+@pytest.mark.parametrize(
+    ("refusal", "error", "retry_after_s"),
+    [
+        ((400, [], b'{"error": "bad shape"}'), ModelInputWrong, None),
+        ((404, [], b'{"error": "gone"}'), ModelUnavailable, 1.0),
+        ((429, [("retry-after", "7")], b'{"error": {"message": "slow down"}}'), ModelBusy, 7.0),
+        ((503, [], b"not json"), ModelBusy, 1.0),
+        ((504, [], b"{}"), DeadlineExceeded, None),
+        ((500, [], b'{"error": 3}'), ModelFailed, None),
+        ((200, [], b"nonsense"), ModelFailed, None),
+        ((200, [("inference-header-content-length", "x")], b"{}"), ModelFailed, None),
+    ],
+)
+async def test_refusals_keep_their_meaning(
+    servers: Any, inference: Any, call: Any, refusal: Any, error: type[LogicError], retry_after_s: float | None
+) -> None:
+    inference.refuse = refusal
+    with pytest.raises(error) as caught:
+        await Caller(servers(inference.port), call()).models.infer("double", {"x": ROW})
+    assert type(caught.value) is error
+    assert caught.value.retry_after_s == retry_after_s
+
+
+async def test_another_endpoint_is_tried_when_one_cannot_be_reached(servers: Any, inference: Any, call: Any) -> None:
+    shared = servers(free_port(), inference.port)
+    for _ in range(4):
+        await Caller(shared, call()).models.infer("double", {"x": ROW})
+    assert len(inference.calls) == 4
+
+
+async def test_no_endpoint_left_says_so(servers: Any, call: Any) -> None:
+    with pytest.raises(ModelUnreachable) as caught:
+        await Caller(servers(free_port(), free_port()), call()).models.infer("double", {"x": ROW})
+    assert caught.value.retry_after_s == 1.0
+
+
+async def test_two_endpoints_share_the_load(servers: Any, inference: Any, second_inference: Any, call: Any) -> None:
+    shared = servers(inference.port, second_inference.port)
+    for _ in range(10):
+        await asyncio.gather(*(Caller(shared, call()).models.infer("double", {"x": ROW}) for _ in range(2)))
+    assert abs(len(inference.calls) - len(second_inference.calls)) <= 2
+
+
+async def test_the_deadline_ends_the_wait(servers: Any, inference: Any, call: Any) -> None:
+    inference.hold = True
+    with pytest.raises(DeadlineExceeded) as caught:
+        await Caller(servers(inference.port), call(deadline=monotonic() + 0.1)).models.infer("double", {"x": ROW})
+    assert caught.value.stage == "infer"
+    await inference.departed.wait()
+
+
+async def test_the_server_sees_a_caller_leave(servers: Any, inference: Any, call: Any) -> None:
+    inference.hold = True
+    task = asyncio.create_task(Caller(servers(inference.port), call()).models.infer("double", {"x": ROW}))
+    await inference.arrived.wait()
+    task.cancel()
+    await inference.departed.wait()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -1,0 +1,351 @@
+"""Whole requests through a unit: HTTP in, worker processes, an inference server on a socket, HTTP out."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oriel_wire.trace import format_traceparent, new_trace, parse_traceparent
+
+ROOT = Path(__file__).resolve().parents[2]
+PICTURES = ROOT / "examples" / "digits"
+EXAMPLES = ROOT / "examples" / "services"
+
+
+async def test_a_real_digit_is_read(stack: Any) -> None:
+    logic = await stack(EXAMPLES)
+    parent = new_trace(True)
+    answer = await logic.post(
+        "digits",
+        (PICTURES / "7.png").read_bytes(),
+        content_type="image/png",
+        x_request_id="abc-1",
+        traceparent=format_traceparent(parent),
+        x_oriel_tier="gold",
+    )
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    assert found["label"] == 7 and found["confidence"] > 0.5 and found["model_version"] == "1"
+    assert len(found["probabilities"]) == 10 and max(found["probabilities"]) == found["confidence"]
+    assert answer.headers["x-request-id"] == "abc-1"
+    stages = [entry.partition(";")[0] for entry in answer.headers["server-timing"].split(", ")]
+    assert stages == ["logic", "logic.body", "logic.pre", "logic.infer", "logic.post", "queue", "compute"]
+    assert int(answer.headers["x-oriel-cost-us"]) >= 250
+    response = parse_traceparent(answer.headers["traceresponse"])
+    root, *children = logic.sink.spans
+    assert response is not None and response.trace_id == parent.trace_id and response.span_id == root.context.span_id
+    assert (root.name, root.parent_id, root.error) == ("logic.request", parent.span_id, "")
+    assert root.attributes["oriel.request_id"] == "abc-1" and root.attributes["oriel.tier"] == "gold"
+    assert [span.name for span in children] == ["logic.body", "logic.pre", "logic.infer", "logic.post"]
+    assert {span.parent_id for span in children} == {root.context.span_id}
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "status", "reason", "words"),
+    [
+        (b"no image", "image/png", 422, "input_refused", "not an image this service can read (PNG or JPEG)"),
+        (b"no image", "text/plain", 415, "media_unsupported", "send a PNG or JPEG"),
+        (b"{}", "application/json", 422, "input_refused", "field 'image'"),
+        (b"x" * 20_000, "image/png", 413, "input_too_large", "larger than the 10000 bytes"),
+    ],
+)
+async def test_what_cannot_be_read_is_refused_with_a_sentence(
+    stack: Any, body: bytes, kind: str, status: int, reason: str, words: str
+) -> None:
+    logic = await stack(EXAMPLES, max_body_bytes=10_000)
+    answer = await logic.post("digits", body, content_type=kind)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["reason"]) == (status, reason)
+    assert words in error["message"] and error["request_id"] == answer.headers["x-request-id"]
+    assert "server-timing" in answer.headers and "traceresponse" in answer.headers
+
+
+async def test_a_body_without_a_length_is_bounded_too(stack: Any) -> None:
+    logic = await stack(EXAMPLES, max_body_bytes=100)
+
+    async def chunks() -> Any:
+        for _ in range(50):
+            yield b"x" * 50
+
+    answer = await logic.client.post("/v1/services/digits", content=chunks())
+    assert (answer.status_code, answer.headers["connection"]) == (413, "close")
+
+
+HANDLERS = """
+    import asyncio
+    import os
+    import signal
+    import numpy as np
+    from oriel_logic import Answer, Refused, Request, service
+
+    def double(values): return [2 * v for v in values]
+
+    @service
+    async def full(request, models, ctx):
+        values = await ctx.run(double, request.json())
+        with ctx.stage("rank"):
+            outputs = await models.infer("double", {"x": np.array([values], np.float32)})
+        return {"y": outputs["y"], "tier": ctx.tier, "tenant": ctx.tenant, "left": ctx.remaining_s > 0}
+
+    @service
+    async def fan(request, models, ctx):
+        async with asyncio.TaskGroup() as group:
+            for name in ("double", "nope"):
+                group.create_task(models.infer(name, {"x": [[1, 2]]}))
+
+    @service
+    def plain(request: Request):
+        return Answer(body=request.body[::-1], content_type="text/plain")
+
+    @service
+    def headers(request: Request):
+        return dict(request.headers)
+
+    @service
+    async def stuck(request, models, ctx):
+        await asyncio.Event().wait()
+
+    @service
+    async def broken(request, models, ctx):
+        return {}["missing"]
+
+    @service
+    async def odd(request, models, ctx):
+        return object()
+
+    @service
+    def suicide(request):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    @service
+    def block(request):
+        with open(request.text()) as gate:
+            return gate.read()
+"""
+
+
+async def test_a_handler_may_do_everything_itself(stack: Any, services: Any) -> None:
+    logic = await stack(services(handlers=HANDLERS))
+    answer = await logic.post("full", b"[1, 2]", x_oriel_tier="silver", x_oriel_tenant="birch")
+    assert answer.json() == {"y": [[4, 8]], "tier": "silver", "tenant": "birch", "left": True}
+    timing = answer.headers["server-timing"]
+    assert all(f"logic.{stage};dur=" in timing for stage in ("double", "rank", "infer"))
+
+
+async def test_a_plain_function_answers_from_a_worker(stack: Any, services: Any) -> None:
+    logic = await stack(services(handlers=HANDLERS))
+    answer = await logic.post("plain", b"abc")
+    assert (answer.text, answer.headers["content-type"]) == ("cba", "text/plain")
+    seen = (await logic.post("headers", b"", authorization="secret", x_oriel_tier="gold", x_mine="1")).json()
+    assert seen["x-mine"] == "1" and not {"authorization", "x-oriel-tier"} & set(seen)
+
+
+@pytest.mark.parametrize(
+    ("service", "status", "reason"),
+    [
+        ("nothing", 404, "service_unknown"),
+        ("broken", 500, "handler_failed"),
+        ("odd", 500, "handler_failed"),
+        ("suicide", 500, "worker_died"),
+        ("fan", 503, "model_unavailable"),
+    ],
+)
+async def test_errors_say_what_and_why(stack: Any, services: Any, service: str, status: int, reason: str) -> None:
+    logic = await stack(services(handlers=HANDLERS))
+    answer = await logic.post(service, b"x")
+    assert (answer.status_code, answer.json()["error"]["reason"]) == (status, reason)
+    assert (await logic.post("plain", b"ab")).text == "ba"
+
+
+@pytest.mark.parametrize(("service", "stage"), [("stuck", "handler"), ("block", "work"), ("full", "infer")])
+async def test_the_deadline_names_the_stage_it_hit(
+    stack: Any, services: Any, inference: Any, tmp_path: Path, service: str, stage: str
+) -> None:
+    logic = await stack(services(handlers=HANDLERS), overrun_s=0.0)
+    inference.hold = True
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    body = b"[1, 2]" if service == "full" else str(gate).encode()
+    answer = await logic.post(service, body, x_oriel_timeout_ms="150")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["reason"], error["stage"]) == (504, "deadline_exceeded", stage)
+
+
+async def test_inner_headers_count_only_from_this_machine(stack: Any, services: Any) -> None:
+    logic = await stack(services(handlers=HANDLERS))
+    async with logic.client_from("192.0.2.7") as stranger:
+        headers = {"x-oriel-tier": "gold", "x-oriel-timeout-ms": "0", "x-request-id": "kept"}
+        answer = await stranger.post("/v1/services/full", content=b"[1, 2]", headers=headers)
+    assert answer.status_code == 200 and answer.json()["tier"] == ""
+    assert answer.headers["x-request-id"] == "kept"
+    async with logic.client_from("::ffff:127.0.0.1") as local:
+        answer = await local.post("/v1/services/full", content=b"[1, 2]", headers=headers)
+    assert answer.status_code == 504
+
+
+async def test_inference_refusals_and_absence_are_told_apart(stack: Any, services: Any, inference: Any) -> None:
+    folder = services(handlers=HANDLERS)
+    logic = await stack(folder)
+    inference.refuse = (429, [("retry-after", "3")], b'{"error": "too many"}')
+    answer = await logic.post("full", b"[1, 2]")
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "3")
+    inference.refuse = (503, [], b'{"error": "queue full"}')
+    assert (await logic.post("full", b"[1, 2]")).status_code == 503
+    gone = await stack(folder, inference_ports=[1])
+    answer = await gone.post("full", b"[1, 2]")
+    assert (answer.status_code, answer.headers["retry-after"]) == (502, "1")
+    assert answer.json()["error"]["reason"] == "model_unreachable"
+
+
+class Connection:
+    """An ASGI connection whose client can leave."""
+
+    def __init__(self, service: str, body: bytes) -> None:
+        self.scope = {
+            "type": "http",
+            "method": "POST",
+            "path": f"/v1/services/{service}",
+            "query_string": b"",
+            "headers": [],
+            "client": ("127.0.0.1", 1),
+        }
+        self.body = body
+        self.read = False
+        self.left = asyncio.Event()
+        self.sent: list[Any] = []
+
+    async def receive(self) -> dict[str, Any]:
+        if not self.read:
+            self.read = True
+            return {"type": "http.request", "body": self.body}
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def call(self, app: Any) -> "asyncio.Task[None]":
+        return asyncio.create_task(app(self.scope, self.receive, self.send))
+
+
+async def test_a_client_that_leaves_frees_what_waits_for_a_worker(stack: Any, services: Any, tmp_path: Path) -> None:
+    logic = await stack(services(handlers=HANDLERS))
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    busy = Connection("block", str(gate).encode())
+    queued = Connection("plain", b"abc")
+    first = busy.call(logic.unit.app)
+    while not logic.unit.pool.busy:
+        await asyncio.sleep(0)
+    second = queued.call(logic.unit.app)
+    while not logic.unit.pool.waiting:
+        await asyncio.sleep(0)
+    queued.left.set()
+    await second
+    assert logic.unit.pool.waiting == 0 and queued.sent == []
+    await asyncio.to_thread(gate.write_text, "done")
+    await first
+    assert busy.sent[0]["status"] == 200
+    counted = logic.unit.metrics.registry.get_sample_value(
+        "oriel_logic_requests_total", {"service": "plain", "outcome": "client_left"}
+    )
+    assert counted == 1
+
+
+async def test_a_client_that_leaves_is_seen_by_the_inference_server(stack: Any, services: Any, inference: Any) -> None:
+    logic = await stack(services(handlers=HANDLERS))
+    inference.hold = True
+    connection = Connection("full", b"[1, 2]")
+    task = connection.call(logic.unit.app)
+    await inference.arrived.wait()
+    connection.left.set()
+    await task
+    await inference.departed.wait()
+    assert connection.sent == []
+
+
+async def test_a_client_that_leaves_while_it_sends_is_no_error(stack: Any, services: Any) -> None:
+    logic = await stack(services(handlers=HANDLERS))
+    connection = Connection("plain", b"")
+    connection.read = True
+    connection.left.set()
+    await connection.call(logic.unit.app)
+    assert connection.sent == []
+
+
+async def test_services_are_listed_with_what_is_wrong(stack: Any, services: Any) -> None:
+    folder = services(
+        good="from oriel_logic import service\n@service\ndef good(request):\n    'Is good.'\n",
+        bad="import nothing_like_it",
+        unset="""
+            from oriel_logic import service
+            @service
+            class Unset:
+                model = "m"
+                def setup(self): raise OSError("no weights")
+                def pre(self, request): ...
+                def post(self, outputs): ...
+        """,
+    )
+    logic = await stack(folder)
+    listed = (await logic.client.get("/v1/services")).json()["services"]
+    assert [(each["name"], each["state"]) for each in listed] == [
+        ("bad", "broken"),
+        ("good", "ready"),
+        ("unset", "broken"),
+    ]
+    assert listed[2]["problem"] == "its setup failed: OSError: no weights"
+    one = await logic.client.get("/v1/services/good")
+    assert one.json()["description"] == "Is good."
+    assert (await logic.post("unset")).json()["error"]["reason"] == "service_broken"
+    assert (await logic.client.get("/v1/services/none")).status_code == 404
+
+
+async def test_other_paths_and_methods_are_answered_as_json(stack: Any, services: Any) -> None:
+    logic = await stack(services())
+    missing = await logic.client.get("/nothing")
+    assert (missing.status_code, missing.json()["error"]["reason"]) == (404, "not_found")
+    wrong = await logic.client.delete("/v1/services/x")
+    assert (wrong.status_code, wrong.json()["error"]["reason"]) == (405, "method_not_allowed")
+    assert missing.headers["x-request-id"] and wrong.headers["allow"]
+
+
+async def test_too_many_requests_at_once_are_refused(stack: Any, services: Any) -> None:
+    logic = await stack(services(handlers=HANDLERS), max_in_flight=1)
+    held = Connection("stuck", b"")
+    task = held.call(logic.unit.app)
+    await asyncio.sleep(0)
+    answer = await logic.post("plain", b"x")
+    assert (answer.status_code, answer.json()["error"]["reason"]) == (503, "saturated")
+    held.left.set()
+    await task
+    assert (await logic.post("plain", b"x")).status_code == 200
+
+
+async def test_setup_runs_once_in_every_process_that_needs_it(
+    stack: Any, services: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = services(
+        counted=f"""
+            import os
+            from oriel_logic import service
+            @service
+            class Counted:
+                model = "double"
+                def setup(self):
+                    self.factor = 3
+                    with open({str(tmp_path / "log")!r}, "a") as log: log.write(f"{{os.getpid()}} ")
+                def pre(self, request): return {{"x": [[self.factor, 1]]}}
+                async def post(self, outputs): return outputs["y"] * self.factor
+        """
+    )
+    logic = await stack(folder, workers=2)
+    assert (await logic.post("counted")).json() == [[18, 6]]
+    pids = (tmp_path / "log").read_text().split()
+    assert len(pids) == len(set(pids)) == 3
+    assert set(map(str, logic.unit.pool.pids)) == set(pids) - {str(os.getpid())}
+
+

@@ -1,0 +1,27 @@
+"""One real stack for every test that leaves it as it was."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from stacks import Stack, started
+
+
+@pytest.fixture(scope="session")
+def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("oriel")
+
+
+@pytest.fixture(scope="session")
+def stack(state_folder: Path) -> Iterator[Stack]:
+    """One stack for all tests that leave it as it was."""
+    with started(state_folder / "shared") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def client(stack: Stack) -> Iterator[httpx.Client]:
+    """An HTTP client of the gateway, without a key."""
+    with httpx.Client(base_url=stack.base, timeout=30, trust_env=False) as session:
+        yield session

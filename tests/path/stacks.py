@@ -1,0 +1,88 @@
+"""The real stack as subprocesses: `oriel up --demo` on free ports, driven only through its public surface."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+START_S = 90
+STOP_S = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """One running `oriel up`; `ready` is the JSON line it printed."""
+
+    process: subprocess.Popen[str]
+    ready: dict[str, Any]
+    environ: dict[str, str]
+
+    def unit(self, name: str) -> dict[str, Any]:
+        return next(unit for unit in self.ready["units"] if unit["unit"] == name)
+
+    def address(self, unit: str, label: str) -> str:
+        return str(self.unit(unit)["addresses"][label])
+
+    @property
+    def gateway(self) -> str:
+        return self.address("gateway", "http")
+
+    @property
+    def base(self) -> str:
+        return f"http://{self.gateway}"
+
+    def oriel(self, *words: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+        """Run another `oriel` command beside the stack."""
+        return subprocess.run(
+            command(*words), env=self.environ, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+
+    def processes(self) -> list[int]:
+        """Every live process that carries this stack's mark, whoever its parent is."""
+        mark = f"ORIEL_STATE={self.environ['ORIEL_STATE']}".encode()
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if mark in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(int(folder.name))
+        return found
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-P", "-m", "oriel_cli.main", *words]
+
+
+def key(tier: str) -> dict[str, str]:
+    return {"authorization": f"Bearer oriel-demo-{tier}"}
+
+
+def picture(digit: int) -> bytes:
+    return (EXAMPLES / "digits" / f"{digit}.png").read_bytes()
+
+
+@contextlib.contextmanager
+def started(state: Path, words: Sequence[str] = ()) -> Iterator[Stack]:
+    environ = {**os.environ, "ORIEL_STATE": str(state), "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        command("up", "--demo", "--free-ports", "--json", *words), env=environ, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line, "oriel up ended before it was ready: its reason is on stderr"
+            yield Stack(process=process, ready=json.loads(line), environ=environ)
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(STOP_S)
+            finally:
+                process.kill()

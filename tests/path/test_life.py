@@ -1,0 +1,132 @@
+"""Starting, dying, coming back and stopping, with real processes."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from stacks import Stack, command, key, picture, started
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks processes up in /proc")
+
+MOST_PROCESSES = 7
+
+
+@pytest.fixture(scope="module")
+def own(state_folder: Path) -> Iterator[Stack]:
+    """A stack that these tests may damage; it mends itself between them."""
+    with started(state_folder / "own") as running:
+        yield running
+
+
+def oriel_up(state: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """`oriel up --demo` that is expected to refuse."""
+    environ = {**os.environ, "ORIEL_STATE": str(state)}
+    return subprocess.run(
+        command("up", "--demo", *words), env=environ, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def serves(stack: Stack) -> bool:
+    try:
+        fields = {**key("gold"), "content-type": "image/png"}
+        url = f"{stack.base}/v1/services/digits"
+        answer = httpx.post(url, content=picture(7), headers=fields, timeout=30, trust_env=False)
+    except httpx.TransportError:
+        return False
+    return answer.status_code == 200 and answer.json()["label"] == 7
+
+
+def until_none_left(stack: Stack) -> None:
+    """Processes end on their own time; the test's timeout is the bound."""
+    while stack.processes():
+        time.sleep(0.05)
+
+
+def processes_of(stack: Stack, unit: str) -> list[int]:
+    """The processes whose group is led by `unit` (it leads a session of its own)."""
+    command_line = f"oriel_cli.main\0{unit}\0".encode()
+    leaders = [pid for pid in stack.processes() if command_line in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in leaders if os.getpgid(pid) == pid]
+
+
+def test_the_whole_demo_is_a_handful_of_processes(own: Stack) -> None:
+    assert serves(own)
+    assert len(own.processes()) <= MOST_PROCESSES
+
+
+def test_the_table_names_the_provider_in_use(own: Stack) -> None:
+    models = {model["name"]: model for model in own.ready["models"]}
+    assert set(models) == {"digits", "mlp", "mlp_single"}
+    assert {(model["state"], model["provider"]) for model in models.values()} == {("READY", "CPUExecutionProvider")}
+
+
+@pytest.mark.parametrize("unit", ["gateway", "logic", "inference"])
+def test_a_killed_unit_comes_back_and_the_path_serves_again(own: Stack, unit: str) -> None:
+    (before,) = processes_of(own, unit)
+    os.kill(before, signal.SIGKILL)
+    while processes_of(own, unit) in ([], [before]) or not serves(own):
+        time.sleep(0.05)
+    assert len(own.processes()) <= MOST_PROCESSES
+
+
+def test_every_busy_port_is_named_in_one_line_and_nothing_starts(state_folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as other:
+        ports = [str(sock.getsockname()[1]) for sock in (taken, other)]
+        words = ("--gateway-http-port", ports[0], "--inference-metrics-port", ports[1])
+        done = oriel_up(state_folder / "busy", *words)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert f"{ports[0]} (gateway HTTP)" in done.stderr and f"{ports[1]} (inference metrics)" in done.stderr
+    assert "--gateway-http-port N" in done.stderr
+
+
+def test_a_unit_that_refuses_its_files_stops_everything_with_its_line(state_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "tenants.toml").write_text("[tenants.a]\ntier = 'none'\nkeys = []\n")
+    done = oriel_up(state_folder / "refusing", "--free-ports", "--policies", str(tmp_path))
+    assert done.returncode == 2 and done.stdout == ""
+    assert "oriel gateway: " in done.stderr and "tenants.a.tier" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_published_keys_are_never_served_beyond_this_machine(tmp_path: Path) -> None:
+    environ = {**os.environ, "ORIEL_STATE": str(tmp_path)}
+    done = subprocess.run(
+        command("up", "--demo", "--host", "0.0.0.0"),
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2 and "loopback" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_leaves_nothing_running(state_folder: Path, number: signal.Signals) -> None:
+    with started(state_folder / f"stop-{number.name}") as stack:
+        assert serves(stack)
+        stack.process.send_signal(number)
+        assert stack.process.wait(30) == 0
+        until_none_left(stack)
+    assert stack.oriel("trace", "x").stderr.startswith("oriel: no 'oriel up' runs here")
+
+
+def test_a_killed_supervisor_leaves_nothing_running(state_folder: Path) -> None:
+    with started(state_folder / "orphans") as stack:
+        assert serves(stack)
+        stack.process.kill()
+        until_none_left(stack)
+
+
+def test_the_demo_measures_what_batching_brings(own: Stack) -> None:
+    done = own.oriel("demo", "--seconds", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    models = json.loads(done.stdout)["models"]
+    assert set(models["mlp_single"]["executions_by_rows"]) == {"1"}
+    assert max(map(int, models["mlp"]["executions_by_rows"])) > 1
+    assert all(model["answers"] > 0 and not model["others"] for model in models.values())
