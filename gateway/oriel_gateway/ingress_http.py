@@ -39,7 +39,7 @@ class ClientConnection(ServerConnection):
         try:
             line = head.line
             credentials = head.credentials
-            if credentials is None and line.path.startswith("/v2/health/"):
+            if line.path.startswith("/v2/health/"):
                 self._health(line.path)
                 return
             tenant = gateway.identify([(f.name, f.value) for f in credentials] if credentials else ())

@@ -68,7 +68,8 @@ def test_only_the_outputs_asked_for_come_back(triton: Any) -> None:
 def test_without_a_good_key_nothing_runs(triton: Any, headers: dict[str, str]) -> None:
     module, client = triton
     with pytest.raises(InferenceServerException) as refused:
-        client.infer("digits", inputs(module, IMAGE), headers=headers)
+        # A copy: the client writes fields of its own into the headers it is given.
+        client.infer("digits", inputs(module, IMAGE), headers=dict(headers))
     assert "401" in str(refused.value) or "UNAUTHENTICATED" in str(refused.value)
 
 

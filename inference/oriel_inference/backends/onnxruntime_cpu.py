@@ -4,6 +4,8 @@ The provider asked for is verified after loading: ONNX Runtime falls back to its
 deployment that believes to run elsewhere would never notice.
 """
 
+import logging
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -40,6 +42,9 @@ _GRAPH_LEVELS = {
 }
 _REFUSALS = (ort.capi.onnxruntime_pybind11_state.InvalidArgument,)
 _SEVERITY_ERROR = 3
+_FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s\"'/]+/)+")
+
+_log = logging.getLogger(__name__)
 
 
 class OnnxRuntimeCpu:
@@ -68,7 +73,7 @@ class OnnxRuntimeCpu:
                 session = ort.InferenceSession(str(path), settings, providers=[options.provider])
         except Exception as error:
             # ONNX Runtime has no root of its own below Exception.
-            raise LoadFailed(f"ONNX Runtime cannot load {path.name}: {_plain(error, path)}") from error
+            raise LoadFailed(f"ONNX Runtime cannot load {path.name}: {_plain(error)}") from error
         session.disable_fallback()
         actual = session.get_providers()[0]
         if actual != options.provider:
@@ -93,10 +98,10 @@ class OnnxRuntimeSession:
         try:
             results: list[Array] = self._session.run(outputs, inputs)
         except _REFUSALS as error:
-            raise InvalidRequest(f"the model refuses the inputs: {_plain(error)}") from error
+            raise InvalidRequest(f"the model refuses the inputs{_for_clients(error)}") from error
         except Exception as error:
             # ONNX Runtime has no root of its own below Exception.
-            raise BackendFailed(f"the model could not be executed: {_plain(error)}") from error
+            raise BackendFailed(f"the model could not be executed{_for_clients(error)}") from error
         return [_from_text(array) for array in results] if self._text_outputs else results
 
     def close(self) -> None:
@@ -129,9 +134,16 @@ def _from_text(array: Array) -> Array:
     return data.reshape(array.shape)
 
 
-def _plain(error: Exception, path: Path | None = None) -> str:
-    """The runtime's words without its prefix, its line breaks and the places of our files."""
-    text = str(error).rsplit("] : ", 1)[-1]
-    if path is not None:
-        text = text.replace(str(path), path.name).replace(str(path.parent), "")
-    return " ".join(text.split())[:300]
+def _plain(error: Exception) -> str:
+    """The runtime's words without its prefix, its line breaks and any folder of ours."""
+    text = str(error).rsplit("] : ", 1)[-1].rpartition("Status Message: ")[2]
+    return " ".join(_FOLDERS.sub("", text).split())[:300]
+
+
+def _for_clients(error: Exception) -> str:
+    """The same, unless it speaks of the runtime's insides: those are for the log."""
+    text = _plain(error)
+    if "::" not in text:
+        return f": {text}"
+    _log.warning("ONNX Runtime failed: %s", text)
+    return ""

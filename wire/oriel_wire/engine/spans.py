@@ -181,6 +181,7 @@ def _converter(service: str) -> Callable[[Span], "ReadableSpan"]:
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
     from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
+    service = service.removeprefix("oriel-")
     named = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": f"oriel-{service}"}
     resource = Resource.create({**named, "oriel.unit": service})
     scope = InstrumentationScope("oriel")

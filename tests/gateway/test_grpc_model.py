@@ -1,0 +1,120 @@
+"""The model-name rule under attack: whatever bytes a client sends, the model that runs is the one authorised.
+
+The judge is a foreign protobuf parser with Triton's own descriptors (tritonclient's).
+"""
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2
+
+from oriel_gateway.grpc_model import MAX_FIELDS, MAX_PEEK, append_model, peek_model
+from oriel_wire.errors import BadMessage
+
+
+def field(number: int, data: bytes) -> bytes:
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def varint(value: int, pad: int = 0) -> bytes:
+    out = bytearray()
+    while True:
+        byte = value & 127
+        value >>= 7
+        if value or pad:
+            out.append(byte | 128)
+            if not value:
+                out += b"\x80" * (pad - 1) + b"\x00"
+                return bytes(out)
+        else:
+            out.append(byte)
+            return bytes(out)
+
+
+def runs(message: bytes) -> tuple[str, str] | None:
+    """What an upstream would run; None when it cannot parse the message."""
+    request = service_pb2.ModelInferRequest()
+    try:
+        request.ParseFromString(message)
+    except DecodeError:
+        return None
+    return request.model_name, request.model_version
+
+
+def judge(message: bytes) -> None:
+    """Either we refuse, or what would run is exactly what we read (or nothing runs)."""
+    try:
+        name, version = peek_model(message)
+    except BadMessage:
+        return
+    assert runs(append_model(message, name, version)) in (None, (name, version))
+
+
+PIECES = st.lists(
+    st.one_of(
+        st.tuples(st.integers(1, 8), st.binary(max_size=12)).map(lambda p: field(*p)),
+        st.sampled_from(
+            [
+                field(1, b"allowed"),
+                field(1, b"secret"),
+                field(2, b"1"),
+                field(2, b"2"),
+                varint(1 << 3 | 2, pad=2) + varint(6) + b"secret",  # an overlong tag for field 1
+                varint(1 << 3 | 2) + varint(6, pad=3) + b"secret",  # an overlong length
+                varint((1 << 3 | 2) + (1 << 32)) + varint(6) + b"secret",  # a tag that is field 1 modulo 2^32
+                varint(1 << 3 | 0) + varint(5),  # field 1 with another wire type
+                varint(9 << 3 | 3),  # a group that is never closed
+                varint(9 << 3 | 3) + varint(9 << 3 | 4),
+                varint(9 << 3 | 1) + b"12345678",
+                varint(9 << 3 | 5) + b"1234",
+                varint(7 << 3 | 2) + varint(40),  # raw contents that claim more bytes than there are
+                varint(7 << 3 | 2) + varint((1 << 64) + 3),  # a length that wraps
+            ]
+        ),
+        st.binary(max_size=6),
+    ),
+    max_size=6,
+).map(b"".join)
+
+
+@settings(max_examples=1500, deadline=None)
+@given(PIECES)
+@example(field(1, b"allowed") + field(1, b"secret") + varint(7 << 3 | 2) + varint(20))
+@example(field(1, b"allowed") + field(1, b"secret") + varint(9 << 3 | 3))
+def test_no_message_runs_another_model_than_the_one_read(message: bytes) -> None:
+    judge(message)
+
+
+def test_the_first_name_is_read_and_put_in_force() -> None:
+    message = field(1, b"allowed") + field(2, b"1") + field(1, b"secret") + field(2, b"2")
+    assert runs(message) == ("secret", "2")  # what an upstream would run without the rule
+    assert peek_model(message) == ("allowed", "1")
+    assert runs(append_model(message, "allowed", "1")) == ("allowed", "1")
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        varint(7 << 3 | 2) + varint(20),  # the appended name would become the end of a tensor
+        varint(9 << 3 | 3),  # ... or the inside of an unknown group
+        varint(5 << 3 | 1) + b"123",
+        b"\xff",
+    ],
+)
+def test_a_message_that_would_swallow_what_is_appended_is_refused(tail: bytes) -> None:
+    with pytest.raises(BadMessage):
+        peek_model(field(1, b"allowed") + field(1, b"secret") + tail)
+
+
+def test_a_name_that_comes_late_or_among_too_many_fields_is_refused() -> None:
+    with pytest.raises(BadMessage, match="within the first"):
+        peek_model(field(7, b"x" * (MAX_PEEK + 1)) + field(1, b"a"))
+    with pytest.raises(BadMessage, match="more than"):
+        peek_model(field(1, b"a") + field(7, b"") * MAX_FIELDS)
+
+
+def test_an_ordinary_request_keeps_everything_else() -> None:
+    request = service_pb2.ModelInferRequest(model_name="m", id="7", raw_input_contents=[b"abc"])
+    parsed = service_pb2.ModelInferRequest.FromString(append_model(request.SerializeToString(), "m", ""))
+    assert parsed == request

@@ -1,0 +1,53 @@
+"""The server in process: one unit over small real models, on free ports."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from oriel_inference.app import Unit, open_unit
+from oriel_inference.settings import Settings
+from oriel_wire.trace import ListSink
+
+from . import models
+
+
+@pytest.fixture(scope="session")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    models.put(root, "double", models.double(), models.DOUBLE)
+    models.put(root, "pair", models.two_inputs(), None)
+    models.put(root, "echo", models.echo(), None)
+    lookup = """
+        max_batch_size: 4
+        input [ { name: "index" data_type: TYPE_INT64 dims: [ 1 ] reshape { shape: [ ] } } ]
+        output [ { name: "row" data_type: TYPE_FP32 dims: [ 2 ] label_filename: "labels.txt" } ]
+    """
+    models.put(root, "lookup", models.lookup(), lookup)
+    (root / "lookup/labels.txt").write_text("left\nright\n")
+    models.put(root, "broken", None, 'backend: "onnxruntime"')
+    (root / "broken/1/model.onnx").write_bytes(b"junk")
+    return root
+
+
+@pytest.fixture
+def sink() -> ListSink:
+    return ListSink()
+
+
+@pytest.fixture
+def settings(repository: Path) -> Settings:
+    return Settings(repositories=(repository,), http_port=0, grpc_port=0, metrics_port=0, cores=2, drain_s=5.0)
+
+
+@pytest.fixture
+async def unit(settings: Settings, sink: ListSink) -> AsyncIterator[Unit]:
+    async with open_unit(settings, sink=sink) as running:
+        yield running
+
+
+@pytest.fixture
+async def http(unit: Unit) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{unit.http_port}", trust_env=False) as client:
+        yield client

@@ -1,0 +1,249 @@
+import asyncio
+import json
+import struct
+
+import httpx
+import numpy as np
+import pytest
+
+from oriel_inference.app import Unit
+from oriel_wire.trace import ListSink
+
+ONES = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
+INFER = "/v2/models/double/infer"
+
+
+async def test_json_request_gets_a_json_answer(http: httpx.AsyncClient) -> None:
+    answer = await http.post(INFER, json={**ONES, "id": "seven"})
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json() == {
+        "model_name": "double",
+        "model_version": "1",
+        "id": "seven",
+        "outputs": [{"name": "y", "datatype": "FP32", "shape": [1, 4], "data": [2.0, 4.0, 6.0, 8.0]}],
+    }
+
+
+async def test_binary_request_gets_binary_outputs_when_it_asks(http: httpx.AsyncClient) -> None:
+    rows = np.arange(8, dtype=np.float32).reshape(2, 4)
+    head = {
+        "inputs": [{"name": "x", "shape": [2, 4], "datatype": "FP32", "parameters": {"binary_data_size": 32}}],
+        "parameters": {"binary_data_output": True},
+    }
+    part = json.dumps(head).encode()
+    part += b" " * (len(part) % 4 == 0)  # an unaligned tensor behind it
+    answer = await http.post(
+        INFER, content=part + rows.tobytes(), headers={"Inference-Header-Content-Length": str(len(part))}
+    )
+    length = int(answer.headers["inference-header-content-length"])
+    assert answer.headers["content-type"] == "application/octet-stream"
+    np.testing.assert_array_equal(np.frombuffer(answer.content[length:], np.float32), (rows * 2).ravel())
+
+
+async def test_raw_request_is_one_row_of_the_only_input(http: httpx.AsyncClient) -> None:
+    raw = struct.pack("<4f", 1, 2, 3, 4)
+    answer = await http.post(INFER, content=raw, headers={"Inference-Header-Content-Length": "0"})
+    length = int(answer.headers["inference-header-content-length"])
+    assert struct.unpack("<4f", answer.content[length:]) == (2, 4, 6, 8)
+
+
+async def test_concurrent_requests_get_their_own_rows(http: httpx.AsyncClient) -> None:
+    async def one(number: int) -> None:
+        body = {"inputs": [{"name": "x", "shape": [2, 4], "datatype": "FP32", "data": [float(number)] * 8}]}
+        answer = await http.post(INFER, json=body)
+        assert answer.json()["outputs"][0]["data"] == [2.0 * number] * 8
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(60):
+            group.create_task(one(number))
+
+
+async def test_text_tensors_and_variable_shapes(http: httpx.AsyncClient) -> None:
+    body = {"inputs": [{"name": "text", "shape": [2, 1], "datatype": "BYTES", "data": ["grün", ""]}]}
+    answer = await http.post("/v2/models/echo/infer", json=body)
+    assert answer.json()["outputs"][0]["data"] == ["grün", ""]
+    for width in (1, 3):
+        inputs = [{"name": n, "shape": [1, width], "datatype": "FP32", "data": [5] * width} for n in "ab"]
+        answer = await http.post("/v2/models/pair/infer", json={"inputs": inputs, "outputs": [{"name": "difference"}]})
+        assert [(o["name"], o["data"]) for o in answer.json()["outputs"]] == [("difference", [0.0] * width)]
+
+
+async def test_classes_are_values_indexes_and_labels(http: httpx.AsyncClient) -> None:
+    body = {
+        "inputs": [{"name": "index", "shape": [2, 1], "datatype": "INT64", "data": [0, 2]}],
+        "outputs": [{"name": "row", "parameters": {"classification": 2}}],
+    }
+    answer = await http.post("/v2/models/lookup/infer", json=body)
+    (output,) = answer.json()["outputs"]
+    assert (output["datatype"], output["shape"]) == ("BYTES", [2, 2])
+    assert output["data"] == ["1.000000:1:right", "0.000000:0:left", "5.000000:1:right", "4.000000:0:left"]
+
+
+async def test_one_callers_bad_values_fail_only_its_own_request(http: httpx.AsyncClient) -> None:
+    def body(index: int) -> dict[str, object]:
+        return {"inputs": [{"name": "index", "shape": [1, 1], "datatype": "INT64", "data": [index]}]}
+
+    answers = await asyncio.gather(*(http.post("/v2/models/lookup/infer", json=body(i)) for i in (0, 9, 1, 2)))
+    assert [answer.status_code for answer in answers] == [200, 400, 200, 200]
+    assert "out of data bounds" in answers[1].json()["error"]
+
+
+# --- what every answer carries ------------------------------------------------------------------------------------
+
+
+async def test_answer_carries_identity_stages_and_cost(http: httpx.AsyncClient, sink: ListSink) -> None:
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    answer = await http.post(INFER, json=ONES, headers={"traceparent": parent, "x-request-id": "find-me"})
+    assert answer.headers["x-request-id"] == "find-me"
+    assert answer.headers["traceresponse"].startswith("00-0af7651916cd43dd8448eb211c80319c-")
+    assert [stage.split(";")[0] for stage in answer.headers["server-timing"].split(", ")] == ["queue", "compute"]
+    assert int(answer.headers["x-oriel-cost-us"]) >= 0
+    request, queue, compute = sink.spans
+    assert [span.name for span in sink.spans] == ["inference.request", "inference.queue", "inference.compute"]
+    assert request.parent_id == 0xB7AD6B7169203331 and request.attributes["oriel.request_id"] == "find-me"
+    assert {queue.parent_id, compute.parent_id} == {request.context.span_id}
+    assert request.start_s <= queue.start_s <= queue.end_s == compute.start_s <= compute.end_s <= request.end_s
+
+
+async def test_unsampled_request_leaves_no_span(http: httpx.AsyncClient, sink: ListSink) -> None:
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
+    await http.post(INFER, json=ONES, headers={"traceparent": parent})
+    await http.post(INFER, json=ONES)
+    assert sink.spans == []
+
+
+async def test_refusal_carries_identity_and_its_reason(http: httpx.AsyncClient) -> None:
+    answer = await http.post(INFER, json={"inputs": []}, headers={"x-request-id": "find-me"})
+    assert answer.status_code == 400
+    assert answer.headers["x-request-id"] == "find-me" and "traceresponse" in answer.headers
+    assert answer.json()["reason"] == "invalid_request"
+
+
+# --- deadlines ----------------------------------------------------------------------------------------------------
+
+
+async def test_expired_deadline_of_a_trusted_peer_is_504(http: httpx.AsyncClient) -> None:
+    answer = await http.post(INFER, json=ONES, headers={"x-oriel-timeout-ms": "0"})
+    assert answer.status_code == 504
+    assert answer.json()["reason"] == "deadline_exceeded"
+
+
+async def test_timeout_parameter_shortens_the_deadline(unit: Unit, http: httpx.AsyncClient) -> None:
+    cores = unit.catalog.get("double").batcher._cores
+    held, cores.free = cores.free, 0  # nothing can run
+    try:
+        answer = await http.post(INFER, json={**ONES, "parameters": {"timeout": 20_000}})
+    finally:
+        cores.free = held
+    assert answer.status_code == 504
+
+
+# --- refusals -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"inputs": []}, "also needs input 'x'"),
+        ({"inputs": [{**ONES["inputs"][0], "name": "z"}]}, "unexpected input 'z'"),
+        ({"inputs": [{**ONES["inputs"][0], "datatype": "INT32"}]}, "has datatype FP32, not INT32"),
+        ({"inputs": [{**ONES["inputs"][0], "shape": [4]}]}, "expected [-1, 4], got [4]"),
+        ({"inputs": [{**ONES["inputs"][0], "shape": [4, 1]}]}, "expected [-1, 4], got [4, 1]"),
+        ({"inputs": [{**ONES["inputs"][0], "shape": [2, 4]}]}, "holds 4"),
+        ({"inputs": [{**ONES["inputs"][0], "shape": [0, 4], "data": []}]}, "batch size 0"),
+        ({"inputs": [{**ONES["inputs"][0], "shape": [9, 4], "data": [0] * 36}]}, "it takes 1 to 8"),
+        ({"outputs": [{"name": "q"}]}, "unexpected output 'q'"),
+        ({"parameters": {"timeout": -1}}, "'timeout' must be"),
+        ({"parameters": {"triton_secret": 1}}, "reserved"),
+    ],
+)
+async def test_request_that_does_not_fit_the_model_is_told_why(
+    http: httpx.AsyncClient, change: dict[str, object], words: str
+) -> None:
+    answer = await http.post(INFER, json={**ONES, **change})
+    assert answer.status_code == 400, answer.text
+    assert words in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404),
+        ("GET", "/v2/nothing", 404),
+        ("GET", "/v2/models", 404),
+        ("POST", "/v2/models/absent/infer", 404),
+        ("POST", "/v2/models/double/versions/7/infer", 404),
+        ("POST", "/v2/models/double/versions/x/infer", 404),
+        ("POST", "/v2/models/double/versions/1/infer", 200),
+        ("POST", "/v2/models/d%6Fuble/infer", 200),
+        ("POST", "/v2/models/..%2f..%2fetc/infer", 404),
+        ("POST", "/v2/models/%252e%252e/infer", 404),
+        ("POST", "/v2/models/double/generate", 404),
+        ("POST", "/v2/repository/index", 404),
+        ("GET", INFER, 405),
+        ("DELETE", "/v2/models/double", 405),
+        ("POST", "/v2/health/live", 405),
+        ("POST", "/v2/models/broken/infer", 503),
+        ("GET", "/v2/models/broken/ready", 400),
+        ("GET", "/v2/models/absent/ready", 404),
+    ],
+)
+async def test_paths_and_methods(http: httpx.AsyncClient, method: str, path: str, status: int) -> None:
+    answer = await http.request(method, path, json=ONES if method == "POST" else None)
+    assert answer.status_code == status, answer.text
+    assert ("retry-after" in answer.headers) == (status == 503)
+
+
+async def test_encoded_body_is_refused_before_it_is_read(http: httpx.AsyncClient) -> None:
+    answer = await http.post(INFER, content=b"xx", headers={"content-encoding": "gzip"})
+    assert answer.status_code == 501
+
+
+# --- what the server says of itself -------------------------------------------------------------------------------
+
+
+async def test_health_and_metadata(http: httpx.AsyncClient) -> None:
+    assert (await http.get("/v2/health/live")).json() == {"live": True}
+    assert (await http.get("/v2/health/ready")).json() == {"ready": True}
+    assert (await http.get("/v2")).json()["name"] == "oriel"
+    assert (await http.get("/v2/models/double/ready")).json() == {"name": "double", "ready": True}
+    assert (await http.get("/v2/models/double")).json() == {
+        "name": "double",
+        "versions": ["1"],
+        "platform": "onnxruntime_onnx",
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}],
+        "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 4]}],
+    }
+
+
+async def test_configuration_and_statistics(http: httpx.AsyncClient) -> None:
+    config = (await http.get("/v2/models/double/config")).json()
+    assert (config["max_batch_size"], config["input"][0]["dims"]) == (8, [4])
+    for _ in range(3):
+        await http.post(INFER, json=ONES)
+    await http.post(INFER, json=ONES, headers={"x-oriel-timeout-ms": "0"})
+    (stats,) = (await http.get("/v2/models/double/stats")).json()["model_stats"]
+    assert (stats["inference_count"], stats["execution_count"]) == (3, 3)
+    assert stats["inference_stats"]["success"]["count"] == 3 and stats["inference_stats"]["fail"]["count"] == 1
+    assert [(b["batch_size"], b["compute_infer"]["count"]) for b in stats["batch_stats"]] == [(1, 3)]
+    everything = (await http.get("/v2/models/stats")).json()["model_stats"]
+    assert [each["name"] for each in everything] == ["double", "echo", "lookup", "pair"]
+
+
+async def test_metrics_port(unit: Unit, http: httpx.AsyncClient) -> None:
+    await http.post(INFER, json=ONES)
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{unit.metrics_port}", trust_env=False) as control:
+        assert (await control.get("/health/ready")).status_code == 200
+        metrics = (await control.get("/metrics")).text
+        assert 'nv_inference_request_success{model="double",version="1"} 1.0' in metrics
+        assert 'nv_inference_request_failure{model="double",reason="REJECTED",version="1"} 0.0' in metrics
+        lines = {line["name"]: line for line in (await control.get("/models")).json()}
+    assert lines["double"]["provider"] == "CPUExecutionProvider"
+    assert lines["double"]["batching"] == {
+        "enabled": True,
+        "max_batch_size": 8,
+        "preferred_batch_size": [],
+        "max_queue_delay_microseconds": 0,
+    }
+    assert lines["broken"]["state"] == "UNAVAILABLE" and "model.onnx" in lines["broken"]["reason"]
