@@ -65,11 +65,11 @@ def _unit_lines(units: Sequence[Unit]) -> list[str]:
 def _model_lines(models: Models) -> list[str]:
     rows = [
         (
-            str(model.get("name", "?")),
-            str(model.get("version", "?")),
+            model.get("name") or "?",
+            model.get("version") or "-",
             str(model.get("state", "?")).lower(),
-            str(model.get("provider", "?")),
-            _batching(model.get("batching")),
+            model.get("provider") or "-",
+            _batching(model.get("batching")) if model.get("state") == "READY" else model.get("reason") or "-",
         )
         for model in models
     ]

@@ -41,6 +41,7 @@ class Timings:
     longest_delay_s: float = 5.0
     calm_after_s: float = 30.0
     grace_s: float = 10.0
+    least_grace_s: float = 1.0
 
 
 class Supervisor:
@@ -117,7 +118,8 @@ class Supervisor:
     async def _stop(self) -> None:
         deadline = time.monotonic() + self._timings.grace_s
         for unit in self.units:
-            await unit.stop(deadline)
+            # A unit that used the whole grace must not cost those behind it their own orderly end.
+            await unit.stop(max(deadline, time.monotonic() + self._timings.least_grace_s))
 
 
 class Unit:

@@ -6,8 +6,9 @@ import ipaddress
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.applications import Starlette
 
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     async def main(stop: asyncio.Event) -> None:
         await session.serve(stop, Timings(grace_s=args.grace_s))
 
-    return run_unit(main, unit="up", grace_s=args.grace_s + 2.0)
+    return run_unit(main, unit="up", grace_s=args.grace_s + 5.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,9 @@ class _Session:
         admin_port = gateway["admin"].port
 
         async def ready() -> None:
+            models = [model for unit in supervisor.units for model in await unit.models()]
+            if self.assets is not None:
+                _refuse_unready(models)
             state.remember(
                 state.Instance(
                     pid=os.getpid(),
@@ -73,7 +77,6 @@ class _Session:
                     demo=self.assets is not None,
                 )
             )
-            models = [model for unit in supervisor.units for model in await unit.models()]
             took_s = time.monotonic() - self.began_s
             form = report.as_json if self.as_json else report.as_text
             print(form(supervisor.units, models, self.assets, traces=traces, took_s=took_s), flush=True)
@@ -87,6 +90,15 @@ class _Session:
             finally:
                 state.forget(admin_port)
                 units_gone.set()
+
+
+def _refuse_unready(models: Sequence[Mapping[str, Any]]) -> None:
+    """The demo without one of its models shows nothing; elsewhere the others go on serving."""
+    unready = [model for model in models if model.get("state") != "READY"]
+    if unready:
+        names = ", ".join(str(model.get("name")) for model in unready)
+        reason = next((str(model["reason"]) for model in unready if model.get("reason")), "it does not say why")
+        raise StartFailed(f"models that are not ready: {names}: {reason}")
 
 
 def _say(line: str) -> None:

@@ -173,15 +173,17 @@ class Call:
             self.refuse(refused)
             return
         if ticket is None:
-            self.admitted()
+            self.permit_s = self.queued_s
+            self.state = SENDING
+            self._send(self.queued_s)
         else:
             self._ticket = ticket
 
     def admitted(self) -> None:
         """There is a permit: find an endpoint and send."""
-        self.permit_s = monotonic()
+        self.permit_s = now = monotonic()
         self.state = SENDING
-        self._send()
+        self._send(now)
 
     def displaced(self) -> None:
         """Someone more urgent took this call's place in the full queue."""
@@ -198,7 +200,7 @@ class Call:
 
     # The upstream's side ---------------------------------------------------------------------------------------
 
-    def _send(self) -> None:
+    def _send(self, now: float) -> None:
         endpoint = self._gate.pick(self._tried)
         if endpoint is None:
             self.refuse(
@@ -206,20 +208,24 @@ class Call:
             )
             return
         self._endpoint = endpoint
-        connection = endpoint.begin(self, head_only=self.target.head_only)
+        connection = endpoint.begin(self, now, head_only=self.target.head_only)
         if connection is not None:
-            self.connected(connection)
+            self._write(connection, now)
 
     def connected(self, connection: UpstreamConnection) -> None:
+        """A connection was made for this call."""
+        self._write(connection, monotonic())
+
+    def _write(self, connection: UpstreamConnection, now: float) -> None:
         """Write the head and what there is of the body."""
         self._connection = connection
         head = self.head
         mark = self.mark
-        self.sent_s = now = monotonic()
+        self.sent_s = now
         remaining_ms = max(1, int((self.deadline - now) * 1000.0))
         tail = (
             f"x-oriel-timeout-ms: {remaining_ms}\r\nx-request-id: {mark.request_id}\r\n"
-            f"traceparent: 00-{mark.trace_id:032x}-{mark.forward_id:016x}-0{mark.sampled:d}\r\n"
+            f"traceparent: {mark.traceparent()}\r\n"
         )
         if mark.state:
             tail += f"tracestate: {mark.state}\r\n"
@@ -331,7 +337,7 @@ class Call:
             assert self._endpoint is not None
             self._tried = (*self._tried, self._endpoint)
             self._endpoint = None
-            self._send()
+            self._send(monotonic())
             return
         self._endpoint = None
         self.refuse(Refused(Outcome.UPSTREAM_BROKEN, str(error), retry_after_s=1))
@@ -359,7 +365,6 @@ class Call:
         self.state = DONE
         self.outcome = outcome
         self.client.call = None
-        self._pending = []
         gateway, gate, tenant = self._gateway, self._gate, self.tenant
         gateway.unwatch(self, self._slot)
         now = monotonic()

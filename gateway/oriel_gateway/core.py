@@ -7,15 +7,16 @@ from time import monotonic
 from typing import Protocol
 
 from oriel_gateway.errors import Outcome, Refused
-from oriel_gateway.identity import identify
+from oriel_gateway.identity import identify, still_valid
 from oriel_gateway.limiter import Limiter
 from oriel_gateway.pools import PoolGate
 from oriel_gateway.stats import Stats
 from oriel_gateway.targets import Target, resolve
 from oriel_gateway.tracing import Mark
 from oriel_policies.deadlines import DeadlineWheel
-from oriel_policies.documents import Snapshot, Tenant
+from oriel_policies.documents import ApiKey, Snapshot, Tenant
 from oriel_wire.context import parse_timeout_ms, valid_request_id
+from oriel_wire.h1 import Field, LineMemo
 from oriel_wire.trace import SpanSink, parse_traceparent, random_bits
 
 __all__ = ["Expirable", "Gateway"]
@@ -54,7 +55,18 @@ class Gateway:
 
     def identify(self, credentials: Sequence[tuple[str, str]]) -> Tenant:
         """See `identity.identify`."""
-        return identify(credentials, self.snapshot)
+        return identify(credentials, self.snapshot).tenant
+
+    def identify_fields(self, fields: Sequence[Field] | None, memo: LineMemo) -> Tenant:
+        """The same for parsed header lines; one that was seen before is recognised by its hash."""
+        if fields is not None and len(fields) == 1 and (owner := fields[0].owner) is not None:
+            key: ApiKey = owner
+            return still_valid(key).tenant if key.expires_at is not None else key.tenant
+        # A recognised line keeps neither name nor value: two credentials are refused before anyone looks at them.
+        key = identify([(field.name, field.value) for field in fields or ()], self.snapshot)
+        assert fields is not None
+        memo.keep_credential(fields[0].line, key)
+        return key.tenant
 
     def target(self, tenant: Tenant, line: bytes, method: str, path: str, query: str) -> Target:
         """What this tenant's request line asks for; remembered by its bytes. Raises Refused."""
@@ -87,16 +99,15 @@ class Gateway:
 
         A client's sampled bit is honoured; a trace that starts here is sampled by `sample_ratio`.
         """
+        span_id = random_bits(64) or 1
+        span_hex = f"{span_id:016x}"
         if request_id is None or not valid_request_id(request_id):
-            request_id = f"{random_bits(64):016x}"
-        span_id, forward_id = random_bits(64) or 1, random_bits(64) or 1
+            request_id = span_hex
         parent = parse_traceparent(traceparent, tracestate or "") if traceparent else None
         if parent is not None:
-            return Mark(
-                request_id, parent.trace_id, parent.span_id, span_id, forward_id, parent.sampled, parent.state
-            )
+            return Mark(request_id, parent.trace_id, parent.span_id, span_id, span_hex, parent.sampled, parent.state)
         sampled = self.sink.enabled and (self.sample_ratio >= 1.0 or random.random() < self.sample_ratio)
-        return Mark(request_id, random_bits(128) or 1, 0, span_id, forward_id, sampled, "")
+        return Mark(request_id, random_bits(128) or 1, 0, span_id, span_hex, sampled, "")
 
     # deadlines -------------------------------------------------------------------------------------------------
 

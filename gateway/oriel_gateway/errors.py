@@ -3,12 +3,12 @@
 Refused    carries an `Outcome` (the metric label and `error.reason`) and a sentence; ingress files map it to a status
 """
 
-from enum import Enum
+from enum import StrEnum
 
 __all__ = ["Outcome", "Refused"]
 
 
-class Outcome(Enum):
+class Outcome(StrEnum):
     """How a call ended, as metrics and `error.reason` name it. docs/errors.md is the catalogue."""
 
     ANSWERED = "answered"

@@ -203,7 +203,7 @@ class GrpcCall:
             ("x-oriel-tier", tenant.tier.name),
             ("x-oriel-priority", str(tenant.tier.band)),
             ("x-oriel-tenant", tenant.name),
-            ("traceparent", f"00-{mark.trace_id:032x}-{mark.forward_id:016x}-0{mark.sampled:d}"),
+            ("traceparent", mark.traceparent()),
         ]
         if mark.state:
             onward.append(("tracestate", mark.state))

@@ -5,15 +5,15 @@ from hashlib import sha256
 from time import time
 
 from oriel_gateway.errors import Outcome, Refused
-from oriel_policies.documents import Snapshot, Tenant
+from oriel_policies.documents import ApiKey, Snapshot
 
-__all__ = ["identify"]
+__all__ = ["identify", "still_valid"]
 
 _MAX_CREDENTIAL = 4096
 
 
-def identify(credentials: Sequence[tuple[str, str]], snapshot: Snapshot) -> Tenant:
-    """The tenant of the one credential in `credentials`, (lower-case header name, value) pairs.
+def identify(credentials: Sequence[tuple[str, str]], snapshot: Snapshot) -> ApiKey:
+    """The stored key of the one credential in `credentials`, (lower-case header name, value) pairs.
 
     `authorization: Bearer KEY` or `x-api-key: KEY`. Raises Refused: none, an unknown or an expired one is
     UNAUTHENTICATED (the same words for all, so that nobody learns which keys exist); two are AMBIGUOUS_CREDENTIALS.
@@ -31,9 +31,16 @@ def identify(credentials: Sequence[tuple[str, str]], snapshot: Snapshot) -> Tena
     if not value or len(value) > _MAX_CREDENTIAL:
         raise _unauthenticated("the API key is not valid")
     key = snapshot.keys.get(sha256(value.encode("utf-8", "surrogateescape")).digest())
-    if key is None or (key.expires_at is not None and key.expires_at <= time()):
+    if key is None:
         raise _unauthenticated("the API key is not valid")
-    return key.tenant
+    return still_valid(key)
+
+
+def still_valid(key: ApiKey) -> ApiKey:
+    """The key itself. Raises Refused when it has expired."""
+    if key.expires_at is not None and key.expires_at <= time():
+        raise _unauthenticated("the API key is not valid")
+    return key
 
 
 def _unauthenticated(message: str) -> Refused:

@@ -42,11 +42,12 @@ class ClientConnection(ServerConnection):
             if line.path.startswith("/v2/health/"):
                 self._health(line.path)
                 return
-            tenant = gateway.identify([(f.name, f.value) for f in credentials] if credentials else ())
+            tenant = gateway.identify_fields(credentials, self.memo)
             if head.fresh:
                 self.memo.keep(head.fresh)
-            self.memo.keep_line(line)
-            mark = self._mark(head)
+            if self.memo.lines.get(line.line) is not line:
+                self.memo.keep_line(line)
+            mark = gateway.mark(head.request_id, head.traceparent, head.tracestate)
             gateway.limiter.take(tenant, received_s)
             target = gateway.target(tenant, line.line, line.method, line.path, line.query)
             deadline = gateway.deadline(tenant, received_s, head.timeout)
@@ -55,7 +56,8 @@ class ClientConnection(ServerConnection):
                 raise Refused(Outcome.TOO_LARGE, f"the body is larger than {bound} bytes")
         except Refused as refused:
             gateway.stats.turned_away(refused.outcome)
-            self.write_refusal(refused, mark or self._mark(head), v2=head.line.path.startswith("/v2"))
+            mark = mark or gateway.mark(head.request_id, head.traceparent, head.tracestate)
+            self.write_refusal(refused, mark, v2=head.line.path.startswith("/v2"))
             self.answered(close=False)
             return
         self.call = Call(gateway, self, head, tenant, target, mark, received_s, deadline)
@@ -105,9 +107,6 @@ class ClientConnection(ServerConnection):
             )
         )
         return STATUS[refused.outcome]
-
-    def _mark(self, head: RequestHead) -> Mark:
-        return self.gateway.mark(head.request_id, head.traceparent, head.tracestate)
 
     def _health(self, path: str) -> None:
         """Liveness and readiness without a key: load balancers have none."""

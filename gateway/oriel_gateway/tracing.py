@@ -11,24 +11,48 @@ __all__ = ["Mark", "Recorded", "record_call"]
 
 
 class Mark:
-    """Who a call is in logs and traces. parent_id: the client's span, 0 when it sent none."""
+    """Who a call is in logs and traces. parent_id: the client's span, 0 when it sent none.
 
-    __slots__ = ("forward_id", "parent_id", "request_id", "sampled", "span_id", "state", "trace_id")
+    forward_id, the span of the hop to the upstream, is the neighbour of the random span_id: as unique, and free.
+    """
+
+    __slots__ = (
+        "_flags",
+        "_span_hex",
+        "_trace_hex",
+        "parent_id",
+        "request_id",
+        "sampled",
+        "span_id",
+        "state",
+        "trace_id",
+    )
 
     def __init__(
-        self, request_id: str, trace_id: int, parent_id: int, span_id: int, forward_id: int, sampled: bool, state: str
+        self, request_id: str, trace_id: int, parent_id: int, span_id: int, span_hex: str, sampled: bool, state: str
     ) -> None:
         self.request_id = request_id
         self.trace_id = trace_id
         self.parent_id = parent_id
         self.span_id = span_id
-        self.forward_id = forward_id
         self.sampled = sampled
         self.state = state
+        self._trace_hex = f"{trace_id:032x}"
+        self._span_hex = span_hex
+        self._flags = "01" if sampled else "00"
+
+    @property
+    def forward_id(self) -> int:
+        """The id of the span that covers the hop to the upstream."""
+        return self.span_id ^ 1 or 2
+
+    def traceparent(self) -> str:
+        """For the upstream."""
+        return f"00-{self._trace_hex}-{self.span_id ^ 1 or 2:016x}-{self._flags}"
 
     def traceresponse(self) -> str:
         """The gateway's own span, as the client may link to it."""
-        return f"00-{self.trace_id:032x}-{self.span_id:016x}-0{self.sampled:d}"
+        return f"00-{self._trace_hex}-{self._span_hex}-{self._flags}"
 
 
 class Recorded(Protocol):

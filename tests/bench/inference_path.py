@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -114,7 +115,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--connections", type=int, nargs="+", default=[1, 8, 32])
     args = parser.parse_args()
-    port = 18500
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     command = [str(Path(sys.executable).with_name("oriel")), "inference", "--model-repository", str(args.repository)]
     command += ["--http-port", str(port), "--grpc-port", "0", "--metrics-port", "0"]
     server = subprocess.Popen(command, stderr=subprocess.DEVNULL)

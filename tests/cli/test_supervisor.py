@@ -148,7 +148,7 @@ async def test_stopping_while_units_still_start_leaves_nothing() -> None:
 
 
 async def test_a_unit_deaf_to_sigterm_is_killed_when_the_grace_is_over() -> None:
-    stage = Stage(spec("one", "deaf"), timings=Timings(probe_every_s=0.01, grace_s=0.05))
+    stage = Stage(spec("one", "deaf"), timings=Timings(probe_every_s=0.01, grace_s=0.05, least_grace_s=0.05))
     async with asyncio.TaskGroup() as group:
         group.create_task(stage.run())
         await stage.ready.wait()

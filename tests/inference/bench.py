@@ -48,6 +48,7 @@ class Bench:
         )
         self.replies: dict[int, list[Answer | InferenceError]] = {}
         self.calls: list[Call] = []
+        self.order: list[int] = []  # numbers in the order of their replies
 
     def call(
         self,
@@ -59,6 +60,7 @@ class Bench:
         tenant: str = "",
         size_bytes: int = 0,
         give_up_s: float | None = None,
+        level: int = 0,
     ) -> int:
         """Submit a call whose rows are full of its own number; returns the number."""
         number = len(self.calls)
@@ -71,7 +73,8 @@ class Bench:
             arrived_s=now,
             deadline=now + timeout_s,
             give_up_s=None if give_up_s is None else now + give_up_s,
-            reply=self.replies[number].append,
+            reply=lambda result: self._replied(number, result),
+            level=level,
             band=band,
             tenant=tenant,
             size_bytes=size_bytes,
@@ -79,6 +82,10 @@ class Bench:
         self.calls.append(call)
         self.batcher.submit(call)
         return number
+
+    def _replied(self, number: int, result: Answer | InferenceError) -> None:
+        self.replies[number].append(result)
+        self.order.append(number)
 
     def leave(self, number: int) -> None:
         self.batcher.leave(self.calls[number])

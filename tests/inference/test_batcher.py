@@ -63,15 +63,26 @@ def test_calls_of_other_shapes_never_share_a_batch() -> None:
 
 def test_the_more_urgent_band_goes_first_then_the_earlier_deadline() -> None:
     bench = Bench(spec(alone=True))
-    bench.call()
+    first = bench.call()
     bench.clock.run()
-    late, early, urgent = bench.call(timeout_s=9), bench.call(timeout_s=5), None
-    urgent = bench.call(timeout_s=30, band=0)
     silver = bench.call(timeout_s=1, band=1)
+    late = bench.call(timeout_s=9)
+    early = bench.call(timeout_s=5)
     bench.settle()
-    started = sorted((early, late, urgent, silver), key=lambda n: bench.answer(n).times.started_s)
-    order = [n for n in (early, late, urgent, silver) if bench.answer(n)]
-    assert started == order
+    assert bench.order == [first, early, late, silver]
+
+
+def test_levels_order_a_tenants_own_calls_and_nobody_elses() -> None:
+    bench = Bench(spec(alone=True))
+    first = bench.call(tenant="a")
+    bench.clock.run()
+    later = bench.call(tenant="a", level=2, timeout_s=5)
+    other = bench.call(tenant="b", level=9, timeout_s=50)
+    sooner = bench.call(tenant="a", level=1, timeout_s=9)
+    bench.settle()
+    assert bench.order[0] == first
+    assert bench.order.index(sooner) < bench.order.index(later)
+    assert bench.order.index(other) < bench.order.index(later)
 
 
 def test_instances_run_at_the_same_time() -> None:

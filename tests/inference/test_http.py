@@ -135,7 +135,7 @@ async def test_timeout_parameter_shortens_the_deadline(unit: Unit, http: httpx.A
     try:
         answer = await http.post(INFER, json={**ONES, "parameters": {"timeout": 20_000}})
     finally:
-        cores.free = held
+        cores.release(held)
     assert answer.status_code == 504
 
 
@@ -247,3 +247,58 @@ async def test_metrics_port(unit: Unit, http: httpx.AsyncClient) -> None:
         "max_queue_delay_microseconds": 0,
     }
     assert lines["broken"]["state"] == "UNAVAILABLE" and "model.onnx" in lines["broken"]["reason"]
+
+
+# --- hostile bodies -----------------------------------------------------------------------------------------------
+
+
+async def test_surprise_inside_a_request_tells_no_insides(
+    unit: Unit, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def surprise(*_: object, **__: object) -> None:
+        raise KeyError("/etc/secret")
+
+    monkeypatch.setattr(unit.surface.dataplane, "infer", surprise)
+    answer = await http.post(INFER, json=ONES)
+    assert (answer.status_code, answer.json()["error"]) == (500, "the server failed on this request")
+
+
+async def test_mutated_requests_are_answered_or_refused_never_more(http: httpx.AsyncClient) -> None:
+    random = np.random.default_rng(5)
+    sound = bytearray(json.dumps(ONES).encode())
+    seen = set()
+    for _ in range(400):
+        body = bytearray(sound)
+        for _ in range(int(random.integers(1, 4))):
+            at = int(random.integers(len(body)))
+            match random.integers(3):
+                case 0:
+                    body[at] = int(random.integers(256))
+                case 1:
+                    del body[at : at + int(random.integers(1, 8))]
+                case _:
+                    body[at:at] = sound[at : at + int(random.integers(1, 16))]
+        headers = {"inference-header-content-length": str(random.integers(200))} if random.integers(3) == 0 else {}
+        answer = await http.post(INFER, content=bytes(body), headers=headers)
+        assert answer.status_code in (200, 400), (bytes(body), answer.text)
+        if answer.status_code == 400:
+            assert len(answer.json()["error"]) <= 500
+        seen.add(answer.status_code)
+    assert seen == {200, 400}
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        {"shape": [2**62, 4], "data": [1]},
+        {"shape": [-1, 4], "data": [1]},
+        {"shape": [1] * 100, "data": [1]},
+        {"shape": [1, 4], "parameters": {"binary_data_size": 2**63}},
+        {"shape": [2**32, 2**32], "parameters": {"binary_data_size": 0}},
+        {"shape": [1, 4], "parameters": {"shared_memory_region": "r"}},
+        {"shape": [1, 4], "data": [1e39, 1, 1, 1]},
+    ],
+)
+async def test_tensor_attacks_are_refused(http: httpx.AsyncClient, tensor: dict[str, object]) -> None:
+    answer = await http.post(INFER, content=json.dumps({"inputs": [{"name": "x", "datatype": "FP32", **tensor}]}))
+    assert answer.status_code == 400, answer.text

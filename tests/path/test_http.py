@@ -75,10 +75,10 @@ def test_two_credentials_at_once_are_refused(client: httpx.Client) -> None:
 
 def test_a_model_of_others_looks_like_one_that_is_not_there(client: httpx.Client) -> None:
     def told(model: str) -> tuple[int, str]:
-        answer = client.get(f"/v2/models/{model}", headers={**key("bronze"), "x-request-id": "same"})
+        answer = client.get(f"/v2/models/{model}", headers={**key("silver"), "x-request-id": "same"})
         return answer.status_code, answer.text.replace(model, "X")
 
-    assert told("mlp") == told("none") and told("mlp")[0] == 404
+    assert told("mlp_single") == told("absent") and told("mlp_single")[0] == 404
 
 
 def test_an_unknown_path_is_404(client: httpx.Client) -> None:

@@ -76,7 +76,7 @@ def test_without_a_good_key_nothing_runs(triton: Any, headers: dict[str, str]) -
 def test_a_model_of_others_is_not_found(triton: Any) -> None:
     module, client = triton
     with pytest.raises(InferenceServerException) as refused:
-        client.infer("mlp", inputs(module, IMAGE), headers=key("bronze"))
+        client.infer("mlp_single", inputs(module, IMAGE), headers=key("silver"))
     assert "404" in str(refused.value) or "NOT_FOUND" in str(refused.value)
 
 
@@ -85,10 +85,3 @@ def test_a_tensor_that_does_not_fit_is_the_clients_fault(triton: Any) -> None:
     with pytest.raises(InferenceServerException) as refused:
         client.infer("digits", inputs(module, IMAGE[:, :9].copy()), headers=key("gold"))
     assert "400" in str(refused.value) or "INVALID_ARGUMENT" in str(refused.value)
-
-
-def test_a_deadline_that_cannot_hold_is_given_up_on_time(stack: Stack) -> None:
-    with triton_grpc.InferenceServerClient(stack.address("gateway", "grpc")) as client:
-        with pytest.raises(InferenceServerException) as refused:
-            client.infer("digits", inputs(triton_grpc, IMAGE), headers=key("gold"), client_timeout=1e-6)
-    assert "Deadline" in str(refused.value)

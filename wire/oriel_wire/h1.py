@@ -19,8 +19,10 @@ is forwarded untouched.
 import re
 from collections.abc import Iterable
 from enum import IntEnum
+from hashlib import sha256
+from typing import Any
 
-from oriel_wire.errors import BadMessage
+from oriel_wire.errors import BadMessage, TooLarge
 
 __all__ = ["Field", "Kind", "LineMemo", "RequestHead", "ResponseHead", "parse_request_head", "parse_response_head"]
 
@@ -82,6 +84,21 @@ _RESPONSE_KINDS = {
     "server-timing": Kind.SERVER_TIMING,
     "x-oriel-cost-us": Kind.COST,
 }
+# The parser compares plain ints: an enum member costs a descriptor call per look-up.
+_CONTENT_LENGTH = int(Kind.CONTENT_LENGTH)
+_CREDENTIAL = int(Kind.CREDENTIAL)
+_TRACEPARENT = int(Kind.TRACEPARENT)
+_TRACESTATE = int(Kind.TRACESTATE)
+_REQUEST_ID = int(Kind.REQUEST_ID)
+_TIMEOUT = int(Kind.TIMEOUT)
+_CONNECTION = int(Kind.CONNECTION)
+_TRANSFER_ENCODING = int(Kind.TRANSFER_ENCODING)
+_EXPECT = int(Kind.EXPECT)
+_CONTENT_ENCODING = int(Kind.CONTENT_ENCODING)
+_HOST = int(Kind.HOST)
+_HOP = int(Kind.HOP)
+_SERVER_TIMING = int(Kind.SERVER_TIMING)
+_COST = int(Kind.COST)
 _PER_REQUEST = frozenset(
     {
         Kind.CREDENTIAL,
@@ -100,9 +117,12 @@ _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [\x20-\x7e\x80-\x
 
 
 class Field:
-    """One header line. `name` lower case, `value` stripped; `number` only for a Content-Length."""
+    """One header line. `name` lower case, `value` stripped; `number` only for a Content-Length.
 
-    __slots__ = ("kind", "line", "name", "number", "value")
+    owner: for a credential that was recognised by its hash, what its keeper put there; line and value are empty then.
+    """
+
+    __slots__ = ("kind", "line", "name", "number", "owner", "value")
 
     def __init__(self, line: bytes, name: str, value: str, kind: Kind, number: int) -> None:
         self.line = line
@@ -110,6 +130,7 @@ class Field:
         self.value = value
         self.kind = int(kind)
         self.number = number
+        self.owner: Any = None
 
     def __repr__(self) -> str:
         return f"<Field {self.name}>"  # never the value: it may be a secret
@@ -144,7 +165,7 @@ class LineMemo:
 
     SIZE = 2048
 
-    __slots__ = ("kinds", "lines", "old", "old_lines", "young")
+    __slots__ = ("credentials", "kinds", "lines", "old", "old_lines", "young")
 
     def __init__(self, *, response: bool = False) -> None:
         self.kinds = _RESPONSE_KINDS if response else _REQUEST_KINDS
@@ -152,6 +173,7 @@ class LineMemo:
         self.old: dict[bytes, Field] = {}
         self.lines: dict[bytes, _Line] = {}
         self.old_lines: dict[bytes, _Line] = {}
+        self.credentials: dict[bytes, Field] = {}
 
     def find(self, line: bytes) -> Field | None:
         """Look in the old generation; what is found there moves to the young one."""
@@ -165,6 +187,24 @@ class LineMemo:
         for field in fields:
             if len(field.line) <= _MAX_LINE and field.kind not in _PER_REQUEST:
                 self._put(field)
+
+    def find_credential(self, line: bytes) -> Field | None:
+        """A credential line that was authenticated before, recognised by its SHA-256; None for every other line."""
+        if line[:14].lower() == b"authorization:" or line[:10].lower() == b"x-api-key:":
+            return self.credentials.get(sha256(line).digest())
+        return None
+
+    def keep_credential(self, line: bytes, owner: object) -> None:
+        """Remember, by its hash only, that this line stands for `owner`. Cleared by `forget_credentials`."""
+        if len(self.credentials) >= self.SIZE:
+            self.credentials.clear()
+        field = Field(b"", "", "", Kind.CREDENTIAL, -1)
+        field.owner = owner
+        self.credentials[sha256(line).digest()] = field
+
+    def forget_credentials(self) -> None:
+        """The set of valid credentials has changed."""
+        self.credentials.clear()
 
     def keep_line(self, line: _Line) -> None:
         """Remember the request line of an authenticated sender."""
@@ -279,9 +319,11 @@ class RequestHead:
         return [(field.name, field.value) for field in self.fields]
 
 
-def parse_request_head(block: bytes, memo: LineMemo) -> RequestHead:
-    """Read a head without its closing CRLFCRLF. Raises BadMessage."""
+def parse_request_head(block: bytes, memo: LineMemo, *, max_fields: int = 128) -> RequestHead:
+    """Read a head without its closing CRLFCRLF. Raises BadMessage, TooLarge for more than `max_fields` fields."""
     lines = block.split(b"\r\n")
+    if len(lines) > max_fields + 1:
+        raise TooLarge(f"more than {max_fields} header fields")
     request_line = memo.lines.get(lines[0]) or memo.find_line(lines[0]) or _Line(lines[0])
     head = RequestHead(request_line)
     fields = head.fields
@@ -289,10 +331,9 @@ def parse_request_head(block: bytes, memo: LineMemo) -> RequestHead:
     young = memo.young
     hosts = 0
     del lines[0]
-    for line in lines:
-        field = young.get(line)
+    for line, field in zip(lines, map(young.get, lines), strict=True):
         if field is None:
-            field = memo.find(line)
+            field = memo.find(line) or memo.find_credential(line)
             if field is None:
                 field = memo.classify(line)
                 head.fresh.append(field)
@@ -300,9 +341,14 @@ def parse_request_head(block: bytes, memo: LineMemo) -> RequestHead:
         kind = field.kind
         if kind == 0:
             forward.append(line)
-        elif kind == 5:
+        elif kind == _HOST:
             hosts += 1
-        elif kind != 1:
+        elif kind == _CONTENT_LENGTH:
+            if head.content_length is not None:
+                raise BadMessage("Content-Length is given twice")
+            head.content_length = field.number
+            forward.append(line)
+        elif kind != _HOP:
             _note(head, field)
     if head.dropped:
         head.forward = [line for line in forward if not line.lower().startswith(head.dropped)]
@@ -316,27 +362,22 @@ def parse_request_head(block: bytes, memo: LineMemo) -> RequestHead:
 def _note(head: RequestHead, field: Field) -> None:
     """Put a field that means something to the server where the server looks for it."""
     kind = field.kind
-    if kind == Kind.CONTENT_LENGTH:
-        if head.content_length is not None:
-            raise BadMessage("Content-Length is given twice")
-        head.content_length = field.number
-        head.forward.append(field.line)
-    elif kind == Kind.CREDENTIAL:
+    if kind == _CREDENTIAL:
         if head.credentials is None:
             head.credentials = [field]
         else:
             head.credentials.append(field)
-    elif kind == Kind.TRACEPARENT:
+    elif kind == _TRACEPARENT:
         head.traceparent = field.value if head.traceparent is None else ""
-    elif kind == Kind.TRACESTATE:
+    elif kind == _TRACESTATE:
         head.tracestate = field.value if head.tracestate is None else f"{head.tracestate},{field.value}"
-    elif kind == Kind.REQUEST_ID:
+    elif kind == _REQUEST_ID:
         head.request_id = field.value
-    elif kind == Kind.TIMEOUT:
+    elif kind == _TIMEOUT:
         if head.timeout is not None:
             raise BadMessage("x-request-timeout-ms is given twice")
         head.timeout = field.value
-    elif kind == Kind.CONNECTION:
+    elif kind == _CONNECTION:
         words = {word.strip().lower() for word in field.value.split(",")}
         if "close" in words:
             head.close = True
@@ -348,15 +389,15 @@ def _note(head: RequestHead, field: Field) -> None:
             if word in _REQUEST_KINDS and _REQUEST_KINDS[word] != Kind.HOP:
                 raise BadMessage("Connection names a field that may not be dropped")
             head.dropped = (*head.dropped, word.encode("ascii", "replace") + b":")
-    elif kind == Kind.TRANSFER_ENCODING:
+    elif kind == _TRANSFER_ENCODING:
         if head.chunked or field.value.lower() != "chunked":
             raise BadMessage("Transfer-Encoding can only be chunked")
         head.chunked = True
-    elif kind == Kind.EXPECT:
+    elif kind == _EXPECT:
         if field.value.lower() != "100-continue":
             raise BadMessage("Expect can only be 100-continue")
         head.expect_continue = head.line.minor == 1
-    elif kind == Kind.CONTENT_ENCODING:
+    elif kind == _CONTENT_ENCODING:
         seen = head.content_encoding
         head.content_encoding = field.value if seen is None else f"{seen}, {field.value}"
         head.forward.append(field.line)
@@ -396,8 +437,7 @@ def parse_response_head(block: bytes, memo: LineMemo) -> ResponseHead:
     forward = head.forward
     young = memo.young
     del lines[0]
-    for line in lines:
-        field = young.get(line)
+    for line, field in zip(lines, map(young.get, lines), strict=True):
         if field is None:
             field = memo.find(line)
             if field is None:
@@ -407,20 +447,20 @@ def parse_response_head(block: bytes, memo: LineMemo) -> ResponseHead:
         kind = field.kind
         if kind == 0:
             forward.append(line)
-        elif kind == 2:
+        elif kind == _CONTENT_LENGTH:
             if head.content_length is not None:
                 raise BadMessage("Content-Length is given twice")
             head.content_length = field.number
-        elif kind == 3:
+        elif kind == _TRANSFER_ENCODING:
             if head.chunked or field.value.lower() != "chunked":
                 raise BadMessage("Transfer-Encoding can only be chunked")
             head.chunked = True
-        elif kind == 4:
+        elif kind == _CONNECTION:
             if "close" in field.value.lower():
                 head.close = True
-        elif kind == 13:
+        elif kind == _SERVER_TIMING:
             head.server_timing = f"{head.server_timing}, {field.value}" if head.server_timing else field.value
-        elif kind == 14 and field.value.isascii() and field.value.isdigit() and len(field.value) < 16:
+        elif kind == _COST and field.value.isascii() and field.value.isdigit() and len(field.value) < 16:
             head.cost_us = int(field.value)
     if head.chunked and head.content_length is not None:
         raise BadMessage("Transfer-Encoding does not go with Content-Length")

@@ -42,6 +42,7 @@ _GRAPH_LEVELS = {
 }
 _REFUSALS = (ort.capi.onnxruntime_pybind11_state.InvalidArgument,)
 _SEVERITY_ERROR = 3
+_PREFIX = re.compile(r"\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
 _FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s\"'/]+/)+")
 
 _log = logging.getLogger(__name__)
@@ -136,7 +137,7 @@ def _from_text(array: Array) -> Array:
 
 def _plain(error: Exception) -> str:
     """The runtime's words without its prefix, its line breaks and any folder of ours."""
-    text = str(error).rsplit("] : ", 1)[-1].rpartition("Status Message: ")[2]
+    text = _PREFIX.sub("", str(error)).rpartition("Status Message: ")[2]
     return " ".join(_FOLDERS.sub("", text).split())[:300]
 
 

@@ -1,16 +1,17 @@
 """v2 over gRPC: generic handlers under the service's wire names, on grpc.aio."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from oriel_inference.dataplane import Completion
-from oriel_inference.errors import InferenceError, ServerStopping
+from oriel_inference.errors import BackendFailed, InferenceError, InvalidRequest, ServerStopping
 from oriel_inference.servers.peers import address_of_grpc_peer
 from oriel_inference.servers.statuses import as_inference_error, grpc_status
 from oriel_inference.servers.surface import EXTENSIONS, SERVER_NAME, SERVER_VERSION, Surface
@@ -22,6 +23,8 @@ from oriel_wire.v2.metadata import metadata_message
 from oriel_wire.v2.proto import health_pb2, v2_pb2
 
 __all__ = ["GrpcFrontend", "open_grpc"]
+
+_log = logging.getLogger(__name__)
 
 MAX_STREAMS = 128
 MAX_METADATA_BYTES = 16 * 1024
@@ -182,17 +185,34 @@ async def open_grpc(
 def _generic(
     service: str, methods: Mapping[str, _Handler], classes: Mapping[str, tuple[type[Message], type[Message]]]
 ) -> "grpc.GenericRpcHandler[Any, Any]":
+    # No request_deserializer: what grpc.aio says of bytes that are no message is neither a status nor a sentence.
     return grpc.method_handlers_generic_handler(
         service,
         {
             name: grpc.unary_unary_rpc_method_handler(
-                handler,
-                request_deserializer=classes[name][0].FromString,
-                response_serializer=classes[name][1].SerializeToString,
+                _guarded(handler, classes[name][0]), response_serializer=classes[name][1].SerializeToString
             )
             for name, handler in methods.items()
         },
     )
+
+
+def _guarded(handler: _Handler, request_class: type[Message]) -> Callable[[bytes, _Context], Awaitable[Message]]:
+    async def call(data: bytes, context: _Context) -> Message:
+        try:
+            request = request_class.FromString(data)
+        except DecodeError:
+            return await _abort(context, InvalidRequest("the message is not what this method takes"))
+        try:
+            return await handler(request, context)
+        except grpc.aio.AbortError:
+            raise
+        except Exception:
+            # A call's surprise is its own: the server goes on, and the client learns no insides.
+            _log.exception("a call failed unexpectedly")
+            return await _abort(context, BackendFailed("the server failed on this request"))
+
+    return call
 
 
 def _metadata(context: _Context) -> dict[str, str]:

@@ -4,6 +4,7 @@ Everything here is synchronous. `refuse` judges the head before the body is read
 exchange until the batcher replies. Routes of known models are remembered by method and path.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
@@ -11,7 +12,7 @@ from urllib.parse import unquote
 import msgspec
 
 from oriel_inference.dataplane import Completion
-from oriel_inference.errors import InferenceError, UnknownModel
+from oriel_inference.errors import BackendFailed, InferenceError, UnknownModel
 from oriel_inference.model import is_model_name
 from oriel_inference.servers.statuses import as_inference_error, error_body, http_status
 from oriel_inference.servers.surface import EXTENSIONS, SERVER_NAME, SERVER_VERSION, Surface
@@ -24,6 +25,8 @@ from oriel_wire.v2.http import decode_request, encode_response, parse_header_len
 from oriel_wire.v2.metadata import encode_metadata, message_json
 
 __all__ = ["HttpFrontend"]
+
+_log = logging.getLogger(__name__)
 
 JSON = ("content-type", "application/json")
 BINARY = ("content-type", "application/octet-stream")
@@ -87,13 +90,17 @@ class HttpFrontend:
         """Answer one request, now or when its batch has run."""
         route = self._route(exchange.head)
         assert isinstance(route, _Route)  # `refuse` has seen it
-        if route.kind == "infer":
-            self._infer(exchange, route)
-            return
         try:
-            self._plain[route.kind](exchange, route)
+            if route.kind == "infer":
+                self._infer(exchange, route)
+            else:
+                self._plain[route.kind](exchange, route)
         except InferenceError as error:
             _refuse(exchange, error, [])
+        except Exception:
+            # A request's surprise is its own: the server goes on, and the client learns no insides.
+            _log.exception("a request failed unexpectedly")
+            _refuse(exchange, BackendFailed("the server failed on this request"), [])
 
     # Inference --------------------------------------------------------------------------------------------------
 

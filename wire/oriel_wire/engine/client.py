@@ -111,7 +111,7 @@ class HttpClient:
         try:
             async with asyncio.timeout(deadline - monotonic()), self._places:
                 waiter = _Waiter(request, asyncio.get_running_loop().create_future())
-                connection = self.endpoint.begin(waiter, head_only=method == "HEAD")
+                connection = self.endpoint.begin(waiter, monotonic(), head_only=method == "HEAD")
                 if connection is not None:
                     waiter.connected(connection)
                 try:

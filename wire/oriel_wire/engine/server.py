@@ -261,15 +261,12 @@ class ServerConnection(asyncio.Protocol):
             return
         start = 2 if data[:2] == b"\r\n" else 0
         block = data[start:stop]
-        if block.count(b"\r\n") > limits.max_fields:
-            self._refuse(431, f"more than {limits.max_fields} header fields")
-            return
         try:
-            head = parse_request_head(block, self.memo)
+            head = parse_request_head(block, self.memo, max_fields=limits.max_fields)
         except BadMessage as error:
-            self._refuse(400, error.message)
+            self._refuse(431 if isinstance(error, TooLarge) else 400, error.message)
             return
-        if len(head.line.target) > limits.max_target_bytes:
+        if stop > limits.max_target_bytes and len(head.line.target) > limits.max_target_bytes:
             self._refuse(414, f"the request target is longer than {limits.max_target_bytes} bytes")
             return
         self.head = head

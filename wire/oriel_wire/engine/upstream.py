@@ -41,7 +41,7 @@ class ResponseSink(Protocol):
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """One connection; `reused` tells whether it has answered before."""
+    """One connection. Its borrower sets `request_done` when the request's last byte is written."""
 
     __slots__ = (
         "_buffer",
@@ -53,7 +53,6 @@ class UpstreamConnection(asyncio.Protocol):
         "endpoint",
         "idle_since",
         "request_done",
-        "reused",
         "sink",
         "transport",
     )
@@ -62,7 +61,6 @@ class UpstreamConnection(asyncio.Protocol):
     def __init__(self, endpoint: "Endpoint") -> None:
         self.endpoint = endpoint
         self.sink: ResponseSink | None = None
-        self.reused = False
         self.request_done = True
         self.idle_since = 0.0
         self._buffer = b""
@@ -74,12 +72,6 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are not registered as such
-
-    def borrow(self, sink: ResponseSink, head_only: bool) -> None:
-        """Start a request on this connection; `request_done` has to be set when its last byte is written."""
-        self.sink = sink
-        self._head_only = head_only
-        self.request_done = False
 
     def abandon(self) -> None:
         """The borrower needs no answer any more: close, so that the upstream notices."""
@@ -200,7 +192,6 @@ class UpstreamConnection(asyncio.Protocol):
         endpoint = self.endpoint
         endpoint.outstanding -= 1
         if self._reusable and self.request_done and not self.transport.is_closing():
-            self.reused = True
             self.idle_since = monotonic()
             endpoint.idle.append(self)
         else:
@@ -247,16 +238,21 @@ class Endpoint:
     def __repr__(self) -> str:
         return f"<Endpoint {self.host}:{self.port} outstanding={self.outstanding} idle={len(self.idle)}>"
 
-    def begin(self, sink: ResponseSink, *, head_only: bool = False) -> UpstreamConnection | None:
-        """Borrow a connection. None: one is being made, and `sink.connected` or `sink.failed` will be called."""
+    def begin(self, sink: ResponseSink, now: float, *, head_only: bool = False) -> UpstreamConnection | None:
+        """Borrow a connection at monotonic time `now`.
+
+        None: one is being made, and `sink.connected` or `sink.failed` will be called.
+        """
         self.outstanding += 1
         idle = self.idle
         if idle:
-            oldest_allowed = monotonic() - self.max_idle_s
+            oldest_allowed = now - self.max_idle_s
             while idle:
                 connection = idle.pop()
                 if connection.idle_since >= oldest_allowed and not connection.transport.is_closing():
-                    connection.borrow(sink, head_only)
+                    connection.sink = sink
+                    connection._head_only = head_only
+                    connection.request_done = False
                     return connection
                 connection.transport.close()
         task = asyncio.get_running_loop().create_task(self._connect(head_only))
@@ -293,7 +289,9 @@ class Endpoint:
             transport.close()
             return
         transport.set_write_buffer_limits(high=256 * 1024)
-        connection.borrow(sink, head_only)
+        connection.sink = sink
+        connection._head_only = head_only
+        connection.request_done = False
         sink.connected(connection)
 
     def _connecting_done(self, task: asyncio.Task[None]) -> None:

@@ -1,0 +1,62 @@
+"""The tables in docs/ say what the code says."""
+
+import dataclasses
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import oriel_gateway.errors
+import oriel_inference.errors
+import oriel_logic.errors
+from oriel_inference.settings import Settings as InferenceSettings
+from oriel_logic.settings import Settings as LogicSettings
+from oriel_wire.engine.server import HttpLimits
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def section(name: str, heading: str) -> str:
+    text = (DOCS / name).read_text()
+    (found,) = [part for part in text.split("\n## ") if part.startswith(heading)]
+    return found
+
+
+def written(name: str, value: Any) -> str:
+    """A default as the tables write it."""
+    if name.endswith("_bytes"):
+        size, unit = next((value >> bits, unit) for bits, unit in ((20, "MiB"), (10, "KiB"), (0, "B")) if value >> bits)
+        return f"{size} {unit}"
+    return f"{value:g} s" if name.endswith("_s") else str(value)
+
+
+@pytest.mark.parametrize(
+    ("heading", "outcomes"),
+    [
+        ("Gateway", oriel_gateway.errors.Outcome),
+        ("Logic", oriel_logic.errors.Outcome),
+        ("Inference", oriel_inference.errors.Outcome),
+    ],
+)
+def test_every_reason_is_in_the_catalogue(heading: str, outcomes: type[Enum]) -> None:
+    catalogue = section("errors.md", heading)
+    assert [outcome.value for outcome in outcomes if f"`{outcome.value}`" not in catalogue] == []
+
+
+@pytest.mark.parametrize(
+    ("heading", "settings"), [("HTTP, as", HttpLimits), ("Logic", LogicSettings), ("Inference", InferenceSettings)]
+)
+def test_every_limit_is_in_the_table_with_its_default(heading: str, settings: Any) -> None:
+    rows = {
+        line.split("`")[1]: [cell.strip() for cell in line.split("|")]
+        for line in section("limits.md", heading).splitlines()
+        if line.startswith("| `")
+    }
+    limits = {
+        field.name: written(field.name, field.default)
+        for field in dataclasses.fields(settings)
+        if field.name.startswith(("max_", "body_min")) or field.name.endswith("_s") or field.name == "workers"
+    }
+    assert limits, "the rule was looked for in the wrong place"
+    assert {name: rows[name][2] if name in rows else "missing" for name in limits} == limits

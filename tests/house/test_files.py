@@ -1,0 +1,97 @@
+"""What the repository promises about itself: locks, sizes, and two commands that exist."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
+SOURCES = [
+    path
+    for folder in ("wire", "policies", "gateway", "logic", "inference", "cli", "examples")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if not path.name.endswith("_pb2.py")
+]
+MAX_LINES = 500
+MAX_FILE_BYTES = 512 * 1024
+
+Pins = dict[tuple[str, str], tuple[str, int]]
+
+
+def pins(lock: str) -> Pins:
+    """(name, marker) -> (version, number of hashes). Raises on a line that is neither pin nor comment."""
+    found: Pins = {}
+    for line in lock.replace("\\\n", " ").splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        spec, *hashes = line.split(" --hash=")
+        assert all(re.fullmatch(r"sha256:[0-9a-f]{64}\s*", each) for each in hashes), line
+        requirement = Requirement(spec.strip())
+        (exact,) = requirement.specifier
+        assert exact.operator == "==" and requirement.url is None
+        found[canonicalize_name(requirement.name), str(requirement.marker or "")] = (exact.version, len(hashes))
+    return found
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.name)
+def test_a_lock_pins_by_hash_and_carries_no_url(lock: Path) -> None:
+    text = lock.read_text()
+    assert "://" not in text and "--index-url" not in text and "--find-links" not in text and "file:" not in text
+    assert all(hashes > 0 for _, hashes in pins(text).values())
+
+
+def test_every_target_has_its_lock() -> None:
+    assert {path.stem for path in LOCKS} == {"base", "cpu", "demo", "dev", "uv"}
+
+
+@pytest.mark.parametrize("lock", [path for path in LOCKS if path.stem not in ("dev", "uv")], ids=lambda path: path.name)
+def test_targets_hold_the_versions_of_dev(lock: Path) -> None:
+    """`make run` and `make test` share one environment."""
+    dev = pins((ROOT / "requirements" / "dev.txt").read_text())
+    for (name, marker), pinned in pins(lock.read_text()).items():
+        same = {each for (other, _), each in dev.items() if other == name}
+        assert pinned in same, f"{name} ({marker}) differs from dev.txt: run 'make lock'"
+
+
+@pytest.mark.parametrize(("lock", "extra"), [("base", None), ("cpu", "cpu"), ("demo", "demo"), ("dev", "dev")])
+def test_a_lock_satisfies_what_the_project_asks_for(lock: str, extra: str | None) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = project["dependencies"] + (project["optional-dependencies"][extra] if extra else [])
+    locked = pins((ROOT / "requirements" / f"{lock}.txt").read_text())
+    for text in wanted:
+        requirement = Requirement(text)
+        versions = {v for (name, _), (v, _) in locked.items() if name == canonicalize_name(requirement.name)}
+        assert versions, f"{lock}.txt lacks {text}: run 'make lock'"
+        assert all(requirement.specifier.contains(version) for version in versions), text
+
+
+def test_a_lock_can_fail() -> None:
+    with pytest.raises(AssertionError):
+        pins("numpy>=2.0 --hash=sha256:" + "0" * 64)
+    assert pins("numpy==2.0 ; python_version < '3.12'") == {("numpy", 'python_version < "3.12"'): ("2.0", 0)}
+
+
+def test_no_source_file_grows_beyond_reading() -> None:
+    lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in SOURCES}
+    assert {name: count for name, count in lines.items() if count > MAX_LINES} == {}, "split it by the nouns in it"
+
+
+def test_nothing_large_is_shipped_with_the_examples() -> None:
+    large = [p.name for p in (ROOT / "examples").rglob("*") if p.is_file() and p.stat().st_size > MAX_FILE_BYTES]
+    assert large == []
+
+
+def test_the_readme_names_the_two_commands_and_make_knows_them() -> None:
+    readme, makefile = (ROOT / "README.md").read_text(), (ROOT / "Makefile").read_text()
+    for command in ("run", "test"):
+        assert f"make {command}" in readme
+        assert re.search(rf"^{command}:", makefile, re.MULTILINE)
+
+
+def test_the_licence_is_the_whole_one() -> None:
+    text = (ROOT / "LICENSE").read_text()
+    assert "Apache License\n                           Version 2.0, January 2004" in text and "APPENDIX" in text

@@ -1,0 +1,218 @@
+"""The import ladder of the house, read from the source: who may name whom, and where I/O and runtimes may appear."""
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# package -> packages of ours it may import.
+LADDER = {
+    "oriel_wire": (),
+    "oriel_policies": (),
+    "oriel_gateway": ("oriel_wire", "oriel_policies"),
+    "oriel_logic": ("oriel_wire", "oriel_policies"),
+    "oriel_inference": ("oriel_wire", "oriel_policies"),
+    "oriel_cli": ("oriel_wire", "oriel_policies"),
+}
+FOLDERS = {package: package.removeprefix("oriel_") for package in LADDER}
+UNITS = ("oriel_gateway", "oriel_logic", "oriel_inference")
+IO = (
+    "aiohttp asyncio concurrent fcntl ftplib glob grpc http httpx io mmap multiprocessing os pathlib pty requests "
+    "select selectors shutil signal smtplib socket socketserver ssl starlette subprocess sys tempfile threading "
+    "urllib.request urllib3 uvicorn uvloop"
+).split()
+# module imported -> patterns of the modules that may import it.
+ONLY_IN: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("onnxruntime", "tensorrt", "openvino"), ("oriel_inference.backends.*",)),
+    "redis": ("oriel_gateway.limiter_redis",),
+    **dict.fromkeys(("boto3", "botocore", "aiobotocore"), ("oriel_inference.stores.*", "oriel_gateway.sources.*")),
+    **dict.fromkeys(
+        ("starlette", "uvicorn"),
+        (
+            "oriel_wire.engine.control",
+            "oriel_gateway.admin",
+            "oriel_logic.app",
+            "oriel_logic.envelope",
+            "oriel_logic.ingress",
+            "oriel_logic.server",
+            "oriel_inference.servers.control",
+            "oriel_cli.*",
+        ),
+    ),
+    **dict.fromkeys(("sklearn", "skl2onnx", "onnx", "pandas", "pytest", "tritonclient"), ()),
+}
+# No I/O: decides or translates. The generator of the protobuf modules is a script, not part of the codec.
+PURE = ("oriel_policies", "oriel_policies.*", "oriel_wire", "oriel_wire.*")
+NOT_PURE = ("oriel_wire.engine", "oriel_wire.engine.*", "oriel_wire.v2.proto.generate")
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """`module` imports `name` (dotted). lazily: inside a function. typing: only for the type checker."""
+
+    module: str
+    name: str
+    line: int
+    lazily: bool
+    typing: bool
+
+    def names(self, package: str) -> bool:
+        return self.name == package or self.name.startswith(f"{package}.")
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """Dotted name -> file of every module of the six packages."""
+    found = {}
+    for package, folder in FOLDERS.items():
+        for path in sorted((root / folder / package).rglob("*.py")):
+            parts = path.relative_to(root / folder).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(module: str, path: Path) -> Iterator[Import]:
+    yield from _walk(ast.parse(path.read_text(), str(path)), module, path.name == "__init__.py", False, False)
+
+
+def _walk(node: ast.AST, module: str, is_package: bool, lazily: bool, typing: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            for alias in child.names:
+                yield Import(module, alias.name, child.lineno, lazily, typing)
+        elif isinstance(child, ast.ImportFrom):
+            base = child.module or ""
+            if child.level:
+                parts = module.split(".")
+                kept = parts[: len(parts) - child.level + is_package]
+                base = ".".join([*kept, *([base] if base else [])])
+            for alias in child.names:
+                yield Import(module, f"{base}.{alias.name}", child.lineno, lazily, typing)
+        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            yield from _walk(child, module, is_package, lazily, True)
+        else:
+            inside = lazily or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from _walk(child, module, is_package, inside, typing)
+
+
+def fits(module: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(module, pattern) for pattern in patterns)
+
+
+def breaches(root: Path) -> list[str]:
+    """Every import that breaks a rule, as `module:line imports name: why`."""
+    known = modules(root)
+    all_imports = [found for module, path in known.items() for found in imports(module, path)]
+    said = [f"{i.module}:{i.line} imports {i.name}: {why}" for i in all_imports for why in _judge(i)]
+    return said + [f"import ring: {' -> '.join(ring)}" for ring in rings(known, all_imports)]
+
+
+def _judge(found: Import) -> Iterator[str]:
+    package = found.module.split(".")[0]
+    target = found.name.split(".")[0]
+    if target in LADDER and target != package and target not in LADDER[package]:
+        if package != "oriel_cli":
+            yield f"{package} may only name {', '.join(LADDER[package]) or 'itself'}"
+        elif not found.lazily:
+            yield "the command line names units lazily"
+    for name, patterns in ONLY_IN.items():
+        if found.names(name) and not fits(found.module, patterns):
+            yield f"{name} is only for {', '.join(patterns) or 'scripts and tests'}"
+    if fits(found.module, PURE) and not fits(found.module, NOT_PURE) and not found.typing:
+        if any(found.names(name) for name in IO):
+            yield "no I/O here"
+        if found.names("oriel_wire.engine"):
+            yield "a codec does not name the engine"
+    if package in UNITS and found.names(f"{package}.app") and found.module != f"{package}.command":
+        yield "only the command names the composition root"
+
+
+def rings(known: dict[str, Path], all_imports: Sequence[Import]) -> Iterator[list[str]]:
+    """Modules that import one another when they are loaded: the ladder inside a unit has only one direction."""
+    edges: dict[str, set[str]] = {module: set() for module in known}
+    for found in all_imports:
+        if not found.lazily and not found.typing:
+            target = found.name if found.name in known else found.name.rpartition(".")[0]
+            if target in known and target != found.module:
+                edges[found.module].add(target)
+    done: set[str] = set()
+    for start in sorted(known):
+        yield from _ring_from(start, edges, [], done)
+
+
+def _ring_from(module: str, edges: dict[str, set[str]], above: list[str], done: set[str]) -> Iterator[list[str]]:
+    if module in above:
+        yield [*above[above.index(module) :], module]
+    elif module not in done:
+        for target in sorted(edges[module]):
+            yield from _ring_from(target, edges, [*above, module], done)
+        done.add(module)
+
+
+def test_the_house_keeps_its_ladder() -> None:
+    assert len(modules(ROOT)) > 50, "the rules were looked for in the wrong place"
+    assert breaches(ROOT) == []
+
+
+def tree(root: Path, files: dict[str, str]) -> Path:
+    for package, folder in FOLDERS.items():
+        (root / folder / package).mkdir(parents=True)
+        (root / folder / package / "__init__.py").touch()
+    for module, text in files.items():
+        path = root / FOLDERS[module.split(".")[0]] / Path(*module.split(".")).with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "why"),
+    [
+        ("oriel_gateway.route", "from oriel_logic import pipeline", "may only name oriel_wire, oriel_policies"),
+        ("oriel_gateway.route", "def f():\n    import oriel_inference.app", "may only name oriel_wire, oriel_policies"),
+        ("oriel_wire.h1", "import oriel_policies.queue", "may only name itself"),
+        ("oriel_policies.queue", "import asyncio", "no I/O here"),
+        ("oriel_policies.queue", "from os import path", "no I/O here"),
+        ("oriel_wire.v2.http", "def f():\n    import socket", "no I/O here"),
+        ("oriel_wire.h1", "from urllib import request", "no I/O here"),
+        ("oriel_wire.h1", "from oriel_wire.engine import client", "a codec does not name the engine"),
+        ("oriel_wire.h1", "from .engine import client", "a codec does not name the engine"),
+        ("oriel_inference.batcher", "import onnxruntime as ort", "onnxruntime is only for"),
+        ("oriel_gateway.limiter", "import redis.asyncio", "redis is only for"),
+        ("oriel_gateway.ingress", "from starlette.requests import Request", "starlette is only for"),
+        ("oriel_logic.stages", "import uvicorn", "uvicorn is only for"),
+        ("oriel_cli.up", "import oriel_gateway.command", "lazily"),
+        ("oriel_logic.pipeline", "from oriel_logic.app import Unit", "only the command names the composition root"),
+        ("oriel_logic.pipeline", "import sklearn", "only for scripts and tests"),
+    ],
+)
+def test_a_breach_is_seen(tmp_path: Path, module: str, text: str, why: str) -> None:
+    (seen,) = breaches(tree(tmp_path, {module: text}))
+    assert seen.startswith(f"{module}:") and why in seen
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("oriel_gateway.route", "from oriel_policies.queue import Ticket\nfrom oriel_wire import h1"),
+        ("oriel_wire.engine.client", "import asyncio, socket"),
+        ("oriel_wire.h1", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pathlib import Path"),
+        ("oriel_wire.h1", "from urllib.parse import unquote"),
+        ("oriel_inference.backends.cpu", "import onnxruntime"),
+        ("oriel_cli.main", "def f():\n    import oriel_gateway.command"),
+        ("oriel_logic.command", "def run():\n    from oriel_logic.app import serve_unit"),
+    ],
+)
+def test_what_is_allowed_is_let_through(tmp_path: Path, module: str, text: str) -> None:
+    assert breaches(tree(tmp_path, {module: text})) == []
+
+
+def test_an_import_ring_is_seen_unless_one_side_is_lazy(tmp_path: Path) -> None:
+    ring = {"oriel_logic.a": "from oriel_logic import b", "oriel_logic.b": "from oriel_logic.c import x"}
+    (seen,) = breaches(tree(tmp_path / "1", {**ring, "oriel_logic.c": "import oriel_logic.a"}))
+    assert seen == "import ring: oriel_logic.a -> oriel_logic.b -> oriel_logic.c -> oriel_logic.a"
+    assert breaches(tree(tmp_path / "2", {**ring, "oriel_logic.c": "def f():\n    import oriel_logic.a"})) == []

@@ -1,0 +1,142 @@
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+
+from oriel_inference.app import Unit
+from oriel_inference.errors import Outcome
+from oriel_wire.trace import ListSink
+from oriel_wire.v2.grpc import HEALTH_SERVICE, SERVICE, encode_infer_request
+from oriel_wire.v2.messages import InferRequest, tensor
+from oriel_wire.v2.proto import health_pb2, v2_pb2
+
+METADATA = (
+    ("x-request-id", "find-me"),
+    ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
+)
+
+
+@pytest.fixture
+async def channel(unit: Unit) -> AsyncIterator[grpc.aio.Channel]:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{unit.grpc_port}") as opened:
+        yield opened
+
+
+def infer(channel: grpc.aio.Channel):  # type: ignore[no-untyped-def]
+    return channel.unary_unary(
+        f"/{SERVICE}/ModelInfer",
+        request_serializer=v2_pb2.ModelInferRequest.SerializeToString,
+        response_deserializer=v2_pb2.ModelInferResponse.FromString,
+    )
+
+
+def ones(model: str = "double") -> v2_pb2.ModelInferRequest:
+    request = InferRequest(model_name=model, id="seven", inputs=[tensor("x", np.ones((1, 4), np.float32))])
+    return encode_infer_request(request)
+
+
+async def test_answer_is_raw_and_carries_identity_stages_and_cost(channel: grpc.aio.Channel, sink: ListSink) -> None:
+    call = infer(channel)(ones(), metadata=METADATA, timeout=5)
+    answer = await call
+    assert (answer.id, answer.model_version, answer.outputs[0].shape) == ("seven", "1", [1, 4])
+    assert np.frombuffer(answer.raw_output_contents[0], np.float32).tolist() == [2.0] * 4
+    trailing = dict(await call.trailing_metadata())
+    assert trailing["x-request-id"] == "find-me"
+    assert trailing["traceresponse"].startswith("00-0af7651916cd43dd8448eb211c80319c-")
+    assert trailing["server-timing"].startswith("queue;dur=") and "compute;dur=" in trailing["server-timing"]
+    assert int(trailing["x-oriel-cost-us"]) >= 0
+    assert [span.name for span in sink.spans] == ["inference.request", "inference.queue", "inference.compute"]
+
+
+@pytest.mark.parametrize(
+    ("model", "code"),
+    [("absent", grpc.StatusCode.NOT_FOUND), ("broken", grpc.StatusCode.UNAVAILABLE), ("echo", None)],
+)
+async def test_refusals_have_their_status(channel: grpc.aio.Channel, model: str, code: grpc.StatusCode | None) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await infer(channel)(ones(model), metadata=METADATA)
+    assert refused.value.code() == (code or grpc.StatusCode.INVALID_ARGUMENT)
+    assert dict(refused.value.trailing_metadata())["x-request-id"] == "find-me"
+
+
+async def test_expired_deadline_is_deadline_exceeded(channel: grpc.aio.Channel) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await infer(channel)(ones(), metadata=(("x-oriel-timeout-ms", "0"),))
+    assert refused.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_cancelled_call_leaves_the_queue(unit: Unit, channel: grpc.aio.Channel) -> None:
+    batcher = unit.catalog.get("double").batcher
+    cores = batcher._cores
+    held, cores.free = cores.free, 0  # nothing can run
+    call = infer(channel)(ones())
+    async with asyncio.timeout(5):
+        while not batcher.pending:
+            await asyncio.sleep(0.001)
+    call.cancel()
+    async with asyncio.timeout(5):
+        while batcher.pending:
+            await asyncio.sleep(0.001)
+    cores.release(held)
+    assert batcher.statistics.failures[Outcome.CALLER_LEFT] == 1
+    assert (await infer(channel)(ones())).id == "seven"
+
+
+async def test_methods_this_server_does_not_have_are_unimplemented(channel: grpc.aio.Channel) -> None:
+    index = channel.unary_unary(f"/{SERVICE}/RepositoryIndex")
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await index(b"")
+    assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_compressed_message_is_refused(unit: Unit) -> None:
+    address = f"127.0.0.1:{unit.grpc_port}"
+    async with grpc.aio.insecure_channel(address, compression=grpc.Compression.Gzip) as channel:
+        big = ones()
+        big.id = "a" * 4096  # worth compressing
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await infer(channel)(big)
+    assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize(
+    ("service", "status"),
+    [
+        ("", health_pb2.HealthCheckResponse.SERVING),
+        (SERVICE, health_pb2.HealthCheckResponse.SERVING),
+        ("double", health_pb2.HealthCheckResponse.SERVING),
+        ("broken", health_pb2.HealthCheckResponse.NOT_SERVING),
+    ],
+)
+async def test_health_checks(channel: grpc.aio.Channel, service: str, status: int) -> None:
+    check = channel.unary_unary(
+        f"/{HEALTH_SERVICE}/Check",
+        request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+        response_deserializer=health_pb2.HealthCheckResponse.FromString,
+    )
+    assert (await check(health_pb2.HealthCheckRequest(service=service))).status == status
+
+
+async def test_bytes_that_are_no_message_are_an_invalid_argument(channel: grpc.aio.Channel) -> None:
+    for method in ("ModelInfer", "ModelMetadata"):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await channel.unary_unary(f"/{SERVICE}/{method}")(b"\xff\xff\xff")
+        assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert "message" in (refused.value.details() or "")
+
+
+async def test_surprise_inside_a_call_tells_no_insides(
+    unit: Unit, channel: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def surprise(*_: object, **__: object) -> None:
+        raise KeyError("/etc/secret")
+
+    monkeypatch.setattr(unit.surface.dataplane, "infer", surprise)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await infer(channel)(ones())
+    assert refused.value.code() == grpc.StatusCode.INTERNAL
+    assert refused.value.details() == "the server failed on this request"
+    assert "/etc/secret" in caplog.text

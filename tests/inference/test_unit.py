@@ -1,0 +1,205 @@
+"""The unit as a whole: departures, long batches, stopping, starting wrong, the process."""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+
+from oriel_inference.app import open_unit
+from oriel_inference.backends import Backend
+from oriel_inference.backends.fake import FakeBackend
+from oriel_inference.errors import Outcome
+from oriel_inference.model import TensorInfo
+from oriel_inference.settings import Settings
+from oriel_wire.errors import StartFailed
+from oriel_wire.trace import ListSink
+
+from . import models
+
+ROW = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
+INFER = "/v2/models/double/infer"
+
+
+@pytest.fixture
+def fake() -> FakeBackend:
+    return FakeBackend(
+        (TensorInfo(name="x", datatype="FP32", shape=(-1, 4)),), (TensorInfo(name="y", datatype="FP32", shape=(-1, 4)),)
+    )
+
+
+@contextlib.asynccontextmanager
+async def gated(tmp_path: Path, fake: FakeBackend, **changes: object):  # type: ignore[no-untyped-def]
+    """A unit whose only model waits at the fake's gate, and a client."""
+    models.put(tmp_path, "double", models.double(), models.DOUBLE)
+    settings = Settings(repositories=(tmp_path,), http_port=0, grpc_port=0, metrics_port=0, cores=1, drain_s=5.0)
+    settings = dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
+
+    def find(_: str) -> Backend:
+        return fake
+
+    async with open_unit(settings, backends=find, sink=ListSink()) as unit:
+        fake.gate.close()
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{unit.http_port}", trust_env=False) as client:
+            try:
+                yield unit, client
+            finally:
+                fake.gate.open()
+
+
+async def until(predicate) -> None:  # type: ignore[no-untyped-def]
+    async with asyncio.timeout(10):
+        while not predicate():
+            await asyncio.sleep(0.001)
+
+
+async def test_expired_request_is_answered_while_a_long_batch_holds_the_device(
+    tmp_path: Path, fake: FakeBackend
+) -> None:
+    async with gated(tmp_path, fake) as (unit, client), asyncio.TaskGroup() as group:
+        long = group.create_task(client.post(INFER, json=ROW))
+        await asyncio.to_thread(fake.gate.wait_for_runs, 1)
+        late = await client.post(INFER, json=ROW, headers={"x-oriel-timeout-ms": "20"})
+        assert late.status_code == 504
+        assert "queue;dur=" in late.headers["server-timing"]
+        assert unit.catalog.get("double").batcher.running == 1
+        fake.gate.open()
+        assert (await long).status_code == 200
+    # three warm-up runs, one request: the expired one was never executed
+    assert fake.sessions[0].batches == [1] * 4
+
+
+async def test_client_that_disconnects_frees_its_place(tmp_path: Path, fake: FakeBackend) -> None:
+    async with gated(tmp_path, fake) as (unit, client), asyncio.TaskGroup() as group:
+        batcher = unit.catalog.get("double").batcher
+        long = group.create_task(client.post(INFER, json=ROW))
+        await asyncio.to_thread(fake.gate.wait_for_runs, 1)
+        body = json.dumps(ROW).encode()
+        _, writer = await asyncio.open_connection("127.0.0.1", unit.http_port)
+        writer.write(b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (INFER.encode(), len(body), body))
+        await until(lambda: batcher.pending == 1)
+        writer.close()
+        await until(lambda: batcher.pending == 0)
+        assert batcher.statistics.failures[Outcome.CALLER_LEFT] == 1
+        fake.gate.open()
+        assert (await long).status_code == 200
+    assert fake.sessions[0].batches == [1] * 4
+
+
+async def test_full_queue_refuses_with_retry_after(tmp_path: Path, fake: FakeBackend) -> None:
+    async with gated(tmp_path, fake, max_queue_items=1) as (_, client), asyncio.TaskGroup() as group:
+        first = group.create_task(client.post(INFER, json=ROW))
+        await asyncio.to_thread(fake.gate.wait_for_runs, 1)
+        answers = await asyncio.gather(
+            *(client.post(INFER, json=ROW, headers={"x-oriel-timeout-ms": "200"}) for _ in range(3))
+        )
+        assert sorted(answer.status_code for answer in answers) == [503, 503, 504]
+        refused = next(answer for answer in answers if answer.status_code == 503)
+        assert refused.json()["reason"] == "queue_full" and refused.headers["retry-after"] == "1"
+        fake.gate.open()
+        assert (await first).status_code == 200
+
+
+async def test_headers_of_untrusted_peers_count_for_nothing(tmp_path: Path, fake: FakeBackend) -> None:
+    async with gated(tmp_path, fake, trusted_peers=("10.0.0.0/8",)) as (_, client):
+        fake.gate.open()
+        answer = await client.post(INFER, json=ROW, headers={"x-oriel-timeout-ms": "0"})
+        assert answer.status_code == 200
+
+
+async def test_stopping_answers_what_is_in_flight(tmp_path: Path, fake: FakeBackend) -> None:
+    answered = []
+    async with asyncio.TaskGroup() as group:
+        async with gated(tmp_path, fake) as (_, client):
+            long = group.create_task(client.post(INFER, json=ROW))
+            await asyncio.to_thread(fake.gate.wait_for_runs, 1)
+            threading.Timer(0.1, fake.gate.open).start()
+            async with asyncio.timeout(10):
+                answered.append(await long)
+    assert [answer.status_code for answer in answered] == [200]
+    assert all(session.closed for session in fake.sessions)
+
+
+async def test_not_ready_until_the_models_are_loaded(tmp_path: Path, fake: FakeBackend) -> None:
+    fake.gate.close()
+    models.put(tmp_path, "double", models.double(), models.DOUBLE)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = Settings(repositories=(tmp_path,), http_port=port, grpc_port=0, metrics_port=0)
+
+    async def ask() -> None:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+            await asyncio.to_thread(fake.gate.wait_for_runs, 1)  # the warm-up
+            assert (await client.get("/v2/health/live")).status_code == 200
+            assert (await client.get("/v2/health/ready")).status_code == 400
+            assert (await client.post(INFER, json=ROW)).status_code == 503
+            fake.gate.open()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(ask())
+        async with open_unit(settings, backends=lambda _: fake, sink=ListSink()) as unit:
+            assert unit.surface.readiness()[0]
+
+
+async def test_repository_that_is_no_folder_stops_the_start(tmp_path: Path) -> None:
+    with pytest.raises(StartFailed, match="is not a folder: pass --model-repository"):
+        async with open_unit(Settings(repositories=(tmp_path / "nowhere",))):
+            pass
+
+
+@pytest.mark.parametrize("port", ["http_port", "grpc_port", "metrics_port"])
+async def test_busy_port_stops_the_start_and_leaves_no_socket_open(tmp_path: Path, port: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        free = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+        ports = {**free, port: taken.getsockname()[1]}
+        with pytest.raises(StartFailed, match=f"is in use .*--{port.replace('_', '-')}"):
+            async with open_unit(Settings(repositories=(tmp_path,), **ports), sink=ListSink()):
+                pass
+
+
+async def test_same_name_in_two_repositories_is_refused_in_both(tmp_path: Path, repository: Path) -> None:
+    models.put(tmp_path, "double", models.double(), models.DOUBLE)
+    settings = Settings(repositories=(repository, tmp_path), http_port=0, grpc_port=0, metrics_port=0)
+    async with open_unit(settings, sink=ListSink()) as unit:
+        (entry,) = [each for each in unit.catalog.index() if each.name == "double"]
+        assert entry.reason == "model 'double' is in more than one model repository"
+        assert unit.catalog.get("echo")
+
+
+def test_process_serves_and_stops_on_sigterm(repository: Path) -> None:
+    ports = []
+    for _ in range(3):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            ports.append(str(probe.getsockname()[1]))
+    oriel = str(Path(sys.executable).with_name("oriel"))
+    flags = ["--http-port", ports[0], "--grpc-port", ports[1], "--metrics-port", ports[2]]
+    process = subprocess.Popen(
+        [oriel, "inference", "--model-repository", str(repository), *flags],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    with process:
+        assert process.stderr is not None
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if " ready: HTTP" in line:
+                break
+        assert re.search(r"model double version 1 is ready on CPUExecutionProvider", "".join(lines))
+        with httpx.Client(base_url=f"http://127.0.0.1:{ports[0]}", trust_env=False) as client:
+            assert client.post(INFER, json=ROW).json()["outputs"][0]["data"] == [2, 4, 6, 8]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
