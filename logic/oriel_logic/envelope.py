@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
 
@@ -30,7 +30,7 @@ class Visit:
     service: str = ""
     outcome: Outcome | None = None
     status: int = 0
-    attributes: dict[str, str | int | float | bool] = field(default_factory=dict)
+    body_read: bool = False
 
 
 def visit_of(scope: Scope) -> Visit:
@@ -94,7 +94,7 @@ class Envelope:
             self._account(visit, call.trace.span_id if continued else 0, started, self._clock())
 
     def _stamp(self, visit: Visit, seconds: float) -> list[tuple[bytes, bytes]]:
-        stages = [(f"logic.{name}", duration) for name, duration in visit.ledger.timings()]
+        stages = [(f"logic-{name}", duration) for name, duration in visit.ledger.timings()]
         timing = ", ".join([server_timing([("logic", seconds), *stages]), *visit.ledger.upstream])
         stamp = [
             (REQUEST_ID, visit.call.request_id),

@@ -23,6 +23,7 @@ from oriel_logic.replies import Reply, error_body, error_reply, reply_of
 __all__ = ["application"]
 
 _log = logging.getLogger(__name__)
+MAX_DROPPED_BYTES = 64 << 20
 PRIVATE = frozenset({"authorization", "proxy-authorization", "cookie"})
 
 
@@ -96,15 +97,15 @@ class ServiceCall:
             if isinstance(error, HandlerFailed) and error.__cause__ is not None:
                 _log.error("request %s: service '%s' failed", visit.call.request_id, visit.service, exc_info=error)
             reply = error_reply(error, visit.call.request_id)
-            if isinstance(error, InputTooLarge):  # the rest of the body must not be read as the next request
+            if not visit.body_read:  # nobody will read the rest of it
                 reply = Reply(status=reply.status, body=reply.body, headers=(*reply.headers, ("connection", "close")))
         await send_reply(send, reply)
 
     async def _reply(self, scope: Scope, receive: Receive, visit: Visit) -> Reply:
-        definition = self._registry.find(scope["path_params"]["name"])
-        visit.service = definition.name
         with visit.ledger.stage("body"):
             body = await self._read_body(receive, visit)
+        definition = self._registry.find(scope["path_params"]["name"])
+        visit.service = definition.name
         request = Request(
             body=body,
             content_type=visit.headers.get("content-type", "").partition(";")[0].strip().lower(),
@@ -119,26 +120,34 @@ class ServiceCall:
         return reply_of(await while_connected(receive, run))
 
     async def _read_body(self, receive: Receive, visit: Visit) -> bytes:
+        """The whole body. One that is too large is read to its end, and dropped, before it is refused: a client (or
+        gateway) that is still sending when the connection closes would see a broken connection and no reason."""
         declared = visit.headers.get("content-length", "0")
-        if declared.isdigit() and int(declared) > self._max_body_bytes:
+        size = int(declared) if declared.isdigit() else 0
+        if size > self._max_body_bytes + MAX_DROPPED_BYTES:
             raise self._too_large()
         chunks: list[bytes] = []
         size = 0
         try:
             async with asyncio.timeout(visit.call.remaining_s(time.monotonic())):
-                while True:
+                while not visit.body_read:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise ClientLeft
                     chunk = message.get("body", b"")
                     size += len(chunk)
-                    if size > self._max_body_bytes:
+                    if size <= self._max_body_bytes:
+                        chunks.append(chunk)
+                    elif size > self._max_body_bytes + MAX_DROPPED_BYTES:
                         raise self._too_large()
-                    chunks.append(chunk)
-                    if not message.get("more_body", False):
-                        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+                    else:
+                        chunks.clear()
+                    visit.body_read = not message.get("more_body", False)
         except TimeoutError as error:
             raise DeadlineExceeded("body") from error
+        if size > self._max_body_bytes:
+            raise self._too_large()
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def _too_large(self) -> InputTooLarge:
         return InputTooLarge(f"the body is larger than the {self._max_body_bytes} bytes this server reads")

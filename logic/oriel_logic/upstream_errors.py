@@ -22,7 +22,7 @@ def refusal(model: str, response: HttpResponse) -> LogicError:
         case 429:
             return ModelBusy(f"model '{model}': {said}", retry_after_s=retry_after_s(response), too_many=True)
         case 503:
-            return ModelBusy(f"model '{model}' has no capacity now: {said}", retry_after_s=retry_after_s(response))
+            return ModelBusy(f"model '{model}' is not available now: {said}", retry_after_s=retry_after_s(response))
         case 504:
             return DeadlineExceeded("infer")
     return ModelFailed(f"model '{model}' failed ({response.status}): {said}")

@@ -42,7 +42,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 class FakeInference:
-    """`hold` keeps infer calls unanswered; `refuse` is (status, headers, body) for the next ones; `calls` are infers."""
+    """`calls` are the infer calls; `hold` leaves them unanswered; `refuse` answers them: (status, headers, body)."""
 
     def __init__(self) -> None:
         self.models = {name: dict(facts) for name, facts in MODELS.items()}
@@ -54,6 +54,12 @@ class FakeInference:
         self.departed = asyncio.Event()
         self.refuse: tuple[int, list[tuple[str, str]], bytes] | None = None
         self._session: Any = None
+
+    async def saw_a_call(self) -> None:
+        await asyncio.wait_for(self.arrived.wait(), 20)
+
+    async def saw_the_caller_leave(self) -> None:
+        await asyncio.wait_for(self.departed.wait(), 20)
 
     def handle(self, exchange: Exchange) -> None:
         _, _, _, model, *rest = exchange.head.path.split("/")

@@ -161,14 +161,14 @@ async def test_the_deadline_ends_the_wait(servers: Any, inference: Any, call: An
     with pytest.raises(DeadlineExceeded) as caught:
         await Caller(servers(inference.port), call(deadline=monotonic() + 0.1)).models.infer("double", {"x": ROW})
     assert caught.value.stage == "infer"
-    await inference.departed.wait()
+    await inference.saw_the_caller_leave()
 
 
 async def test_the_server_sees_a_caller_leave(servers: Any, inference: Any, call: Any) -> None:
     inference.hold = True
     task = asyncio.create_task(Caller(servers(inference.port), call()).models.infer("double", {"x": ROW}))
-    await inference.arrived.wait()
+    await inference.saw_a_call()
     task.cancel()
-    await inference.departed.wait()
+    await inference.saw_the_caller_leave()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -32,7 +32,7 @@ async def test_a_real_digit_is_read(stack: Any) -> None:
     assert len(found["probabilities"]) == 10 and max(found["probabilities"]) == found["confidence"]
     assert answer.headers["x-request-id"] == "abc-1"
     stages = [entry.partition(";")[0] for entry in answer.headers["server-timing"].split(", ")]
-    assert stages == ["logic", "logic.body", "logic.pre", "logic.infer", "logic.post", "queue", "compute"]
+    assert stages == ["logic", "logic-body", "logic-pre", "logic-infer", "logic-post", "queue", "compute"]
     assert int(answer.headers["x-oriel-cost-us"]) >= 250
     response = parse_traceparent(answer.headers["traceresponse"])
     root, *children = logic.sink.spans
@@ -66,11 +66,15 @@ async def test_what_cannot_be_read_is_refused_with_a_sentence(
 async def test_a_body_without_a_length_is_bounded_too(stack: Any) -> None:
     logic = await stack(EXAMPLES, max_body_bytes=100)
 
-    async def chunks() -> Any:
-        for _ in range(50):
-            yield b"x" * 50
+    async def chunks(count: int, size: int) -> Any:
+        for _ in range(count):
+            yield b"x" * size
 
-    answer = await logic.client.post("/v1/services/digits", content=chunks())
+    answer = await logic.client.post("/v1/services/digits", content=chunks(3, 50))
+    assert answer.status_code == 413 and "connection" not in answer.headers  # read to its end: the reason arrives
+    answer = await logic.client.post("/v1/services/digits", content=chunks(80, 1 << 20))
+    assert (answer.status_code, answer.headers["connection"]) == (413, "close")
+    answer = await logic.client.post("/v1/services/digits", headers={"content-length": "999999999"})
     assert (answer.status_code, answer.headers["connection"]) == (413, "close")
 
 
@@ -132,7 +136,7 @@ async def test_a_handler_may_do_everything_itself(stack: Any, services: Any) -> 
     answer = await logic.post("full", b"[1, 2]", x_oriel_tier="silver", x_oriel_tenant="birch")
     assert answer.json() == {"y": [[4, 8]], "tier": "silver", "tenant": "birch", "left": True}
     timing = answer.headers["server-timing"]
-    assert all(f"logic.{stage};dur=" in timing for stage in ("double", "rank", "infer"))
+    assert all(f"logic-{stage};dur=" in timing for stage in ("double", "rank", "infer"))
 
 
 async def test_a_plain_function_answers_from_a_worker(stack: Any, services: Any) -> None:
@@ -260,10 +264,10 @@ async def test_a_client_that_leaves_is_seen_by_the_inference_server(stack: Any, 
     inference.hold = True
     connection = Connection("full", b"[1, 2]")
     task = connection.call(logic.unit.app)
-    await inference.arrived.wait()
+    await inference.saw_a_call()
     connection.left.set()
     await task
-    await inference.departed.wait()
+    await inference.saw_the_caller_leave()
     assert connection.sent == []
 
 
@@ -347,5 +351,3 @@ async def test_setup_runs_once_in_every_process_that_needs_it(
     pids = (tmp_path / "log").read_text().split()
     assert len(pids) == len(set(pids)) == 3
     assert set(map(str, logic.unit.pool.pids)) == set(pids) - {str(os.getpid())}
-
-

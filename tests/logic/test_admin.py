@@ -1,0 +1,47 @@
+"""Health and metrics of a unit."""
+
+import asyncio
+from typing import Any
+
+import httpx
+
+SERVICE = "from oriel_logic import service\n@service\ndef plain(request): return 1\n"
+
+
+async def test_health_follows_the_unit(stack: Any, services: Any) -> None:
+    logic = await stack(services(plain=SERVICE))
+    stop = asyncio.Event()
+    transport = httpx.ASGITransport(logic.unit.admin(stop))
+    async with httpx.AsyncClient(transport=transport, base_url="http://admin") as admin:
+        assert (await admin.get("/health/ready")).status_code == 200
+        stop.set()
+        stopping = await admin.get("/health/ready")
+        assert (stopping.status_code, stopping.json()["reason"]) == (503, "the server is stopping")
+        assert (await admin.get("/health/live")).status_code == 200
+
+
+async def test_metrics_count_requests_by_service_and_outcome(stack: Any, services: Any) -> None:
+    logic = await stack(services(plain=SERVICE))
+    await logic.post("plain")
+    await logic.post("made-up-name")
+    transport = httpx.ASGITransport(logic.unit.admin(asyncio.Event()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://admin") as admin:
+        text = (await admin.get("/metrics")).text
+    assert 'oriel_logic_requests_total{outcome="ok",service="plain"} 1.0' in text
+    assert 'oriel_logic_requests_total{outcome="service_unknown",service=""} 1.0' in text
+    assert 'oriel_logic_stage_seconds_count{service="plain",stage="work"} 1.0' in text
+    assert "oriel_logic_workers_ready 1.0" in text
+    assert "made-up-name" not in text
+
+
+async def test_stage_names_are_bounded() -> None:
+    from oriel_logic.errors import Outcome
+    from oriel_logic.metrics import MAX_STAGES, Metrics
+    from oriel_logic.stages import Stage
+    from oriel_wire.trace import new_trace
+
+    metrics = Metrics()
+    stages = [Stage(name=f"s{index}", start_s=0.0, end_s=1.0, context=new_trace(False)) for index in range(100)]
+    metrics.observe("x", Outcome.OK, 1.0, stages)
+    value = metrics.registry.get_sample_value
+    assert value("oriel_logic_stage_seconds_count", {"service": "x", "stage": "other"}) == 100 - MAX_STAGES

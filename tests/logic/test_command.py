@@ -1,0 +1,160 @@
+"""`oriel logic` as processes: start, one answer, the ways to stop."""
+
+import argparse
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from oriel_logic import command
+from oriel_wire.errors import StartFailed
+
+RUN = "import argparse, sys; from oriel_logic import command as c; p = argparse.ArgumentParser(); c.add_arguments(p)"
+PLAIN = """
+    from oriel_logic import service
+    @service
+    def plain(request): return request.body[::-1]
+    @service
+    def endless(request):
+        print("endless", flush=True)
+        while True: pass
+"""
+
+
+def arguments(*flags: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return parser.parse_args(flags)
+
+
+class Process:
+    """A logic server as a subprocess on free ports."""
+
+    def __init__(self, folder: Path, log: Path) -> None:
+        flags = ["--services", str(folder), "--http-port", "0", "--admin-port", "0", "--workers", "2"]
+        code = f"{RUN}; sys.exit(c.run(p.parse_args(sys.argv[1:])))"
+        self.log = log
+        path = {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+        with log.open("w") as output:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-c", code, *flags], stdout=output, stderr=output, env=os.environ | path
+            )
+        found = until(lambda: re.search(r"services on (http://\S+)", log.read_text()))
+        self.url = found.group(1)
+
+    def descendants(self) -> list[int]:
+        """Pids of the fork server and its workers, with the fork server first."""
+        parents = {}
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+        found = [self.popen.pid]
+        for pid in found:
+            found += [each for each, parent in parents.items() if parent == pid]
+        return found[1:]
+
+
+def until(check: Callable[[], Any]) -> Any:
+    end = time.monotonic() + 30
+    while not (found := check()):
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.02)
+    return found
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@pytest.fixture
+def process(services: Callable[..., Path], tmp_path: Path) -> Iterator[Process]:
+    started = Process(services(plain=PLAIN), tmp_path / "log")
+    yield started
+    if started.popen.poll() is None:
+        started.popen.kill()
+    started.popen.wait()
+
+
+linux = pytest.mark.skipif(
+    sys.platform != "linux", reason="reads /proc; only there a stuck worker ends with its parent"
+)
+
+
+@linux
+def test_it_serves_and_stops_when_asked(process: Process) -> None:
+    assert httpx.post(f"{process.url}/plain", content=b"abc").content == b"cba"
+    children = process.descendants()
+    assert len(children) == 3
+    process.popen.send_signal(signal.SIGTERM)
+    assert process.popen.wait(20) == 0
+    assert until(lambda: all(map(is_gone, children)))
+    assert "Traceback" not in process.log.read_text()
+
+
+@linux
+@pytest.mark.parametrize("victim", ["logic", "fork server"])
+def test_nobody_is_left_behind_by_a_kill(process: Process, victim: str) -> None:
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{process.url}/endless", timeout=0.3)
+    until(lambda: "endless" in process.log.read_text())
+    children = process.descendants()
+    os.kill(process.popen.pid if victim == "logic" else children[0], signal.SIGKILL)
+    assert until(lambda: all(map(is_gone, children)))
+    if victim == "fork server":
+        assert httpx.post(f"{process.url}/plain", content=b"abc", timeout=20).content == b"cba"
+
+
+def test_a_taken_port_is_one_line_with_the_mend(services: Callable[..., Path]) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        flags = ["--services", str(services()), "--http-port", port, "--admin-port", "0"]
+        code = f"{RUN}; sys.exit(c.run(p.parse_args(sys.argv[1:])))"
+        path = {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+        done = subprocess.run(
+            [sys.executable, "-c", code, *flags], capture_output=True, text=True, env=os.environ | path
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith("oriel logic: ") and done.stderr.count("\n") == 1
+    assert port in done.stderr and "--http-port" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--services", "/nowhere/at/all"], "pass --services DIR"),
+        (["--services", ".", "--inference", "nonsense"], "pass --inference HOST:PORT"),
+        (["--services", ".", "--inference", "host:99999"], "pass --inference HOST:PORT"),
+        (["--services", ".", "--workers", "0"], "pass --workers N"),
+    ],
+)
+def test_wrong_flags_are_one_line_with_the_mend(
+    flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.run(arguments(*flags)) == 2
+    said = capsys.readouterr().err
+    assert words in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("a:1", ("a", 1)), ("http://10.0.0.1:8000/", ("10.0.0.1", 8000)), ("[::1]:80", ("::1", 80))],
+)
+def test_addresses(text: str, found: tuple[str, int]) -> None:
+    assert command.address(text) == found
+    with pytest.raises(StartFailed):
+        command.address("no-port")
