@@ -187,7 +187,6 @@ class Call:
 
     def displaced(self) -> None:
         """Someone more urgent took this call's place in the full queue."""
-        self._ticket = None
         retry_after_s = self._gate.admission.retry_after_s()
         self.refuse(
             Refused(Outcome.DISPLACED, "a more urgent call took the place in the queue", retry_after_s=retry_after_s)
@@ -382,3 +381,5 @@ class Call:
             gate.leave(self.target.route, tenant, self._ticket, held_s=now - self.permit_s, cost_us=self.cost_us)
         elif queued and self._ticket is not None:
             gate.forget(self._ticket)
+        if self._ticket is not None:
+            self._ticket.payload = None  # the queue may keep a dead ticket for a while, but not the body

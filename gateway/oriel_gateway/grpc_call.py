@@ -130,7 +130,6 @@ class GrpcCall:
             self._waiting.set_result(None)
 
     def displaced(self) -> None:
-        self._ticket = None
         self._fail(
             Refused(
                 Outcome.DISPLACED,
@@ -182,12 +181,21 @@ class GrpcCall:
                 yield first
                 async for answer in answers:
                     yield answer
+            if self.refused is not None:
+                raise self.refused
             self.end(Outcome.ANSWERED)
+        except asyncio.CancelledError:
+            # Either this call was cancelled, or `refuse` cancelled the upstream's half of it.
+            task = asyncio.current_task()
+            if self.refused is None or (task is not None and task.cancelling()):
+                raise
+            raise self.refused from None
         finally:
             upstreams.release(address)
 
-    def cancel_upstream(self) -> None:
-        """Stop a stream whose client turned out not to be allowed."""
+    def refuse(self, refused: Refused) -> None:
+        """A later message of a stream is not allowed: stop the upstream's half; `forward_stream` raises `refused`."""
+        self.refused = refused
         if self._upstream is not None:
             self._upstream.cancel()
 
@@ -235,6 +243,8 @@ class GrpcCall:
                 waiting.exception()
         if not self.permit_s and self._ticket is not None:
             gate.forget(self._ticket)
+        if self._ticket is not None:
+            self._ticket.payload = None
         seconds = now - self.received_s
         on_time = outcome is Outcome.ANSWERED and seconds <= tenant.tier.target_s
         gateway.stats.ended(gate.name, tenant.tier.name, outcome, self.status, seconds, on_time)

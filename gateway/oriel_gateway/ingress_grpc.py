@@ -166,10 +166,6 @@ class GrpcIngress(_GenericHandler):
             await self._abort(context, refused, call)
         except aio.AioRpcError as error:
             assert call is not None
-            refused_inside = call.refused
-            if refused_inside is not None:
-                call.end(refused_inside.outcome, refused_inside.message)
-                await self._abort(context, refused_inside, call)
             call.end(_outcome(error), error.details() or "")
             context.set_trailing_metadata(call.answer_metadata())
             await context.abort(error.code(), error.details() or "")
@@ -186,8 +182,7 @@ class GrpcIngress(_GenericHandler):
                 self._authorise(call.tenant, message)
                 authorised = self._authorised(call, message)
             except Refused as refused:
-                call.refused = refused
-                call.cancel_upstream()
+                call.refuse(refused)
                 return
             yield authorised
 

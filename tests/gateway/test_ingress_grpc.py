@@ -125,7 +125,7 @@ async def test_tritonclient_infers_through_the_gateway() -> None:
         assert metadata["x-oriel-tier"] == "gold" and metadata["x-oriel-priority"] == "0"
         assert metadata["x-oriel-tenant"] == "g"
         assert metadata["traceparent"].startswith("00-000000000000000000000000000000aa-")
-        assert 7.0 < remaining_s <= 8.0
+        assert 7.0 < remaining_s <= 8.1  # gRPC rounds a timeout up
         assert idle(core) and isinstance(core.sink, ListSink)
         assert sorted(s.name for s in core.sink.spans) == ["gateway.forward", "gateway.queue", "gateway.request"]
 
