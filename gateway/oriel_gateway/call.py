@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
-from oriel_gateway.pools import PoolGate
 from oriel_gateway.targets import Target
 from oriel_gateway.tracing import Mark, record_call
 from oriel_policies.documents import Tenant
@@ -43,34 +42,23 @@ _SMALL = 64 * 1024
 class Call:
     """See the module's head. Times are monotonic seconds; 0.0 means not reached."""
 
-    __slots__ = (
-        "_body_done",
-        "_connection",
-        "_endpoint",
-        "_gate",
-        "_gateway",
-        "_pending",
-        "_pending_bytes",
-        "_rechunk",
-        "_slot",
-        "_ticket",
-        "_tried",
-        "client",
-        "cost_us",
-        "deadline",
-        "head",
-        "mark",
-        "outcome",
-        "permit_s",
-        "queued_s",
-        "received_s",
-        "response_s",
-        "sent_s",
-        "state",
-        "status",
-        "target",
-        "tenant",
-    )
+    # Class attributes are the defaults: a call that goes through at once never sets most of them.
+    state = COLLECT
+    status = 0
+    cost_us = -1
+    outcome = Outcome.ANSWERED
+    queued_s = 0.0
+    permit_s = 0.0
+    sent_s = 0.0
+    response_s = 0.0
+    _pending: list[bytes] | None = None
+    _pending_bytes = 0
+    _body_done = False
+    _rechunk = False
+    _ticket: Ticket | None = None
+    _connection: UpstreamConnection | None = None
+    _endpoint: Endpoint | None = None
+    _tried: tuple[Endpoint, ...] = ()
 
     def __init__(
         self,
@@ -84,7 +72,7 @@ class Call:
         deadline: float,
     ) -> None:
         self._gateway = gateway
-        self._gate: PoolGate = gateway.pools[target.pool]
+        self._gate = gateway.pools[target.pool]
         self.client = client
         self.head = head
         self.tenant = tenant
@@ -92,19 +80,6 @@ class Call:
         self.mark = mark
         self.received_s = received_s
         self.deadline = deadline
-        self.state = COLLECT
-        self.status = 0
-        self.cost_us = -1
-        self.outcome = Outcome.ANSWERED
-        self.queued_s = self.permit_s = self.sent_s = self.response_s = 0.0
-        self._pending: list[bytes] = []
-        self._pending_bytes = 0
-        self._body_done = False
-        self._rechunk = False
-        self._ticket: Ticket | None = None
-        self._connection: UpstreamConnection | None = None
-        self._endpoint: Endpoint | None = None
-        self._tried: tuple[Endpoint, ...] = ()
         self._slot = gateway.watch(self, deadline, received_s)
 
     @property
@@ -125,6 +100,8 @@ class Call:
         if connection is not None:
             connection.transport.write(chunk(data) if self.head.chunked else data)
             return
+        if self._pending is None:
+            self._pending = []
         self._pending.append(data)
         self._pending_bytes += len(data)
         if self._pending_bytes >= REPLAY_BYTES:
@@ -135,6 +112,13 @@ class Call:
                 self.client.pause_body()
             if self.state == COLLECT:
                 self._ask()
+
+    def whole(self, data: bytes) -> None:
+        """The whole body at once."""
+        self._pending = [data]
+        self._pending_bytes = len(data)
+        self._body_done = True
+        self._ask()
 
     def end(self) -> None:
         """The body is complete."""
@@ -163,21 +147,21 @@ class Call:
     # Admission -------------------------------------------------------------------------------------------------
 
     def _ask(self) -> None:
-        tenant = self.tenant
-        self.queued_s = monotonic()
+        gate = self._gate
+        self.queued_s = now = monotonic()
+        if gate.admission.enter():
+            self.permit_s = now
+            self.state = SENDING
+            self._send(now)
+            return
         self.state = QUEUED
-        due = min(self.received_s + tenant.tier.target_s, self.deadline)
+        due = min(self.received_s + self.tenant.tier.target_s, self.deadline)
         try:
-            ticket = self._gate.admit(self, tenant, self.target.route, due=due, size_bytes=self._pending_bytes)
+            self._ticket = gate.wait(self, self.tenant, self.target.route, due=due, size_bytes=self._pending_bytes)
         except Refused as refused:
             self.refuse(refused)
             return
-        if ticket is None:
-            self.permit_s = self.queued_s
-            self.state = SENDING
-            self._send(self.queued_s)
-        else:
-            self._ticket = ticket
+        gate.pump()
 
     def admitted(self) -> None:
         """There is a permit: find an endpoint and send."""
@@ -250,7 +234,7 @@ class Call:
             else:
                 parts.append(b"")
                 connection.transport.writelines((b"\r\n".join(parts), *pending))
-            self._pending = []
+            self._pending = None
         if self._body_done:
             if head.chunked:
                 connection.transport.write(LAST_CHUNK)
@@ -357,29 +341,29 @@ class Call:
             client.answered(close=client.must_close)
 
     def _end(self, outcome: Outcome, error: str = "") -> None:
-        if self.state == DONE:
+        state = self.state
+        if state == DONE:
             return
-        held = self.state in (SENDING, ANSWERING)
-        queued = self.state == QUEUED
         self.state = DONE
         self.outcome = outcome
         self.client.call = None
         gateway, gate, tenant = self._gateway, self._gate, self.tenant
         gateway.unwatch(self, self._slot)
         now = monotonic()
-        if self._connection is not None:
-            self._connection.abandon()
-            self._connection = None
-        elif held and self._endpoint is not None and not self.sent_s:
-            self._endpoint.forget(self)
         seconds = now - self.received_s
         on_time = outcome is Outcome.ANSWERED and self.status < 500 and seconds <= tenant.tier.target_s
         gateway.stats.ended(gate.name, tenant.tier.name, outcome, self.status, seconds, on_time)
         if self.mark.sampled and gateway.sink.enabled:
             record_call(self, gateway.sink, now, error)
-        if held:
-            gate.leave(self.target.route, tenant, self._ticket, held_s=now - self.permit_s, cost_us=self.cost_us)
-        elif queued and self._ticket is not None:
-            gate.forget(self._ticket)
-        if self._ticket is not None:
-            self._ticket.payload = None  # the queue may keep a dead ticket for a while, but not the body
+        ticket = self._ticket
+        if state >= SENDING:
+            if self._connection is not None:
+                self._connection.abandon()
+                self._connection = None
+            elif self._endpoint is not None and not self.sent_s:
+                self._endpoint.forget(self)
+            gate.leave(self.target.route, tenant, ticket, now - self.permit_s, self.cost_us)
+        elif ticket is not None:
+            gate.forget(ticket)
+        if ticket is not None:
+            ticket.payload = None  # the queue may keep a dead ticket for a while, but not the body

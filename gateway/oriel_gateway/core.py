@@ -57,16 +57,16 @@ class Gateway:
         """See `identity.identify`."""
         return identify(credentials, self.snapshot).tenant
 
-    def identify_fields(self, fields: Sequence[Field] | None, memo: LineMemo) -> Tenant:
-        """The same for parsed header lines; one that was seen before is recognised by its hash."""
+    def identify_fields(self, fields: Sequence[Field] | None, memo: LineMemo) -> ApiKey:
+        """The key behind parsed header lines; a line that was seen before is recognised by its hash."""
         if fields is not None and len(fields) == 1 and (owner := fields[0].owner) is not None:
-            key: ApiKey = owner
-            return still_valid(key).tenant if key.expires_at is not None else key.tenant
+            known: ApiKey = owner
+            return still_valid(known)
         # A recognised line keeps neither name nor value: two credentials are refused before anyone looks at them.
         key = identify([(field.name, field.value) for field in fields or ()], self.snapshot)
         assert fields is not None
         memo.keep_credential(fields[0].line, key)
-        return key.tenant
+        return key
 
     def target(self, tenant: Tenant, line: bytes, method: str, path: str, query: str) -> Target:
         """What this tenant's request line asks for; remembered by its bytes. Raises Refused."""

@@ -112,12 +112,12 @@ class GrpcCall:
         tier = self.tenant.tier
         due = min(self.received_s + tier.target_s, self.deadline)
         self._waiting = asyncio.get_running_loop().create_future()
-        self._ticket = self._gate.admit(
-            self, self.tenant, self.target.route, due=due, size_bytes=self._size_bytes
-        )
-        if self._ticket is None:
+        gate = self._gate
+        if gate.admission.enter():
             self.admitted()
             return
+        self._ticket = gate.wait(self, self.tenant, self.target.route, due=due, size_bytes=self._size_bytes)
+        gate.pump()
         slot = self._gateway.watch(self, self.deadline, self.queued_s)
         try:
             await self._waiting
@@ -251,4 +251,4 @@ class GrpcCall:
         if self.mark.sampled and gateway.sink.enabled:
             record_call(self, gateway.sink, now, error)
         if self.permit_s:
-            gate.leave(self.target.route, tenant, self._ticket, held_s=now - self.permit_s, cost_us=-1)
+            gate.leave(self.target.route, tenant, self._ticket, now - self.permit_s, -1)

@@ -2,12 +2,16 @@
 
 import asyncio
 from time import monotonic
+from typing import NamedTuple
 
 from oriel_gateway.answers import STATUS, refusal_bytes, small_answer
 from oriel_gateway.call import Call
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.identity import still_valid
+from oriel_gateway.targets import Target
 from oriel_gateway.tracing import Mark
+from oriel_policies.documents import ApiKey, Snapshot
 from oriel_wire.engine.server import HttpServer, ServerConnection
 from oriel_wire.h1 import RequestHead
 from oriel_wire.trace import new_trace, random_bits
@@ -18,15 +22,24 @@ _WRITE_HIGH = 256 * 1024
 _FRAMING = {400: Outcome.BAD_REQUEST, 408: Outcome.DEADLINE_EXCEEDED}
 
 
+class _Judged(NamedTuple):
+    """Who sent a head and what for, by the documents of one snapshot."""
+
+    snapshot: Snapshot
+    key: ApiKey
+    target: Target
+
+
 class ClientConnection(ServerConnection):
     """One public connection; at most one `call` at a time."""
 
-    __slots__ = ("call", "gateway")
+    __slots__ = ("_judged", "call", "gateway")
 
     def __init__(self, server: "HttpServer[ServerConnection]", gateway: Gateway) -> None:
         super().__init__(server)
         self.gateway = gateway
         self.call: Call | None = None
+        self._judged: _Judged | None = None  # what the head in `_known` was found to be
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -37,19 +50,24 @@ class ClientConnection(ServerConnection):
         received_s = monotonic()
         mark: Mark | None = None
         try:
-            line = head.line
-            credentials = head.credentials
-            if line.path.startswith("/v2/health/"):
-                self._health(line.path)
-                return
-            tenant = gateway.identify_fields(credentials, self.memo)
-            if head.fresh:
-                self.memo.keep(head.fresh)
-            if self.memo.lines.get(line.line) is not line:
-                self.memo.keep_line(line)
+            if head is self._known and self._judged is not None and self._judged.snapshot is gateway.snapshot:
+                judged = self._judged
+                if judged.key.expires_at is not None:
+                    still_valid(judged.key)
+                tenant, target = judged.key.tenant, judged.target
+                gateway.limiter.take(tenant, received_s)
+            else:
+                line = head.line
+                if head.credentials is None and line.path.startswith("/v2/health/"):
+                    self._health(line.path)
+                    return
+                key = gateway.identify_fields(head.credentials, self.memo)
+                tenant = key.tenant
+                gateway.limiter.take(tenant, received_s)
+                target = gateway.target(tenant, line.line, line.method, line.path, line.query)
+                self.recognise(head)
+                self._judged = _Judged(gateway.snapshot, key, target)
             mark = gateway.mark(head.request_id, head.traceparent, head.tracestate)
-            gateway.limiter.take(tenant, received_s)
-            target = gateway.target(tenant, line.line, line.method, line.path, line.query)
             deadline = gateway.deadline(tenant, received_s, head.timeout)
             bound = gateway.pools[target.pool].pool.max_body_bytes
             if head.content_length is not None and head.content_length > bound:
@@ -71,6 +89,10 @@ class ClientConnection(ServerConnection):
     def on_end(self) -> None:
         if self.call is not None:
             self.call.end()
+
+    def on_body(self, data: bytes) -> None:
+        if self.call is not None:
+            self.call.whole(data)
 
     def on_lost(self) -> None:
         if self.call is not None:

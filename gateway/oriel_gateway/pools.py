@@ -36,14 +36,13 @@ class PoolGate:
         self.charges = Charges()
         self._turn = 0
 
-    def admit(self, waiter: Waiter, tenant: Tenant, route: str, *, due: float, size_bytes: int) -> Ticket | None:
-        """Take a permit now (None) or wait for one (the ticket: give it to `forget` when leaving the queue).
+    def wait(self, waiter: Waiter, tenant: Tenant, route: str, *, due: float, size_bytes: int) -> Ticket:
+        """Queue for a permit when `admission.enter` gave none; give the ticket to `forget` when leaving the queue.
 
-        due: monotonic time of the tier's target, which orders calls of one tenant. Raises Refused QUEUE_FULL.
+        due: monotonic time of the tier's target, which orders calls of one tenant. Call `pump` when the ticket is
+        stored. Raises Refused QUEUE_FULL.
         """
         admission = self.admission
-        if admission.enter():
-            return None
         ticket = Ticket(
             band=tenant.tier.band,
             tenant=tenant.name,
@@ -60,14 +59,13 @@ class PoolGate:
             )
         for loser in displaced:
             loser.payload.displaced()
-        self.pump()
         return ticket
 
     def forget(self, ticket: Ticket) -> bool:
         """A waiter leaves the queue by itself; False when it has a permit already."""
         return self.admission.queue.remove(ticket)
 
-    def leave(self, route: str, tenant: Tenant, ticket: Ticket | None, *, held_s: float, cost_us: int) -> None:
+    def leave(self, route: str, tenant: Tenant, ticket: Ticket | None, held_s: float, cost_us: int) -> None:
         """Give a permit back. held_s: from the permit to the upstream's last byte; cost_us: what it reported, or -1."""
         admission = self.admission
         actual_s = cost_us * 1e-6 if cost_us >= 0 else held_s / max(1, admission.inflight)
@@ -85,7 +83,9 @@ class PoolGate:
 
     def pick(self, tried: Sequence[Endpoint] = ()) -> Endpoint | None:
         """The endpoint with the least outstanding work that was not tried yet; equals take turns."""
-        endpoints = [e for e in self.endpoints if e not in tried] if tried else self.endpoints
+        endpoints = self.endpoints
+        if tried:
+            endpoints = [e for e in endpoints if e not in tried]
         if len(endpoints) < 2:
             return endpoints[0] if endpoints else None
         self._turn += 1

@@ -165,7 +165,7 @@ class LineMemo:
 
     SIZE = 2048
 
-    __slots__ = ("credentials", "kinds", "lines", "old", "old_lines", "young")
+    __slots__ = ("credentials", "kinds", "lines", "old", "old_lines", "statuses", "young")
 
     def __init__(self, *, response: bool = False) -> None:
         self.kinds = _RESPONSE_KINDS if response else _REQUEST_KINDS
@@ -174,6 +174,7 @@ class LineMemo:
         self.lines: dict[bytes, _Line] = {}
         self.old_lines: dict[bytes, _Line] = {}
         self.credentials: dict[bytes, Field] = {}
+        self.statuses: dict[bytes, tuple[int, int]] = {}
 
     def find(self, line: bytes) -> Field | None:
         """Look in the old generation; what is found there moves to the young one."""
@@ -250,40 +251,26 @@ class RequestHead:
     are. fresh: fields that were validated anew; give them to `LineMemo.keep` once the sender is known.
     """
 
-    __slots__ = (
-        "chunked",
-        "close",
-        "content_encoding",
-        "content_length",
-        "credentials",
-        "dropped",
-        "expect_continue",
-        "fields",
-        "forward",
-        "fresh",
-        "line",
-        "request_id",
-        "timeout",
-        "traceparent",
-        "tracestate",
-    )
+    # Class attributes are the defaults: most requests set two or three of them, and every store costs.
+    content_length: int | None = None
+    chunked = False
+    close = False
+    expect_continue = False
+    dropped: tuple[bytes, ...] = ()
+    credentials: list[Field] | None = None
+    traceparent: str | None = None
+    tracestate: str | None = None
+    request_id: str | None = None
+    timeout: str | None = None
+    content_encoding: str | None = None
 
     def __init__(self, line: _Line) -> None:
         self.line = line
         self.fields: list[Field] = []
         self.forward: list[bytes] = []
         self.fresh: list[Field] = []
-        self.content_length: int | None = None
-        self.chunked = False
-        self.close = line.minor == 0
-        self.dropped: tuple[bytes, ...] = ()
-        self.expect_continue = False
-        self.credentials: list[Field] | None = None
-        self.traceparent: str | None = None
-        self.tracestate: str | None = None
-        self.request_id: str | None = None
-        self.timeout: str | None = None
-        self.content_encoding: str | None = None
+        if not line.minor:
+            self.close = True
 
     @property
     def method(self) -> str:
@@ -406,17 +393,18 @@ def _note(head: RequestHead, field: Field) -> None:
 class ResponseHead:
     """One response head from an upstream; `forward` are the lines a proxy passes on, the status line first."""
 
-    __slots__ = ("chunked", "close", "content_length", "cost_us", "fields", "forward", "server_timing", "status")
+    content_length: int | None = None
+    chunked = False
+    close = False
+    server_timing = ""
+    cost_us = -1
 
     def __init__(self, status: int, status_line: bytes, minor: int) -> None:
         self.status = status
         self.forward = [status_line]
         self.fields: list[Field] = []
-        self.content_length: int | None = None
-        self.chunked = False
-        self.close = minor == 0
-        self.server_timing = ""
-        self.cost_us = -1
+        if not minor:
+            self.close = True
 
     def get(self, name: str) -> str | None:
         """The first value of the field with this lower-case name."""
@@ -429,10 +417,15 @@ class ResponseHead:
 def parse_response_head(block: bytes, memo: LineMemo) -> ResponseHead:
     """Read a response head without its closing CRLFCRLF. Raises BadMessage."""
     lines = block.split(b"\r\n")
-    match = _STATUS_LINE.match(lines[0])
-    if match is None:
-        raise BadMessage("the status line is malformed")
-    head = ResponseHead(int(match[2]), lines[0], int(match[1]))
+    known = memo.statuses.get(lines[0])
+    if known is None:
+        match = _STATUS_LINE.match(lines[0])
+        if match is None:
+            raise BadMessage("the status line is malformed")
+        known = int(match[2]), int(match[1])
+        if len(memo.statuses) < memo.SIZE and len(lines[0]) <= _MAX_LINE:
+            memo.statuses[lines[0]] = known
+    head = ResponseHead(known[0], lines[0], known[1])
     fields = head.fields
     forward = head.forward
     young = memo.young

@@ -76,9 +76,8 @@ class _Buffered(ServerConnection):
                 self.on_refused(*refusal)
                 self.answered(close=False)
                 return
-        if head.fresh:
-            self.memo.keep(head.fresh)
-            self.memo.keep_line(head.line)
+        if head is not self._known:
+            self.recognise(head)
         if head.expect_continue:
             self.continue_body()
 

@@ -76,6 +76,9 @@ class ServerConnection(asyncio.Protocol):
         "_buffer",
         "_decoder",
         "_drained",
+        "_fingerprint",
+        "_known",
+        "_known_fingerprint",
         "_left",
         "_paused",
         "_stalled_at",
@@ -106,6 +109,9 @@ class ServerConnection(asyncio.Protocol):
         self._drained = 0
         self._paused = False
         self._stalled_at = 0.0
+        self._fingerprint = 0
+        self._known: RequestHead | None = None
+        self._known_fingerprint = 0
         self._whole = False  # the current request's body arrived together with its head
 
     # Hooks -----------------------------------------------------------------------------------------------------
@@ -121,6 +127,12 @@ class ServerConnection(asyncio.Protocol):
     def on_end(self) -> None:
         """The body is complete (called right after on_head when there is none)."""
         raise NotImplementedError
+
+    def on_body(self, data: bytes) -> None:
+        """The whole body arrived with its head: the same as on_data and on_end, in one call."""
+        self.on_data(data)
+        if self.state == WAIT:
+            self.on_end()
 
     def on_lost(self) -> None:
         """The client left while a request was unanswered."""
@@ -218,6 +230,19 @@ class ServerConnection(asyncio.Protocol):
         head = self.head
         return head is None or head.close or self.server.draining or (self.state == BODY and not self._whole)
 
+    def recognise(self, head: RequestHead) -> None:
+        """Remember the head that was just read: clients repeat it byte by byte, and then it is not parsed again.
+
+        Call it once the sender is known. Kept is the parsed head and a 64-bit fingerprint of its bytes, keyed by this
+        process's secret; a collision would only give a client back its own earlier, authenticated head.
+        """
+        self.memo.keep(head.fresh)
+        head.fresh.clear()
+        if self.memo.lines.get(head.line.line) is not head.line:
+            self.memo.keep_line(head.line)
+        self._known = head
+        self._known_fingerprint = self._fingerprint
+
     def pause_body(self) -> None:
         """Stop reading the body (backpressure from where it goes)."""
         if not self._paused and self.state == BODY:
@@ -261,14 +286,18 @@ class ServerConnection(asyncio.Protocol):
             return
         start = 2 if data[:2] == b"\r\n" else 0
         block = data[start:stop]
-        try:
-            head = parse_request_head(block, self.memo, max_fields=limits.max_fields)
-        except BadMessage as error:
-            self._refuse(431 if isinstance(error, TooLarge) else 400, error.message)
-            return
-        if stop > limits.max_target_bytes and len(head.line.target) > limits.max_target_bytes:
-            self._refuse(414, f"the request target is longer than {limits.max_target_bytes} bytes")
-            return
+        self._fingerprint = fingerprint = hash(block)
+        if self._known is not None and fingerprint == self._known_fingerprint:
+            head = self._known
+        else:
+            try:
+                head = parse_request_head(block, self.memo, max_fields=limits.max_fields)
+            except BadMessage as error:
+                self._refuse(431 if isinstance(error, TooLarge) else 400, error.message)
+                return
+            if stop > limits.max_target_bytes and len(head.line.target) > limits.max_target_bytes:
+                self._refuse(414, f"the request target is longer than {limits.max_target_bytes} bytes")
+                return
         self.head = head
         self.due = 0.0
         rest = data[stop + 4 :] if len(data) > stop + 4 else b""
@@ -285,7 +314,8 @@ class ServerConnection(asyncio.Protocol):
                 self.on_head(head)
                 if self.state == BODY and self.head is head:
                     self._whole = False
-                    self._body_ended(rest[:length])
+                    self.state = WAIT
+                    self.on_body(rest if len(rest) == length else rest[:length])
                 return
         elif head.chunked:
             self._decoder = ChunkedDecoder()

@@ -191,7 +191,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._decoder = None
         endpoint = self.endpoint
         endpoint.outstanding -= 1
-        if self._reusable and self.request_done and not self.transport.is_closing():
+        if self._reusable and self.request_done:  # `begin` looks whether it is closing meanwhile
             self.idle_since = monotonic()
             endpoint.idle.append(self)
         else:
