@@ -58,15 +58,15 @@ class ClientConnection(ServerConnection):
                 gateway.limiter.take(tenant, received_s)
             else:
                 line = head.line
-                if head.credentials is None and line.path.startswith("/v2/health/"):
+                if line.path.startswith("/v2/health/"):
                     self._health(line.path)
                     return
                 key = gateway.identify_fields(head.credentials, self.memo)
                 tenant = key.tenant
                 gateway.limiter.take(tenant, received_s)
                 target = gateway.target(tenant, line.line, line.method, line.path, line.query)
-                self.recognise(head)
-                self._judged = _Judged(gateway.snapshot, key, target)
+                if self.authenticated(head):
+                    self._judged = _Judged(gateway.snapshot, key, target)
             mark = gateway.mark(head.request_id, head.traceparent, head.tracestate)
             deadline = gateway.deadline(tenant, received_s, head.timeout)
             bound = gateway.pools[target.pool].pool.max_body_bytes

@@ -6,7 +6,8 @@ Every contender forwards POST /v2/models/digits/infer, 1 KB each way, 32 keep-al
 upstream, one process each. They take turns (A B C D, A B C D, ...) and the medians are compared, so that a machine
 whose speed drifts is unfair to nobody. Counted is the CPU time of the contender's own processes (user + system, from
 /proc), not wall time: the load generator shares the machine. The gateway does all its work: key, rate limit, admission,
-deadline, trace context, tier headers; the others only forward.
+deadline, trace context, tier headers; the others only forward. It recognises a head that a connection repeats byte by
+byte; `oriel (heads vary)` is the same gateway under requests of which no two heads are alike.
 
 Needs `nginx` and `wrk` on PATH (both are Debian packages) and Linux. The Python peers get an environment of their own
 under build/bench-peers, with pinned versions.
@@ -59,6 +60,21 @@ wrk.body = string.rep("x", 1024)
 wrk.headers["Authorization"] = "Bearer oriel-demo-gold"
 wrk.headers["Content-Type"] = "application/json"
 """
+
+# The same with a request id and a trace context of its own in every request, so that no two heads are alike.
+WRK_VARYING = (
+    WRK
+    + """
+local n = 0
+request = function()
+  n = n + 1
+  wrk.headers["x-request-id"] = string.format("r%016x", n)
+  wrk.headers["traceparent"] = string.format("00-%032x-%016x-00", n, n)
+  return wrk.format(nil)
+end
+"""
+)
+VARYING = "oriel (heads vary)"
 
 
 def free_port() -> int:
@@ -153,8 +169,9 @@ def main() -> None:
     python = peers_python()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        script = folder / "load.lua"
-        script.write_text(WRK)
+        same, varying = folder / "same.lua", folder / "varying.lua"
+        same.write_text(WRK)
+        varying.write_text(WRK_VARYING)
         upstream = free_port()
         stack.enter_context(running([sys.executable, str(PEERS / "upstream.py"), str(upstream)], upstream))
         ports = {name: free_port() for name in ("oriel", "nginx", "starlette+aiohttp", "starlette+httpx")}
@@ -183,13 +200,15 @@ def main() -> None:
                     UPSTREAM=f"http://{address}",
                 )
             )
+        ports = {"oriel": ports["oriel"], VARYING: ports["oriel"], **ports}
+        pids = {"oriel": pids["oriel"], VARYING: pids["oriel"], **pids}
         figures: dict[str, dict[str, list[float]]] = {n: {"cpu_us": [], "rate": [], "p99_ms": []} for n in pids}
         for port in ports.values():
-            load(port, 1, str(script))  # warm-up
+            load(port, 1, str(same))  # warm-up
         for number in range(args.rounds):
             for name, port in ports.items():
                 before = cpu_s(pids[name])
-                requests, rate, p99_ms = load(port, args.seconds, str(script))
+                requests, rate, p99_ms = load(port, args.seconds, str(varying if name == VARYING else same))
                 cpu_us = (cpu_s(pids[name]) - before) * 1e6 / requests
                 figures[name]["cpu_us"].append(cpu_us)
                 figures[name]["rate"].append(rate)

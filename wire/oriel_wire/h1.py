@@ -48,7 +48,7 @@ class Kind(IntEnum):
     CONTENT_ENCODING = 15
 
 
-_REQUEST_KINDS = {
+_REQUEST_KINDS: dict[str, int] = {
     "connection": Kind.CONNECTION,
     "keep-alive": Kind.HOP,
     "proxy-connection": Kind.HOP,
@@ -69,7 +69,7 @@ _REQUEST_KINDS = {
     "x-request-timeout-ms": Kind.TIMEOUT,
     "content-encoding": Kind.CONTENT_ENCODING,
 }
-_RESPONSE_KINDS = {
+_RESPONSE_KINDS: dict[str, int] = {
     "connection": Kind.CONNECTION,
     "keep-alive": Kind.HOP,
     "proxy-connection": Kind.HOP,
@@ -84,6 +84,8 @@ _RESPONSE_KINDS = {
     "server-timing": Kind.SERVER_TIMING,
     "x-oriel-cost-us": Kind.COST,
 }
+_REQUEST_KINDS = {name: int(kind) for name, kind in _REQUEST_KINDS.items()}
+_RESPONSE_KINDS = {name: int(kind) for name, kind in _RESPONSE_KINDS.items()}
 # The parser compares plain ints: an enum member costs a descriptor call per look-up.
 _CONTENT_LENGTH = int(Kind.CONTENT_LENGTH)
 _CREDENTIAL = int(Kind.CREDENTIAL)
@@ -97,18 +99,10 @@ _EXPECT = int(Kind.EXPECT)
 _CONTENT_ENCODING = int(Kind.CONTENT_ENCODING)
 _HOST = int(Kind.HOST)
 _HOP = int(Kind.HOP)
+_INTERNAL = int(Kind.INTERNAL)
 _SERVER_TIMING = int(Kind.SERVER_TIMING)
 _COST = int(Kind.COST)
-_PER_REQUEST = frozenset(
-    {
-        Kind.CREDENTIAL,
-        Kind.TRACEPARENT,
-        Kind.TRACESTATE,
-        Kind.REQUEST_ID,
-        Kind.SERVER_TIMING,
-        Kind.COST,
-    }
-)
+_PER_REQUEST = frozenset({_CREDENTIAL, _TRACEPARENT, _TRACESTATE, _REQUEST_ID, _SERVER_TIMING, _COST})
 _MAX_LINE = 256
 
 _FIELD = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):([\x20-\x7e\x80-\xff\t]*)\Z")
@@ -124,11 +118,11 @@ class Field:
 
     __slots__ = ("kind", "line", "name", "number", "owner", "value")
 
-    def __init__(self, line: bytes, name: str, value: str, kind: Kind, number: int) -> None:
+    def __init__(self, line: bytes, name: str, value: str, kind: int, number: int) -> None:
         self.line = line
         self.name = name
         self.value = value
-        self.kind = int(kind)
+        self.kind = kind
         self.number = number
         self.owner: Any = None
 
@@ -191,6 +185,8 @@ class LineMemo:
 
     def find_credential(self, line: bytes) -> Field | None:
         """A credential line that was authenticated before, recognised by its SHA-256; None for every other line."""
+        if line[:1] not in b"aAxX":
+            return None
         if line[:14].lower() == b"authorization:" or line[:10].lower() == b"x-api-key:":
             return self.credentials.get(sha256(line).digest())
         return None
@@ -199,7 +195,7 @@ class LineMemo:
         """Remember, by its hash only, that this line stands for `owner`. Cleared by `forget_credentials`."""
         if len(self.credentials) >= self.SIZE:
             self.credentials.clear()
-        field = Field(b"", "", "", Kind.CREDENTIAL, -1)
+        field = Field(b"", "", "", _CREDENTIAL, -1)
         field.owner = owner
         self.credentials[sha256(line).digest()] = field
 
@@ -233,11 +229,11 @@ class LineMemo:
             raise BadMessage("a header line is malformed")
         name = match[1].decode("ascii").lower()
         raw = match[2].strip(b" \t")
-        kind = self.kinds.get(name, Kind.FORWARD)
-        if kind is Kind.FORWARD and name.startswith("x-oriel-"):
-            kind = Kind.INTERNAL
+        kind = self.kinds.get(name, 0)
+        if kind == 0 and name[:8] == "x-oriel-":
+            kind = _INTERNAL
         number = -1
-        if kind is Kind.CONTENT_LENGTH:
+        if kind == _CONTENT_LENGTH:
             if not raw.isdigit() or len(raw) > 15:
                 raise BadMessage("Content-Length is not a plain number")
             number = int(raw)
@@ -323,7 +319,8 @@ def parse_request_head(block: bytes, memo: LineMemo, *, max_fields: int = 128) -
             field = memo.find(line) or memo.find_credential(line)
             if field is None:
                 field = memo.classify(line)
-                head.fresh.append(field)
+                if field.kind not in _PER_REQUEST:
+                    head.fresh.append(field)
         fields.append(field)
         kind = field.kind
         if kind == 0:

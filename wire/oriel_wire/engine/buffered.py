@@ -77,7 +77,7 @@ class _Buffered(ServerConnection):
                 self.answered(close=False)
                 return
         if head is not self._known:
-            self.recognise(head)
+            self.authenticated(head)
         if head.expect_continue:
             self.continue_body()
 

@@ -49,15 +49,27 @@ async def serve_control(app: ASGIApp, sock: socket.socket, stop: asyncio.Event) 
             await server.serve(sockets=[sock])
             watcher.cancel()
     finally:
+        server.cut()
         sock.close()
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its own signal handlers."""
+    """uvicorn without its own signal handlers, and with an end that does not wait."""
+
+    servers: list[asyncio.Server] = []
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    def cut(self) -> None:
+        """Close what is still open: nothing after an orderly end, everything when `serve` was cancelled."""
+        for server in self.servers:
+            server.close()
+        for connection in tuple(self.server_state.connections):
+            connection.transport.abort()
+        for task in tuple(self.server_state.tasks):
+            task.cancel()
 
 
 async def _exit_on(stop: asyncio.Event, server: uvicorn.Server) -> None:

@@ -230,18 +230,24 @@ class ServerConnection(asyncio.Protocol):
         head = self.head
         return head is None or head.close or self.server.draining or (self.state == BODY and not self._whole)
 
-    def recognise(self, head: RequestHead) -> None:
-        """Remember the head that was just read: clients repeat it byte by byte, and then it is not parsed again.
+    def authenticated(self, head: RequestHead) -> bool:
+        """The sender of the head that was just read is known: its lines may be remembered.
 
-        Call it once the sender is known. Kept is the parsed head and a 64-bit fingerprint of its bytes, keyed by this
-        process's secret; a collision would only give a client back its own earlier, authenticated head.
+        True when the connection has sent this very head twice in a row: from now on it is recognised by its bytes and
+        not parsed again, and whoever judged it may keep the judgement. What is kept is the parsed head and a 64-bit
+        fingerprint keyed by this process's secret; a collision would only give a client back its own earlier head.
         """
-        self.memo.keep(head.fresh)
-        head.fresh.clear()
+        if head.fresh:
+            self.memo.keep(head.fresh)
+            head.fresh.clear()
         if self.memo.lines.get(head.line.line) is not head.line:
             self.memo.keep_line(head.line)
+        if self._fingerprint != self._known_fingerprint:
+            self._known_fingerprint = self._fingerprint
+            self._known = None
+            return False
         self._known = head
-        self._known_fingerprint = self._fingerprint
+        return True
 
     def pause_body(self) -> None:
         """Stop reading the body (backpressure from where it goes)."""
