@@ -186,9 +186,7 @@ class Call:
     def _send(self, now: float) -> None:
         endpoint = self._gate.pick(self._tried)
         if endpoint is None:
-            self.refuse(
-                Refused(Outcome.UPSTREAM_UNREACHABLE, "no server of this pool can be reached", retry_after_s=1)
-            )
+            self.refuse(Refused(Outcome.UPSTREAM_UNREACHABLE, "no server of this pool can be reached", retry_after_s=1))
             return
         self._endpoint = endpoint
         connection = endpoint.begin(self, now, head_only=self.target.head_only)

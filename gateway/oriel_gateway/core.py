@@ -34,9 +34,7 @@ class Expirable(Protocol):
 class Gateway:
     """The rooms before `forward`. Single writer: the loop it was built on."""
 
-    def __init__(
-        self, snapshot: Snapshot, *, limiter: Limiter, sink: SpanSink, sample_ratio: float = 1.0
-    ) -> None:
+    def __init__(self, snapshot: Snapshot, *, limiter: Limiter, sink: SpanSink, sample_ratio: float = 1.0) -> None:
         self.snapshot = snapshot
         self.limiter = limiter
         self.sink = sink

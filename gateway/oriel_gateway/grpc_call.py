@@ -174,9 +174,7 @@ class GrpcCall:
                     first = await anext(answers, None)
             except TimeoutError:
                 call.cancel()
-                raise Refused(
-                    Outcome.DEADLINE_EXCEEDED, "the deadline passed while waiting for the upstream"
-                ) from None
+                raise Refused(Outcome.DEADLINE_EXCEEDED, "the deadline passed while waiting for the upstream") from None
             if first is not None:
                 yield first
                 async for answer in answers:

@@ -95,4 +95,3 @@ class PoolGate:
         """Close idle connections."""
         for endpoint in self.endpoints:
             await endpoint.close()
-

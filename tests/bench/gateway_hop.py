@@ -142,7 +142,16 @@ def cpu_s(pid: int) -> float:
 def load(port: int, seconds: int, script: str) -> tuple[int, float, float]:
     """Requests answered 200, requests per second and p99 in ms."""
     out = subprocess.run(
-        ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", "--latency", "-s", script, f"http://127.0.0.1:{port}{PATH}"],
+        [
+            "wrk",
+            "-t1",
+            f"-c{CONNECTIONS}",
+            f"-d{seconds}s",
+            "--latency",
+            "-s",
+            script,
+            f"http://127.0.0.1:{port}{PATH}",
+        ],
         capture_output=True,
         text=True,
         check=True,

@@ -203,9 +203,7 @@ async def test_every_message_of_a_stream_is_judged() -> None:
 
         async def send(messages: Sequence[bytes]) -> list[str]:
             stream = call(iter(messages), metadata=(("x-api-key", BRONZE),))
-            return [
-                service_pb2.ModelStreamInferResponse.FromString(m).infer_response.model_name async for m in stream
-            ]
+            return [service_pb2.ModelStreamInferResponse.FromString(m).infer_response.model_name async for m in stream]
 
         assert await send([allowed, allowed]) == ["digits", "digits"]
         with pytest.raises(aio.AioRpcError) as caught:

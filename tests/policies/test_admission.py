@@ -58,7 +58,9 @@ def test_charges_follow_what_calls_cost_and_stay_bounded() -> None:
     assert len(charges._known) == 10
 
 
-@given(st.lists(st.tuples(st.floats(0.0, 10.0), st.booleans()), max_size=60), st.lists(st.floats(0.0, 0.7), max_size=40))
+@given(
+    st.lists(st.tuples(st.floats(0.0, 10.0), st.booleans()), max_size=60), st.lists(st.floats(0.0, 0.7), max_size=40)
+)
 def test_nothing_expires_early_and_nothing_is_forgotten(items: list[tuple[float, bool]], steps: list[float]) -> None:
     wheel: DeadlineWheel[int] = DeadlineWheel(0.005)
     start = 50.0

@@ -129,9 +129,7 @@ def test_idle_tenants_are_forgotten() -> None:
 
 OPERATIONS = st.lists(
     st.one_of(
-        st.tuples(
-            st.just("push"), st.integers(0, 3), st.sampled_from("abc"), st.integers(0, 20), st.integers(0, 40)
-        ),
+        st.tuples(st.just("push"), st.integers(0, 3), st.sampled_from("abc"), st.integers(0, 20), st.integers(0, 40)),
         st.tuples(st.just("pop")),
         st.tuples(st.just("remove"), st.integers(0, 50)),
         st.tuples(st.just("expire"), st.integers(0, 20)),

@@ -50,9 +50,7 @@ def decode_data(data: msgspec.Raw | list[Any], entry: Datatype, shape: tuple[int
     return array.reshape(shape)
 
 
-def encode_data(
-    array: NDArray[Any], entry: Datatype, shape: tuple[int, ...], what: str
-) -> list[Any] | msgspec.Raw:
+def encode_data(array: NDArray[Any], entry: Datatype, shape: tuple[int, ...], what: str) -> list[Any] | msgspec.Raw:
     """An array as what msgspec writes as the flat `data` list; the inverse of `decode_data`.
 
     NaN and infinities are written as the words other v2 servers and Python write. Raises BadMessage for

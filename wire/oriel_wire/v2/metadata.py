@@ -81,9 +81,7 @@ def decode_metadata(body: bytes) -> ModelMetadata:
 
 def metadata_message(metadata: ModelMetadata) -> v2_pb2.ModelMetadataResponse:
     """The answer to ModelMetadata over gRPC."""
-    message = v2_pb2.ModelMetadataResponse(
-        name=metadata.name, versions=metadata.versions, platform=metadata.platform
-    )
+    message = v2_pb2.ModelMetadataResponse(name=metadata.name, versions=metadata.versions, platform=metadata.platform)
     for target, found in ((message.inputs, metadata.inputs), (message.outputs, metadata.outputs)):
         for each in found:
             target.add(name=each.name, datatype=each.datatype, shape=each.shape)
