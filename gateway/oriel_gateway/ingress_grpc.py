@@ -89,6 +89,8 @@ class GrpcIngress(_GenericHandler):
                 ("grpc.absolute_max_metadata_size", GrpcLimits.MAX_METADATA_BYTES),
                 ("grpc.max_concurrent_streams", GrpcLimits.MAX_STREAMS),
                 ("grpc.so_reuseport", 0),
+                # Identity only: a compressed message is UNIMPLEMENTED, so none can unfold into more than it weighs.
+                ("grpc.compression_enabled_algorithms_bitset", 1),
             ),
             maximum_concurrent_rpcs=GrpcLimits.MAX_CALLS,
         )

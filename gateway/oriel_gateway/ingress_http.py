@@ -14,7 +14,6 @@ from oriel_gateway.tracing import Mark
 from oriel_policies.documents import ApiKey, Snapshot
 from oriel_wire.engine.server import HttpServer, ServerConnection
 from oriel_wire.h1 import RequestHead
-from oriel_wire.trace import new_trace, random_bits
 
 __all__ = ["ClientConnection"]
 
@@ -105,13 +104,8 @@ class ClientConnection(ServerConnection):
     def on_refused(self, status: int, message: str) -> None:
         outcome = _FRAMING.get(status, Outcome.TOO_LARGE)
         self.gateway.stats.turned_away(outcome)
-        trace = new_trace(False)
         body = b'{"error":{"message":"%s","reason":"%s"}}' % (message.encode(), outcome.value.encode())
-        headers = [
-            ("x-request-id", f"{random_bits(64):016x}"),
-            ("traceresponse", f"00-{trace.trace_id:032x}-{trace.span_id:016x}-00"),
-            ("server-timing", "gateway-read;dur=0.000"),
-        ]
+        headers = self._trailing_headers()
         self.transport.write(small_answer(status, headers, body, close=True))
 
     def write_refusal(self, refused: Refused, mark: Mark, *, v2: bool) -> int:
@@ -130,11 +124,20 @@ class ClientConnection(ServerConnection):
         )
         return STATUS[refused.outcome]
 
+    def _trailing_headers(self) -> list[tuple[str, str]]:
+        """What every answer carries, for one that belongs to no call."""
+        mark = self.gateway.mark(None, None, None)
+        return [
+            ("x-request-id", mark.request_id),
+            ("traceresponse", mark.traceresponse()),
+            ("server-timing", "gateway-queue;dur=0.000"),
+        ]
+
     def _health(self, path: str) -> None:
         """Liveness and readiness without a key: load balancers have none."""
         ready = path == "/v2/health/live" or (path == "/v2/health/ready" and not self.gateway.draining)
         status = 200 if ready else 404 if path != "/v2/health/ready" else 503
-        headers = [("x-request-id", f"{random_bits(64):016x}")]
+        headers = self._trailing_headers()
         if status == 503:
             headers.append(("retry-after", "1"))
         self.transport.write(small_answer(status, headers, b"", close=self.must_close))

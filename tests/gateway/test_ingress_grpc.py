@@ -220,3 +220,12 @@ async def test_repository_methods_look_absent() -> None:
         with pytest.raises(InferenceServerException) as caught:
             await client.get_model_repository_index(headers=headers(GOLD))
         assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
+
+
+async def test_a_compressed_message_is_refused() -> None:
+    backend = Backend()
+    async with stack(backend) as (address, core):
+        with pytest.raises(InferenceServerException) as caught:
+            await infer(address, "digits", GOLD, compression_algorithm="gzip")
+        assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
+        assert not backend.seen and idle(core)
