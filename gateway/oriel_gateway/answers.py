@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from oriel_gateway.errors import Outcome, Refused
-from oriel_wire.engine.server import reason_phrase
+from oriel_wire.engine.limits import reason_phrase
 
 __all__ = ["STATUS", "refusal_bytes", "small_answer"]
 

@@ -15,8 +15,9 @@ from oriel_gateway.sources import FolderSource
 from oriel_policies.documents import Snapshot, compile_documents
 from oriel_policies.errors import BadDocument
 from oriel_wire.engine.control import serve_control
+from oriel_wire.engine.limits import HttpLimits
+from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.process import listen
-from oriel_wire.engine.server import HttpLimits, HttpServer, ServerConnection
 from oriel_wire.engine.spans import open_sink
 from oriel_wire.errors import StartFailed
 
@@ -53,7 +54,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     sink = open_sink("oriel-gateway")
     gateway = Gateway(snapshot, limiter=EmbeddedLimiter(), sink=sink, sample_ratio=settings.trace_sample_ratio)
     try:
-        http: HttpServer[ServerConnection] = HttpServer(HttpLimits())
+        http: HttpServer = HttpServer(HttpLimits())
         await http.open(lambda: ClientConnection(http, gateway), http_socket)
         grpc = await serve_grpc(gateway, grpc_socket)
         # What exists now lives as long as the process: keep it out of every later collection.

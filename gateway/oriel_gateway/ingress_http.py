@@ -12,7 +12,8 @@ from oriel_gateway.identity import still_valid
 from oriel_gateway.targets import Target
 from oriel_gateway.tracing import Mark
 from oriel_policies.documents import ApiKey, Snapshot
-from oriel_wire.engine.server import HttpServer, ServerConnection
+from oriel_wire.engine.listener import HttpServer
+from oriel_wire.engine.server import ServerConnection
 from oriel_wire.h1 import RequestHead
 
 __all__ = ["ClientConnection"]
@@ -34,7 +35,7 @@ class ClientConnection(ServerConnection):
 
     __slots__ = ("_judged", "call", "gateway")
 
-    def __init__(self, server: "HttpServer[ServerConnection]", gateway: Gateway) -> None:
+    def __init__(self, server: HttpServer, gateway: Gateway) -> None:
         super().__init__(server)
         self.gateway = gateway
         self.call: Call | None = None

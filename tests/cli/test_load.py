@@ -5,8 +5,8 @@ import pytest
 from oriel_cli.load import Figures, Shot, drive
 from oriel_wire.engine.buffered import Exchange, serve
 from oriel_wire.engine.client import HttpClient
+from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.process import listen
-from oriel_wire.engine.server import HttpLimits
 
 SHOT = Shot(target="/x", headers=[("x-key", "k")], body=b"12345")
 

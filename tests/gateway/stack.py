@@ -10,7 +10,8 @@ from oriel_gateway.core import Gateway
 from oriel_gateway.ingress_http import ClientConnection
 from oriel_gateway.limiter import EmbeddedLimiter
 from oriel_policies.documents import compile_documents
-from oriel_wire.engine.server import HttpLimits, HttpServer, ServerConnection
+from oriel_wire.engine.limits import HttpLimits
+from oriel_wire.engine.listener import HttpServer
 from oriel_wire.trace import ListSink
 
 GOLD, BRONZE, LIMITED = "key-gold", "key-bronze", "key-limited"
@@ -141,7 +142,7 @@ async def upstream() -> AsyncIterator[Upstream]:
 @asynccontextmanager
 async def gateway(files: dict[str, bytes], *, limits: HttpLimits | None = None) -> AsyncIterator[tuple[int, Gateway]]:
     gate = Gateway(compile_documents(files), limiter=EmbeddedLimiter(), sink=ListSink())
-    server: HttpServer[ServerConnection] = HttpServer(limits or HttpLimits())
+    server: HttpServer = HttpServer(limits or HttpLimits())
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
     await server.open(lambda: ClientConnection(server, gate), sock)

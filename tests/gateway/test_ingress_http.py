@@ -8,7 +8,7 @@ from time import monotonic
 import pytest
 
 from oriel_gateway.core import Gateway
-from oriel_wire.engine.server import HttpLimits
+from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.trace import ListSink
 
 from .stack import BRONZE, GOLD, LIMITED, Client, Seen, Upstream, documents, gateway, upstream

@@ -12,7 +12,7 @@ import oriel_inference.errors
 import oriel_logic.errors
 from oriel_inference.settings import Settings as InferenceSettings
 from oriel_logic.settings import Settings as LogicSettings
-from oriel_wire.engine.server import HttpLimits
+from oriel_wire.engine.limits import HttpLimits
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

@@ -9,7 +9,6 @@ import pytest
 
 from oriel_wire.engine.buffered import Exchange, HttpLimits, HttpServer, serve
 from oriel_wire.engine.client import HttpClient
-from oriel_wire.engine.server import ServerConnection
 from oriel_wire.errors import UpstreamBroken, UpstreamTimedOut, UpstreamUnreachable
 
 SMALL = HttpLimits(max_head_bytes=1024, max_fields=10, max_target_bytes=200, max_body_bytes=1000)
@@ -38,7 +37,7 @@ class Echo:
 
 
 @pytest.fixture
-async def echo() -> AsyncIterator[tuple[Echo, HttpServer[ServerConnection]]]:
+async def echo() -> AsyncIterator[tuple[Echo, HttpServer]]:
     handler = Echo()
     server = await serve(handler, bound(), limits=SMALL)
     yield handler, server
@@ -67,14 +66,14 @@ def count(needle: bytes, n: int) -> Callable[[bytes], bool]:
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
-async def test_pipelined_requests_are_answered_in_order(echo: tuple[Echo, HttpServer[ServerConnection]]) -> None:
+async def test_pipelined_requests_are_answered_in_order(echo: tuple[Echo, HttpServer]) -> None:
     post = b"POST /b HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nxyz"
     got = await talk(echo[1].port, GET + post + GET, until=count(b"GET /a ", 2))
     assert got.count(b"HTTP/1.1 200 OK") == 3
     assert got.index(b"GET /a ") < got.index(b"POST /b xyz") < got.rindex(b"GET /a ")
 
 
-async def test_a_request_in_single_bytes_is_read(echo: tuple[Echo, HttpServer[ServerConnection]]) -> None:
+async def test_a_request_in_single_bytes_is_read(echo: tuple[Echo, HttpServer]) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", echo[1].port)
     body = b"POST /c HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     body += b"3;x=y\r\nabc\r\n2\r\nde\r\n0\r\nt: 1\r\n\r\n"
@@ -115,20 +114,20 @@ async def test_a_request_in_single_bytes_is_read(echo: tuple[Echo, HttpServer[Se
     ],
 )
 async def test_bad_framing_is_refused_and_the_connection_closed(
-    echo: tuple[Echo, HttpServer[ServerConnection]], data: bytes, status: int
+    echo: tuple[Echo, HttpServer], data: bytes, status: int
 ) -> None:
     got = await talk(echo[1].port, data)
     assert got.startswith(b"HTTP/1.1 %d " % status), got
     assert got.count(b"HTTP/1.1 4") == 1 and b'{"error":' in got and b"connection: close" in got
 
 
-async def test_a_chunked_body_over_the_bound_is_refused(echo: tuple[Echo, HttpServer[ServerConnection]]) -> None:
+async def test_a_chunked_body_over_the_bound_is_refused(echo: tuple[Echo, HttpServer]) -> None:
     head = b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     got = await talk(echo[1].port, head + b"3e9\r\n" + b"x" * 1001)
     assert got.startswith(b"HTTP/1.1 413 ")
 
 
-async def test_expect_continue_is_answered_before_the_body(echo: tuple[Echo, HttpServer[ServerConnection]]) -> None:
+async def test_expect_continue_is_answered_before_the_body(echo: tuple[Echo, HttpServer]) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", echo[1].port)
     writer.write(b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n")
     assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -137,12 +136,12 @@ async def test_expect_continue_is_answered_before_the_body(echo: tuple[Echo, Htt
     writer.close()
 
 
-async def test_http_1_0_is_answered_and_closed(echo: tuple[Echo, HttpServer[ServerConnection]]) -> None:
+async def test_http_1_0_is_answered_and_closed(echo: tuple[Echo, HttpServer]) -> None:
     got = await talk(echo[1].port, b"GET /a HTTP/1.0\r\n\r\n")
     assert got.startswith(b"HTTP/1.1 200 OK") and b"connection: close" in got
 
 
-async def test_a_client_that_leaves_is_reported_once(echo: tuple[Echo, HttpServer[ServerConnection]]) -> None:
+async def test_a_client_that_leaves_is_reported_once(echo: tuple[Echo, HttpServer]) -> None:
     handler, server = echo
     _, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(b"GET /hold HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -182,7 +181,7 @@ async def test_a_head_can_be_refused_before_its_body() -> None:
     await server.drain(0.0)
 
 
-async def test_drain_finishes_what_is_in_flight(echo: tuple[Echo, HttpServer[ServerConnection]]) -> None:
+async def test_drain_finishes_what_is_in_flight(echo: tuple[Echo, HttpServer]) -> None:
     handler, server = echo
     talking = asyncio.ensure_future(talk(server.port, b"GET /hold HTTP/1.1\r\nHost: x\r\n\r\n"))
     while not handler.held:
@@ -197,7 +196,7 @@ async def test_drain_finishes_what_is_in_flight(echo: tuple[Echo, HttpServer[Ser
     await draining
 
 
-async def test_client_reuses_its_connection(echo: tuple[Echo, HttpServer[ServerConnection]]) -> None:
+async def test_client_reuses_its_connection(echo: tuple[Echo, HttpServer]) -> None:
     client = HttpClient(host="127.0.0.1", port=echo[1].port)
     for n in range(3):
         answer = await client.request("POST", f"/r{n}", [("a", "b")], [b"x", b"y"], deadline=monotonic() + 5)
@@ -207,7 +206,7 @@ async def test_client_reuses_its_connection(echo: tuple[Echo, HttpServer[ServerC
 
 
 async def test_client_gives_up_at_its_deadline_and_the_server_notices(
-    echo: tuple[Echo, HttpServer[ServerConnection]],
+    echo: tuple[Echo, HttpServer],
 ) -> None:
     client = HttpClient(host="127.0.0.1", port=echo[1].port)
     with pytest.raises(UpstreamTimedOut):
@@ -217,7 +216,7 @@ async def test_client_gives_up_at_its_deadline_and_the_server_notices(
     assert client.outstanding == 0
 
 
-async def test_cancelling_a_request_closes_its_connection(echo: tuple[Echo, HttpServer[ServerConnection]]) -> None:
+async def test_cancelling_a_request_closes_its_connection(echo: tuple[Echo, HttpServer]) -> None:
     client = HttpClient(host="127.0.0.1", port=echo[1].port)
     task = asyncio.ensure_future(client.request("GET", "/hold", [], deadline=monotonic() + 5))
     while not echo[0].held:

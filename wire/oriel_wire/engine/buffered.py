@@ -6,7 +6,9 @@ from time import monotonic
 
 import msgspec
 
-from oriel_wire.engine.server import HttpLimits, HttpServer, ServerConnection, reason_phrase
+from oriel_wire.engine.limits import HttpLimits, reason_phrase
+from oriel_wire.engine.listener import HttpServer
+from oriel_wire.engine.server import ServerConnection
 from oriel_wire.h1 import RequestHead
 
 __all__ = ["Exchange", "HttpLimits", "HttpServer", "serve"]
@@ -60,7 +62,7 @@ class Exchange:
 class _Buffered(ServerConnection):
     __slots__ = ("_exchange", "_handler", "_parts", "_received_s", "_refuse_head")
 
-    def __init__(self, server: "HttpServer[ServerConnection]", handler: Handler, refuse: Refuse | None) -> None:
+    def __init__(self, server: HttpServer, handler: Handler, refuse: Refuse | None) -> None:
         super().__init__(server)
         self._handler = handler
         self._refuse_head = refuse
@@ -139,12 +141,12 @@ class _Buffered(ServerConnection):
 
 async def serve(
     handler: Handler, sock: socket.socket, *, limits: HttpLimits | None = None, refuse: Refuse | None = None
-) -> HttpServer[ServerConnection]:
+) -> HttpServer:
     """Serve whole requests on `sock`.
 
     handler: a plain function, called on the loop when a body is complete; it answers at once or keeps the Exchange.
     refuse: judges a head before its body is read; (status, sentence) refuses it. Framing errors are answered here.
     """
-    server: HttpServer[ServerConnection] = HttpServer(limits or HttpLimits())
+    server: HttpServer = HttpServer(limits or HttpLimits())
     await server.open(lambda: _Buffered(server, handler, refuse), sock)
     return server

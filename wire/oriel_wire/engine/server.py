@@ -19,53 +19,19 @@ The subclass calls `answered(close=...)` exactly once per request when its last 
 """
 
 import asyncio
-import socket
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
-from email.utils import formatdate
 from time import monotonic
-from typing import Generic, TypeVar, cast
+from typing import cast
 
 from oriel_wire.chunked import ChunkedDecoder
+from oriel_wire.engine.listener import HttpServer
 from oriel_wire.errors import BadMessage, TooLarge
-from oriel_wire.h1 import LineMemo, RequestHead, parse_request_head
+from oriel_wire.h1 import RequestHead, parse_request_head
 
-__all__ = ["HttpLimits", "HttpServer", "ServerConnection", "reason_phrase"]
+__all__ = ["ServerConnection"]
 
 HEAD, BODY, WAIT, DRAIN, CLOSED = range(5)
-_SWEEP_S = 0.25
 _DRAIN_BYTES = 64 * 1024
 _DRAIN_S = 1.0
-
-_REASONS = {
-    200: "OK", 204: "No Content", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found",
-    405: "Method Not Allowed", 408: "Request Timeout", 413: "Content Too Large", 414: "URI Too Long",
-    415: "Unsupported Media Type", 422: "Unprocessable Content", 429: "Too Many Requests",
-    431: "Request Header Fields Too Large", 500: "Internal Server Error", 501: "Not Implemented",
-    502: "Bad Gateway", 503: "Service Unavailable", 504: "Gateway Timeout",
-}  # fmt: skip
-
-
-def reason_phrase(status: int) -> str:
-    """The reason phrase of a status; empty for one we never send."""
-    return _REASONS.get(status, "")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HttpLimits:
-    """Bounds of one listener. docs/limits.md lists them."""
-
-    max_head_bytes: int = 32 * 1024
-    max_fields: int = 128
-    max_target_bytes: int = 8 * 1024
-    max_body_bytes: int = 64 * 1024 * 1024
-    max_connections: int = 8192
-    head_timeout_s: float = 10.0
-    body_timeout_s: float = 30.0
-    body_min_bytes: int = 30 * 1024
-    idle_timeout_s: float = 75.0
-    write_stall_s: float = 30.0
 
 
 class ServerConnection(asyncio.Protocol):
@@ -94,7 +60,7 @@ class ServerConnection(asyncio.Protocol):
     )
     transport: asyncio.Transport
 
-    def __init__(self, server: "HttpServer[ServerConnection]") -> None:
+    def __init__(self, server: HttpServer) -> None:
         self.server = server
         self.limits = server.limits
         self.memo = server.memo
@@ -428,6 +394,11 @@ class ServerConnection(asyncio.Protocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
 
+    def close_if_idle(self) -> None:
+        """The server drains: a connection between two requests is not needed any more."""
+        if self.state == HEAD:
+            self.transport.close()
+
     def sweep(self, now: float) -> None:
         """Cut this connection if it is past what it waits for."""
         if self._stalled_at and now - self._stalled_at > self.limits.write_stall_s:
@@ -441,58 +412,3 @@ class ServerConnection(asyncio.Protocol):
             else:
                 self.state = CLOSED if self.state == HEAD else self.state
                 self.transport.close()
-
-
-C = TypeVar("C", bound=ServerConnection, covariant=True)
-
-
-class HttpServer(Generic[C]):
-    """A listening socket and its connections. Build with `open`, end with `drain`."""
-
-    def __init__(self, limits: HttpLimits) -> None:
-        self.limits = limits
-        self.memo = LineMemo()
-        self.connections: set[ServerConnection] = set()
-        self.draining = False
-        self.emptied = asyncio.Event()  # set when the last connection of a draining server has gone
-        self.date = b""
-        self.port = 0
-        self.loop = asyncio.get_running_loop()
-        self._server: asyncio.Server | None = None
-        self._timer: asyncio.TimerHandle | None = None
-
-    async def open(self, factory: Callable[[], ServerConnection], sock: socket.socket) -> None:
-        """Start accepting on `sock` (bound, not yet listening), which the server owns from here on."""
-        self._tick()
-        self._server = await self.loop.create_server(factory, sock=sock, backlog=2048)
-        name = sock.getsockname()
-        self.port = name[1] if isinstance(name, tuple) else 0
-
-    async def drain(self, grace_s: float) -> None:
-        """Stop accepting, let requests in flight finish (at most `grace_s`), close everything.
-
-        Cancelling it leaves the server closed to new connections with the rest still open.
-        """
-        self.draining = True
-        if self._server is not None:
-            self._server.close()
-        for connection in list(self.connections):
-            if connection.state == HEAD:
-                connection.transport.close()
-        if self.connections:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(grace_s):
-                    await self.emptied.wait()
-        for connection in list(self.connections):
-            connection.transport.abort()
-        if self._timer is not None:
-            self._timer.cancel()
-        await asyncio.sleep(0)
-
-    def _tick(self) -> None:
-        now = monotonic()
-        self.date = b"date: " + formatdate(usegmt=True).encode("ascii")
-        for connection in list(self.connections):
-            if (connection.due and now >= connection.due) or connection._stalled_at:
-                connection.sweep(now)
-        self._timer = self.loop.call_later(_SWEEP_S, self._tick)

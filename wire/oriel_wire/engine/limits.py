@@ -1,0 +1,34 @@
+"""The bounds of one HTTP listener, and what a refusal is called."""
+
+from dataclasses import dataclass
+
+__all__ = ["HttpLimits", "reason_phrase"]
+
+_REASONS = {
+    200: "OK", 204: "No Content", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found",
+    405: "Method Not Allowed", 408: "Request Timeout", 413: "Content Too Large", 414: "URI Too Long",
+    415: "Unsupported Media Type", 422: "Unprocessable Content", 429: "Too Many Requests",
+    431: "Request Header Fields Too Large", 500: "Internal Server Error", 501: "Not Implemented",
+    502: "Bad Gateway", 503: "Service Unavailable", 504: "Gateway Timeout",
+}  # fmt: skip
+
+
+def reason_phrase(status: int) -> str:
+    """The reason phrase of a status; empty for one we never send."""
+    return _REASONS.get(status, "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpLimits:
+    """Bounds of one listener. docs/limits.md lists them."""
+
+    max_head_bytes: int = 32 * 1024
+    max_fields: int = 128
+    max_target_bytes: int = 8 * 1024
+    max_body_bytes: int = 64 * 1024 * 1024
+    max_connections: int = 8192
+    head_timeout_s: float = 10.0
+    body_timeout_s: float = 30.0
+    body_min_bytes: int = 30 * 1024
+    idle_timeout_s: float = 75.0
+    write_stall_s: float = 30.0

@@ -1,0 +1,69 @@
+"""A listening socket and the connections it accepted: opening, sweeping, draining."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from email.utils import formatdate
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from oriel_wire.engine.limits import HttpLimits
+from oriel_wire.h1 import LineMemo
+
+if TYPE_CHECKING:
+    from oriel_wire.engine.server import ServerConnection
+
+__all__ = ["HttpServer"]
+
+_SWEEP_S = 0.25
+
+
+class HttpServer:
+    """A listening socket and its connections. Build with `open`, end with `drain`."""
+
+    def __init__(self, limits: HttpLimits) -> None:
+        self.limits = limits
+        self.memo = LineMemo()
+        self.connections: set[ServerConnection] = set()
+        self.draining = False
+        self.emptied = asyncio.Event()  # set when the last connection of a draining server has gone
+        self.date = b""
+        self.port = 0
+        self.loop = asyncio.get_running_loop()
+        self._server: asyncio.Server | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def open(self, factory: Callable[[], ServerConnection], sock: socket.socket) -> None:
+        """Start accepting on `sock` (bound, not yet listening), which the server owns from here on."""
+        self._tick()
+        self._server = await self.loop.create_server(factory, sock=sock, backlog=2048)
+        name = sock.getsockname()
+        self.port = name[1] if isinstance(name, tuple) else 0
+
+    async def drain(self, grace_s: float) -> None:
+        """Stop accepting, let requests in flight finish (at most `grace_s`), close everything.
+
+        Cancelling it leaves the server closed to new connections with the rest still open.
+        """
+        self.draining = True
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self.connections):
+            connection.close_if_idle()
+        if self.connections:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    await self.emptied.wait()
+        for connection in list(self.connections):
+            connection.transport.abort()
+        if self._timer is not None:
+            self._timer.cancel()
+        await asyncio.sleep(0)
+
+    def _tick(self) -> None:
+        now = monotonic()
+        self.date = b"date: " + formatdate(usegmt=True).encode("ascii")
+        for connection in list(self.connections):
+            connection.sweep(now)
+        self._timer = self.loop.call_later(_SWEEP_S, self._tick)
