@@ -34,7 +34,7 @@ class HttpServer:
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    async def open(self, factory: Callable[[], ServerConnection], sock: socket.socket) -> None:
+    async def open(self, factory: "Callable[[], ServerConnection]", sock: socket.socket) -> None:
         """Start accepting on `sock` (bound, not yet listening), which the server owns from here on."""
         self._tick()
         self._server = await self.loop.create_server(factory, sock=sock, backlog=2048)
