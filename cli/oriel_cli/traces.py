@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -62,7 +63,11 @@ class StoredSpan:
             "start_ns": self.start_ns,
             "end_ns": self.end_ns,
             "error": self.error,
-            "attributes": self.attributes,
+            # JSON has no NaN and no infinity.
+            "attributes": {
+                name: value if not isinstance(value, float) or isfinite(value) else str(value)
+                for name, value in self.attributes.items()
+            },
         }
 
 

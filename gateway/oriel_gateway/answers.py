@@ -26,9 +26,18 @@ STATUS = {
 }
 
 
-def refusal_bytes(refused: Refused, *, v2: bool, request_id: str, trace: str, timing: str, close: bool) -> bytes:
+def refusal_bytes(
+    refused: Refused,
+    *,
+    status: int,
+    v2: bool,
+    request_id: str,
+    trace: str,
+    timing: str,
+    close: bool,
+    head_only: bool,
+) -> bytes:
     """A whole answer. v2 clients read `error` as a string; everyone else gets an object with `reason` in it."""
-    status = STATUS[refused.outcome]
     reason = refused.outcome.value
     error: dict[str, Any]
     if v2:
@@ -39,15 +48,17 @@ def refusal_bytes(refused: Refused, *, v2: bool, request_id: str, trace: str, ti
     if refused.retry_after_s is not None:
         headers.append(("retry-after", str(refused.retry_after_s)))
     headers += [("x-request-id", request_id), ("traceresponse", trace), ("server-timing", timing)]
-    return small_answer(status, headers, msgspec.json.encode(error), close=close)
+    return small_answer(status, headers, msgspec.json.encode(error), close=close, head_only=head_only)
 
 
-def small_answer(status: int, headers: list[tuple[str, str]], body: bytes, *, close: bool) -> bytes:
-    """A whole JSON answer."""
+def small_answer(
+    status: int, headers: list[tuple[str, str]], body: bytes, *, close: bool, head_only: bool = False
+) -> bytes:
+    """A whole JSON answer; only its head for an answer to HEAD."""
     lines = [f"HTTP/1.1 {status} {reason_phrase(status)}", f"content-length: {len(body)}"]
     if body:
         lines.append("content-type: application/json")
     lines += [f"{name}: {value}" for name, value in headers]
     if close:
         lines.append("connection: close")
-    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
+    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + (b"" if head_only else body)

@@ -1,9 +1,8 @@
 """One HTTP request on its way: from its authorised head to its last byte, as callbacks, without a task of its own.
 
-    COLLECT   the body is coming in; up to `REPLAY_BYTES` of it are awaited before a permit is asked for, so that a slow
-              sender holds none
-    QUEUED    waits for a permit
-    SENDING   has a permit and an endpoint; a connection is being made, or the request is going out
+    COLLECT   the body is coming in, on the pool's byte budget; a slow sender holds memory, never a permit
+    QUEUED    the request is here and waits for a permit
+    SENDING   has a permit and an endpoint; a connection is being made, or the answer is awaited
     ANSWERING the upstream's head went to the client
     DONE
 
@@ -16,6 +15,7 @@ in its transport, whose high-water mark pauses the upstream before that.
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from oriel_gateway.answers import STATUS
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.targets import Target
@@ -24,7 +24,7 @@ from oriel_policies.documents import Tenant
 from oriel_policies.queue import Ticket
 from oriel_wire.chunked import LAST_CHUNK, chunk
 from oriel_wire.engine.upstream import Endpoint, UpstreamConnection
-from oriel_wire.errors import UpstreamError, UpstreamUnreachable
+from oriel_wire.errors import UpstreamError, UpstreamHungUp, UpstreamUnreachable
 from oriel_wire.h1 import RequestHead, ResponseHead
 
 if TYPE_CHECKING:
@@ -34,8 +34,7 @@ __all__ = ["Call"]
 
 COLLECT, QUEUED, SENDING, ANSWERING, DONE = range(5)
 _STAGES = ("receiving the request", "waiting for a permit", "waiting for the upstream", "receiving the answer", "")
-REPLAY_BYTES = 64 * 1024
-STREAM_MAX_S = 600.0
+STREAM_IDLE_S = 60.0
 _SMALL = 64 * 1024
 
 
@@ -53,12 +52,16 @@ class Call:
     response_s = 0.0
     _pending: list[bytes] | None = None
     _pending_bytes = 0
-    _body_done = False
+    _held_bytes = 0  # of the pool's byte budget
+    _close = False  # the answer that has begun ends its connection
     _rechunk = False
+    _streaming = False
+    _data_s = 0.0
     _ticket: Ticket | None = None
     _connection: UpstreamConnection | None = None
     _endpoint: Endpoint | None = None
     _tried: tuple[Endpoint, ...] = ()
+    _retried = False
 
     def __init__(
         self,
@@ -87,48 +90,34 @@ class Call:
         """The HTTP method."""
         return self.head.method
 
-    @property
-    def max_body_bytes(self) -> int:
-        """The bound of the pool this call goes to."""
-        return self._gate.pool.max_body_bytes
-
     # The client's side -----------------------------------------------------------------------------------------
 
     def data(self, data: bytes) -> None:
         """Some bytes of the body."""
-        connection = self._connection
-        if connection is not None:
-            connection.transport.write(chunk(data) if self.head.chunked else data)
-            return
+        size = len(data)
+        gate = self._gate
         if self._pending is None:
             self._pending = []
         self._pending.append(data)
-        self._pending_bytes += len(data)
-        if self._pending_bytes >= REPLAY_BYTES:
-            if self._pending_bytes > self.max_body_bytes:
-                self.refuse(Refused(Outcome.TOO_LARGE, f"the body is larger than {self.max_body_bytes} bytes"))
-                return
-            if self.state != DONE and not self._body_done:
-                self.client.pause_body()
-            if self.state == COLLECT:
-                self._ask()
+        self._pending_bytes += size
+        if self._pending_bytes > gate.pool.max_body_bytes:
+            bound = gate.pool.max_body_bytes
+            self.refuse(Refused(Outcome.TOO_LARGE, f"the body is larger than {bound} bytes"))
+        elif not gate.hold(size, urgent=self.tenant.tier.band == self._gateway.top_band):
+            retry_after_s = gate.admission.retry_after_s()
+            self.refuse(Refused(Outcome.QUEUE_FULL, "too many bytes wait for this pool", retry_after_s=retry_after_s))
+        else:
+            self._held_bytes += size
 
     def whole(self, data: bytes) -> None:
         """The whole body at once."""
         self._pending = [data]
         self._pending_bytes = len(data)
-        self._body_done = True
         self._ask()
 
     def end(self) -> None:
         """The body is complete."""
-        self._body_done = True
-        connection = self._connection
-        if connection is not None:
-            if self.head.chunked:
-                connection.transport.write(LAST_CHUNK)
-            connection.request_done = True
-        elif self.state == COLLECT:
+        if self.state == COLLECT:
             self._ask()
 
     def client_left(self) -> None:
@@ -177,7 +166,10 @@ class Call:
         )
 
     def expired(self) -> None:
-        """The deadline passed."""
+        """The deadline passed; for a stream, it was silent for too long."""
+        if self._streaming and monotonic() < self._data_s + STREAM_IDLE_S:
+            self._extend()
+            return
         stage = _STAGES[self.state]
         self.refuse(Refused(Outcome.DEADLINE_EXCEEDED, f"the deadline passed while {stage}"))
 
@@ -198,7 +190,7 @@ class Call:
         self._write(connection, monotonic())
 
     def _write(self, connection: UpstreamConnection, now: float) -> None:
-        """Write the head and what there is of the body."""
+        """Write the whole request."""
         self._connection = connection
         head = self.head
         mark = self.mark
@@ -210,8 +202,8 @@ class Call:
         )
         if mark.state:
             tail += f"tracestate: {mark.state}\r\n"
-        if head.chunked:
-            tail += "transfer-encoding: chunked\r\n"
+        if head.chunked:  # it is all here now: its length is known
+            tail += f"content-length: {self._pending_bytes}\r\n"
         parts = [
             self.target.line,
             connection.endpoint.host_line,
@@ -220,32 +212,20 @@ class Call:
             tail.encode("ascii"),
         ]
         pending = self._pending
-        if not pending:
+        if pending is None:
             parts.append(b"")
             connection.transport.write(b"\r\n".join(parts))
+        elif self._pending_bytes <= _SMALL:
+            parts.append(pending[0] if len(pending) == 1 else b"".join(pending))
+            connection.transport.write(b"\r\n".join(parts))
         else:
-            if head.chunked:
-                pending = [chunk(piece) for piece in pending]
-            if self._pending_bytes <= _SMALL:
-                parts.append(pending[0] if len(pending) == 1 else b"".join(pending))
-                connection.transport.write(b"\r\n".join(parts))
-            else:
-                parts.append(b"")
-                connection.transport.writelines((b"\r\n".join(parts), *pending))
-            self._pending = None
-        if self._body_done:
-            if head.chunked:
-                connection.transport.write(LAST_CHUNK)
-            connection.request_done = True
-        else:
-            self.client.resume_body()
+            parts.append(b"")
+            connection.transport.writelines((b"\r\n".join(parts), *pending))
+        self._pending = None
+        connection.request_done = True
 
     def upstream_writable(self, writable: bool) -> None:
-        """Backpressure from the upstream to the client."""
-        if writable:
-            self.client.resume_body()
-        else:
-            self.client.pause_body()
+        """The request is in the upstream's transport as a whole; its bytes stay on the budget until it answers."""
 
     def response(self, head: ResponseHead, data: bytes, complete: bool) -> None:
         """The upstream's head, and the body bytes that came with it."""
@@ -255,10 +235,14 @@ class Call:
         self.cost_us = head.cost_us
         client = self.client
         lines = head.forward
-        close = client.must_close or (complete and not self._body_done)
+        close = client.must_close
         length = head.content_length
-        if length is None and complete and head.status not in (204, 304) and not self.target.head_only:
+        if head.status == 204:
+            length = None
+        elif length is None and complete and head.status != 304 and not self.target.head_only:
             length = len(data)
+        if complete:
+            self._connection = None  # it is the pool's again: what this client does not read must not pause it
         if length is not None:
             lines.append(b"content-length: %d" % length)
         elif not complete:
@@ -268,7 +252,10 @@ class Call:
                 data = chunk(data) if data else b""
             else:
                 close = True
+            self._streaming = True
+            self._data_s = now
             self._extend()
+        self._close = close
         if close:
             lines.append(b"connection: close")
         if head.status in (502, 503) and head.get("retry-after") is None:
@@ -285,19 +272,22 @@ class Call:
         else:
             client.transport.writelines((b"\r\n".join(lines), data))
         if complete:
-            self._connection = None
             self._end(Outcome.ANSWERED)
             client.answered(close=close)
 
     def _extend(self) -> None:
-        """An answer without a known length is a stream: its deadline was its first byte."""
+        """An answer without a known length is a stream: its deadline was its first byte; now it may not fall silent."""
         gateway = self._gateway
         gateway.unwatch(self, self._slot)
-        self._slot = gateway.watch(self, self.response_s + STREAM_MAX_S, self.response_s)
+        self._slot = gateway.watch(self, self._data_s + STREAM_IDLE_S, self._data_s)
 
     def response_data(self, data: bytes, complete: bool) -> None:
         """More of the answer."""
         client = self.client
+        if complete:
+            self._connection = None
+        if self._streaming:
+            self._data_s = monotonic()
         if self._rechunk:
             if data:
                 client.transport.write(chunk(data))
@@ -306,13 +296,12 @@ class Call:
         elif data:
             client.transport.write(data)
         if complete:
-            self._connection = None
-            close = not self._body_done or (not self._rechunk and self.head.line.minor == 0 and client.must_close)
             self._end(Outcome.ANSWERED)
-            client.answered(close=close)
+            client.answered(close=self._close)
 
     def failed(self, error: UpstreamError) -> None:
-        """The upstream did not answer; if nothing was sent, another endpoint may."""
+        """The upstream did not answer: another endpoint may if nothing was sent, or the same may if it only hung up
+        on a kept connection and the request may run twice (a read without a body, tried once more at most)."""
         self._connection = None
         if isinstance(error, UpstreamUnreachable):
             assert self._endpoint is not None
@@ -321,7 +310,16 @@ class Call:
             self._send(monotonic())
             return
         self._endpoint = None
+        if isinstance(error, UpstreamHungUp) and not self._retried and self._repeatable:
+            self._retried = True
+            self.sent_s = 0.0
+            self._send(monotonic())
+            return
         self.refuse(Refused(Outcome.UPSTREAM_BROKEN, str(error), retry_after_s=1))
+
+    @property
+    def _repeatable(self) -> bool:
+        return not self._pending_bytes and self.head.method in ("GET", "HEAD") and self.state == SENDING
 
     # The end ---------------------------------------------------------------------------------------------------
 
@@ -331,11 +329,14 @@ class Call:
             return
         begun = self.state == ANSWERING
         client = self.client
+        queued_s = (self.permit_s or monotonic()) - self.queued_s if self.queued_s else 0.0
+        if not begun:
+            self.status = STATUS[refused.outcome]
         self._end(refused.outcome, str(refused))
         if begun:
             client.transport.abort()
         else:
-            self.status = client.write_refusal(refused, self.mark, v2=self.target.kind != "service")
+            client.write_refusal(refused, self.mark, v2=self.target.kind != "service", queued_s=queued_s)
             client.answered(close=client.must_close)
 
     def _end(self, outcome: Outcome, error: str = "") -> None:
@@ -353,6 +354,8 @@ class Call:
         gateway.stats.ended(gate.name, tenant.tier.name, outcome, self.status, seconds, on_time)
         if self.mark.sampled and gateway.sink.enabled:
             record_call(self, gateway.sink, now, error)
+        if self._held_bytes:
+            gate.release(self._held_bytes)
         ticket = self._ticket
         if state >= SENDING:
             if self._connection is not None:

@@ -41,6 +41,7 @@ class Gateway:
         self.sample_ratio = sample_ratio
         self.stats = Stats()
         self.pools = {name: PoolGate(pool) for name, pool in snapshot.pools.items()}
+        self.top_band = min((tier.band for tier in snapshot.tiers.values()), default=0)
         self.draining = False
         self._loop = asyncio.get_running_loop()
         self._wheel: DeadlineWheel[Expirable] = DeadlineWheel(0.005)
@@ -121,12 +122,12 @@ class Gateway:
         self._wheel.discard(item, slot)
 
     def _tick(self) -> None:
-        for item in self._wheel.due(monotonic()):
+        due = self._wheel.due(monotonic())
+        # Armed before anything is called: an error in one call must not stop the clock of all others.
+        waiting = len(self._wheel) or len(due)
+        self._ticking = self._loop.call_later(self._wheel.resolution_s, self._tick) if waiting else None
+        for item in due:
             item.expired()
-        if len(self._wheel):
-            self._ticking = self._loop.call_later(self._wheel.resolution_s, self._tick)
-        else:
-            self._ticking = None
 
     async def close(self) -> None:
         """Stop the clock and close idle upstream connections."""

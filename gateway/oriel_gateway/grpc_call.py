@@ -16,7 +16,7 @@ from oriel_policies.picking import least_outstanding
 from oriel_policies.queue import Ticket
 from oriel_wire.context import INTERNAL
 
-__all__ = ["GrpcCall", "GrpcUpstreams"]
+__all__ = ["GrpcCall", "GrpcUpstreams", "answer_metadata"]
 
 STREAM_MAX_S = 600.0
 _OPTIONS = (
@@ -217,15 +217,9 @@ class GrpcCall:
 
     def answer_metadata(self) -> tuple[tuple[str, str], ...]:
         """What every answer carries."""
-        queue_s = (self.permit_s or monotonic()) - self.queued_s if self.queued_s else 0.0
-        timing = f"gateway-queue;dur={queue_s * 1e3:.3f}"
-        if self.sent_s:
-            timing += f", gateway-upstream;dur={(monotonic() - self.sent_s) * 1e3:.3f}"
-        return (
-            ("x-request-id", self.mark.request_id),
-            ("traceresponse", self.mark.traceresponse()),
-            ("server-timing", timing),
-        )
+        now = monotonic()
+        queue_s = (self.permit_s or now) - self.queued_s if self.queued_s else 0.0
+        return answer_metadata(self.mark, queue_s, now - self.sent_s if self.sent_s else 0.0)
 
     def end(self, outcome: Outcome, error: str = "") -> None:
         """Give back the place or the permit, count, trace."""
@@ -250,3 +244,11 @@ class GrpcCall:
             record_call(self, gateway.sink, now, error)
         if self.permit_s:
             gate.leave(self.target.route, tenant, self._ticket, now - self.permit_s, -1)
+
+
+def answer_metadata(mark: Mark, queue_s: float, upstream_s: float) -> tuple[tuple[str, str], ...]:
+    """Ids and timing, for an answer or a refusal at any stage."""
+    timing = f"gateway-queue;dur={queue_s * 1e3:.3f}"
+    if upstream_s:
+        timing += f", gateway-upstream;dur={upstream_s * 1e3:.3f}"
+    return (("x-request-id", mark.request_id), ("traceresponse", mark.traceresponse()), ("server-timing", timing))

@@ -4,8 +4,10 @@ A call is identified by its metadata, its first message is read as far as the mo
 appended (see `grpc_model`), and the bytes travel on. Waiting, deadlines and permits are the same as over HTTP.
 """
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -14,9 +16,10 @@ from grpc import aio
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
-from oriel_gateway.grpc_call import GrpcCall, GrpcUpstreams
+from oriel_gateway.grpc_call import GrpcCall, GrpcUpstreams, answer_metadata
 from oriel_gateway.grpc_model import append_model, peek_model
 from oriel_gateway.targets import Target, valid_name
+from oriel_gateway.tracing import Mark
 from oriel_policies.documents import Tenant
 from oriel_wire.errors import BadMessage
 
@@ -29,6 +32,7 @@ _MODEL_METHODS = frozenset({"ModelReady", "ModelMetadata", "ModelConfig", "Model
 _OPERATOR_METHODS = frozenset(
     {"RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting", "LogSettings"}
 )
+_UNARY_METHODS = _MODEL_METHODS | _OPERATOR_METHODS | {"ServerMetadata"}
 _CODES = {
     Outcome.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
     Outcome.AMBIGUOUS_CREDENTIALS: grpc.StatusCode.INVALID_ARGUMENT,
@@ -44,11 +48,10 @@ _CODES = {
     Outcome.UPSTREAM_BROKEN: grpc.StatusCode.UNAVAILABLE,
     Outcome.DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
-_STATUS = {code.value[0]: code for code in grpc.StatusCode}
-
 if TYPE_CHECKING:
     Context = aio.ServicerContext[bytes, bytes]
     _GenericHandler = grpc.GenericRpcHandler[bytes, bytes]
+    _Handler = Callable[[AsyncIterator[bytes], Context], Awaitable[None]]
 else:
     _GenericHandler = grpc.GenericRpcHandler
 
@@ -60,6 +63,7 @@ class GrpcLimits:
     MAX_METADATA_BYTES = 16 * 1024
     MAX_STREAMS = 128
     MAX_CALLS = 4096
+    FIRST_MESSAGE_S = 10.0
 
 
 async def serve_grpc(gateway: Gateway, sock: socket.socket) -> "GrpcIngress":
@@ -106,80 +110,69 @@ class GrpcIngress(_GenericHandler):
         await self._upstreams.close()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
-        """Pick the handler of a method; None is UNIMPLEMENTED."""
+        """Pick the handler of a method; None is UNIMPLEMENTED.
+
+        Every handler is a stream handler, which on the wire is the same: it starts at the headers, so that a caller
+        is identified before a byte of its message is awaited.
+        """
         service, _, method = handler_call_details.method.lstrip("/").rpartition("/")
+        handler: _Handler
         if service == HEALTH and method == "Check":
-            return grpc.unary_unary_rpc_method_handler(self._alive)
-        if service != SERVICE:
+            handler = self._alive
+        elif service != SERVICE:
             return None
-        if method in ("ServerLive", "ServerReady"):
-            return grpc.unary_unary_rpc_method_handler(self._alive)
-        if method == "ModelStreamInfer":
-            return grpc.stream_stream_rpc_method_handler(self._stream)
-        if method in _MODEL_METHODS or method in _OPERATOR_METHODS or method == "ServerMetadata":
-            return grpc.unary_unary_rpc_method_handler(self._unary(method))
-        return None
+        elif method in ("ServerLive", "ServerReady"):
+            handler = self._alive
+        elif method == "ModelStreamInfer" or method in _UNARY_METHODS:
+            handler = self._handler(method)
+        else:
+            return None
+        return grpc.stream_stream_rpc_method_handler(handler)
 
-    async def _alive(self, _: bytes, __: "Context") -> bytes:
-        return b"" if self._gateway.draining else _ALIVE
+    async def _alive(self, _: AsyncIterator[bytes], context: "Context") -> None:
+        mark = self._gateway.mark(None, None, None)
+        context.set_trailing_metadata(answer_metadata(mark, 0.0, 0.0))
+        await context.write(b"" if self._gateway.draining else _ALIVE)
 
-    def _unary(self, method: str) -> Callable[[bytes, "Context"], Awaitable[bytes]]:
-        async def handle(message: bytes, context: "Context") -> bytes:
+    def _handler(self, method: str) -> "_Handler":
+        async def handle(_: AsyncIterator[bytes], context: "Context") -> None:
+            caller: _Caller | None = None
             call: GrpcCall | None = None
             try:
-                call = self._begin(method, message, context)
+                caller = self._arrived(context)
+                self._identify(caller, method)
+                first = await _first_message(caller, context)
+                call = self._begin(caller, method, first)
                 await call.permit()
-                name = f"/{SERVICE}/{method}"
-                answer = await call.forward_unary(self._upstreams, name, self._authorised(call, message))
-                context.set_trailing_metadata(call.answer_metadata())
-                return answer
+                path = f"/{SERVICE}/{method}"
+                if method == "ModelStreamInfer":
+                    messages = self._authorised_stream(call, first, context)
+                    async for answer in call.forward_stream(self._upstreams, path, messages):
+                        await context.write(answer)
+                    context.set_trailing_metadata(call.answer_metadata())
+                else:
+                    answer = await call.forward_unary(self._upstreams, path, self._authorised(call, first))
+                    context.set_trailing_metadata(call.answer_metadata())
+                    await context.write(answer)
             except Refused as refused:
                 if call is not None:
                     call.end(refused.outcome, refused.message)
-                await self._abort(context, refused, call)
+                else:
+                    self._gateway.stats.turned_away(refused.outcome)
+                await _abort(context, refused, caller, call)
             except aio.AioRpcError as error:
                 assert call is not None
                 call.end(_outcome(error), error.details() or "")
-                context.set_trailing_metadata(call.answer_metadata())
-                await context.abort(error.code(), error.details() or "")
+                await context.abort(error.code(), error.details() or "", call.answer_metadata())
             finally:
                 if call is not None:
                     call.end(Outcome.CLIENT_LEFT)  # nothing if it has ended before
-            raise AssertionError("abort does not return")
 
         return handle
 
-    async def _stream(self, messages: AsyncIterator[bytes], context: "Context") -> AsyncIterator[bytes]:
-        call: GrpcCall | None = None
-        try:
-            first = await anext(aiter(messages), None)
-            if first is None:
-                return
-            call = self._begin("ModelStreamInfer", first, context)
-            await call.permit()
-            name = f"/{SERVICE}/ModelStreamInfer"
-            authorised = self._authorised_stream(call, first, messages)
-            async for answer in call.forward_stream(self._upstreams, name, authorised):
-                yield answer
-            context.set_trailing_metadata(call.answer_metadata())
-        except Refused as refused:
-            if call is not None:
-                call.end(refused.outcome, refused.message)
-            await self._abort(context, refused, call)
-        except aio.AioRpcError as error:
-            assert call is not None
-            call.end(_outcome(error), error.details() or "")
-            context.set_trailing_metadata(call.answer_metadata())
-            await context.abort(error.code(), error.details() or "")
-        finally:
-            if call is not None:
-                call.end(Outcome.CLIENT_LEFT)
-
-    async def _authorised_stream(
-        self, call: GrpcCall, first: bytes, messages: AsyncIterator[bytes]
-    ) -> AsyncIterator[bytes]:
+    async def _authorised_stream(self, call: GrpcCall, first: bytes, context: "Context") -> AsyncIterator[bytes]:
         yield self._authorised(call, first)
-        async for message in messages:
+        while isinstance(message := await context.read(), bytes):
             try:
                 self._authorise(call.tenant, message)
                 authorised = self._authorised(call, message)
@@ -188,33 +181,36 @@ class GrpcIngress(_GenericHandler):
                 return
             yield authorised
 
-    def _begin(self, method: str, message: bytes, context: "Context") -> GrpcCall:
-        """identify, limit, route; raises Refused."""
-        gateway = self._gateway
+    def _arrived(self, context: "Context") -> "_Caller":
         received_s = monotonic()
-        metadata = {str(key): value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-        keys = [str(k) for k, _ in context.invocation_metadata() or ()]
-        names = ("authorization", "x-api-key")
-        credentials = [(k, metadata.get(k, "")) for k in keys if k in names]
-        try:
-            if gateway.draining:
-                raise Refused(Outcome.SHUTTING_DOWN, "this gateway is shutting down", retry_after_s=1)
-            tenant = gateway.identify(credentials)
-            gateway.limiter.take(tenant, received_s)
-            if method in _OPERATOR_METHODS and "operator" not in tenant.scopes:
-                raise Refused(Outcome.METHOD_NOT_ALLOWED, f"{method} is not offered here")
-            model = method in _MODEL_METHODS or method == "ModelStreamInfer"
-            name = self._authorise(tenant, message) if model else ""
-            pool = gateway.snapshot.pool_for_model(name)
-            if pool is None or not gateway.pools[pool].pool.grpc_endpoints:
-                raise Refused(Outcome.NOT_FOUND, f"there is no model {name!r} here for this key")
-            deadline = gateway.deadline(tenant, received_s, metadata.get("x-request-timeout-ms"))
-        except Refused as refused:
-            gateway.stats.turned_away(refused.outcome)
-            raise
-        remaining_s = context.time_remaining()
-        if remaining_s is not None:
-            deadline = min(deadline, received_s + remaining_s)
+        pairs = [(str(key), value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]
+        metadata = dict(pairs)
+        mark = self._gateway.mark(metadata.get("x-request-id"), metadata.get("traceparent"), metadata.get("tracestate"))
+        credentials = [pair for pair in pairs if pair[0] in ("authorization", "x-api-key")]
+        return _Caller(metadata, credentials, mark, received_s, context.time_remaining())
+
+    def _identify(self, caller: "_Caller", method: str) -> None:
+        """identify, limit and deadline, from the metadata alone; raises Refused."""
+        gateway = self._gateway
+        if gateway.draining:
+            raise Refused(Outcome.SHUTTING_DOWN, "this gateway is shutting down", retry_after_s=1)
+        caller.tenant = tenant = gateway.identify(caller.credentials)
+        gateway.limiter.take(tenant, caller.received_s)
+        if method in _OPERATOR_METHODS and "operator" not in tenant.scopes:
+            raise Refused(Outcome.METHOD_NOT_ALLOWED, f"{method} is not offered here")
+        caller.deadline = gateway.deadline(tenant, caller.received_s, caller.metadata.get("x-request-timeout-ms"))
+        if caller.remaining_s is not None:
+            caller.deadline = min(caller.deadline, caller.received_s + caller.remaining_s)
+
+    def _begin(self, caller: "_Caller", method: str, message: bytes) -> GrpcCall:
+        """Authorise the model and route; raises Refused."""
+        gateway, tenant = self._gateway, caller.tenant
+        assert tenant is not None
+        model = method in _MODEL_METHODS or method == "ModelStreamInfer"
+        name = self._authorise(tenant, message) if model else ""
+        pool = gateway.snapshot.pool_for_model(name)
+        if pool is None or not gateway.pools[pool].pool.grpc_endpoints:
+            raise Refused(Outcome.NOT_FOUND, f"there is no model {name!r} here for this key")
         target = Target(
             kind="model" if model else "server",
             name=name,
@@ -223,8 +219,17 @@ class GrpcIngress(_GenericHandler):
             route=f"model:{name}" if model else "server",
             head_only=False,
         )
-        mark = gateway.mark(metadata.get("x-request-id"), metadata.get("traceparent"), metadata.get("tracestate"))
-        return GrpcCall(gateway, method, tenant, target, mark, metadata, len(message), received_s, deadline)
+        return GrpcCall(
+            gateway,
+            method,
+            tenant,
+            target,
+            caller.mark,
+            caller.metadata,
+            len(message),
+            caller.received_s,
+            caller.deadline,
+        )
 
     def _authorise(self, tenant: Tenant, message: bytes) -> str:
         """The model a message names, if this tenant may use it."""
@@ -243,14 +248,42 @@ class GrpcIngress(_GenericHandler):
             return message
         return append_model(message, *peek_model(message))
 
-    async def _abort(self, context: "Context", refused: Refused, call: GrpcCall | None) -> None:
-        metadata = [("x-oriel-reason", refused.outcome.value)]
-        if refused.retry_after_s is not None:
-            metadata.append(("retry-after", str(refused.retry_after_s)))
-        metadata += [(name, value) for name, value in refused.headers if name.startswith("ratelimit")]
-        if call is not None:
-            metadata += call.answer_metadata()
-        await context.abort(_CODES[refused.outcome], refused.message, tuple(metadata))
+
+@dataclass(slots=True)
+class _Caller:
+    """What is known of a call before its message. remaining_s: of the caller's own deadline."""
+
+    metadata: dict[str, str]
+    credentials: list[tuple[str, str]]
+    mark: Mark
+    received_s: float
+    remaining_s: float | None
+    tenant: Tenant | None = None
+    deadline: float = 0.0
+
+
+async def _first_message(caller: _Caller, context: "Context") -> bytes:
+    wait_s = min(caller.deadline - monotonic(), GrpcLimits.FIRST_MESSAGE_S)
+    try:
+        async with asyncio.timeout(wait_s):
+            message = await context.read()
+    except TimeoutError:
+        raise Refused(Outcome.DEADLINE_EXCEEDED, "the deadline passed while receiving the request") from None
+    if not isinstance(message, bytes):
+        raise Refused(Outcome.BAD_REQUEST, "the call carries no message")
+    return message
+
+
+async def _abort(context: "Context", refused: Refused, caller: _Caller | None, call: GrpcCall | None) -> None:
+    metadata = [("x-oriel-reason", refused.outcome.value)]
+    if refused.retry_after_s is not None:
+        metadata.append(("retry-after", str(refused.retry_after_s)))
+    metadata += [(name, value) for name, value in refused.headers if name.startswith("ratelimit")]
+    if call is not None:
+        metadata += call.answer_metadata()
+    elif caller is not None:
+        metadata += answer_metadata(caller.mark, 0.0, 0.0)
+    await context.abort(_CODES[refused.outcome], refused.message, tuple(metadata))
 
 
 def _outcome(error: aio.AioRpcError) -> Outcome:

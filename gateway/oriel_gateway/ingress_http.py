@@ -19,6 +19,8 @@ from oriel_wire.h1 import RequestHead
 __all__ = ["ClientConnection"]
 
 _WRITE_HIGH = 256 * 1024
+_MAX_STRIKES = 8  # refused credentials in a row on one connection, which is then closed
+_NOT_QUEUED = "gateway-queue;dur=0.000"
 _FRAMING = {400: Outcome.BAD_REQUEST, 408: Outcome.DEADLINE_EXCEEDED}
 
 
@@ -33,12 +35,13 @@ class _Judged(NamedTuple):
 class ClientConnection(ServerConnection):
     """One public connection; at most one `call` at a time."""
 
-    __slots__ = ("_judged", "call", "gateway")
+    __slots__ = ("_judged", "_strikes", "call", "gateway")
 
     def __init__(self, server: HttpServer, gateway: Gateway) -> None:
         super().__init__(server)
         self.gateway = gateway
         self.call: Call | None = None
+        self._strikes = 0
         self._judged: _Judged | None = None  # what the head in `_known` was found to be
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -59,7 +62,7 @@ class ClientConnection(ServerConnection):
             else:
                 line = head.line
                 if line.path.startswith("/v2/health/"):
-                    self._health(line.path)
+                    self._health(head)
                     return
                 key = gateway.identify_fields(head.credentials, self.memo)
                 tenant = key.tenant
@@ -75,7 +78,10 @@ class ClientConnection(ServerConnection):
         except Refused as refused:
             gateway.stats.turned_away(refused.outcome)
             mark = mark or gateway.mark(head.request_id, head.traceparent, head.tracestate)
-            self.write_refusal(refused, mark, v2=head.line.path.startswith("/v2"))
+            self._strikes = self._strikes + 1 if refused.outcome is Outcome.UNAUTHENTICATED else 0
+            if self._strikes >= _MAX_STRIKES:
+                head.close = True
+            self.write_refusal(refused, mark, v2=head.line.path.startswith("/v2"), queued_s=0.0)
             self.answered(close=False)
             return
         self.call = Call(gateway, self, head, tenant, target, mark, received_s, deadline)
@@ -105,40 +111,51 @@ class ClientConnection(ServerConnection):
     def on_refused(self, status: int, message: str) -> None:
         outcome = _FRAMING.get(status, Outcome.TOO_LARGE)
         self.gateway.stats.turned_away(outcome)
-        body = b'{"error":{"message":"%s","reason":"%s"}}' % (message.encode(), outcome.value.encode())
-        headers = self._trailing_headers()
-        self.transport.write(small_answer(status, headers, body, close=True))
-
-    def write_refusal(self, refused: Refused, mark: Mark, *, v2: bool) -> int:
-        """Write a whole error answer and return its status; `answered` is the caller's to call."""
-        call = self.call
-        queued_s = monotonic() - call.queued_s if call is not None and call.queued_s else 0.0
+        head = self.head
+        mark = self.gateway.mark(head.request_id if head else None, None, None)
+        # Without a head nobody knows what was asked for; v2 clients are the ones that cannot read an object.
+        v2 = head is None or head.line.path.startswith("/v2")
+        refused = Refused(outcome, message)
         self.transport.write(
             refusal_bytes(
                 refused,
+                status=status,
+                v2=v2,
+                request_id=mark.request_id,
+                trace=mark.traceresponse(),
+                timing=_NOT_QUEUED,
+                close=True,
+                head_only=False,
+            )
+        )
+
+    def write_refusal(self, refused: Refused, mark: Mark, *, v2: bool, queued_s: float) -> None:
+        """Write a whole error answer; `answered` is the caller's to call."""
+        head = self.head
+        self.transport.write(
+            refusal_bytes(
+                refused,
+                status=STATUS[refused.outcome],
                 v2=v2,
                 request_id=mark.request_id,
                 trace=mark.traceresponse(),
                 timing=f"gateway-queue;dur={queued_s * 1e3:.3f}",
                 close=self.must_close,
+                head_only=head is not None and head.line.method == "HEAD",
             )
         )
-        return STATUS[refused.outcome]
 
-    def _trailing_headers(self) -> list[tuple[str, str]]:
-        """What every answer carries, for one that belongs to no call."""
-        mark = self.gateway.mark(None, None, None)
-        return [
-            ("x-request-id", mark.request_id),
-            ("traceresponse", mark.traceresponse()),
-            ("server-timing", "gateway-queue;dur=0.000"),
-        ]
-
-    def _health(self, path: str) -> None:
+    def _health(self, head: RequestHead) -> None:
         """Liveness and readiness without a key: load balancers have none."""
+        path = head.line.path
         ready = path == "/v2/health/live" or (path == "/v2/health/ready" and not self.gateway.draining)
         status = 200 if ready else 404 if path != "/v2/health/ready" else 503
-        headers = self._trailing_headers()
+        mark = self.gateway.mark(head.request_id, None, None)
+        headers = [
+            ("x-request-id", mark.request_id),
+            ("traceresponse", mark.traceresponse()),
+            ("server-timing", _NOT_QUEUED),
+        ]
         if status == 503:
             headers.append(("retry-after", "1"))
         self.transport.write(small_answer(status, headers, b"", close=self.must_close))

@@ -34,7 +34,23 @@ class PoolGate:
             limit=pool.max_inflight, queue=SlaQueue(max_items=pool.max_queue, max_bytes=pool.max_queue_bytes)
         )
         self.charges = Charges()
+        self.held_bytes = 0
         self._turn = 0
+
+    def hold(self, size_bytes: int, *, urgent: bool) -> bool:
+        """Take bytes of an incoming body from the pool's budget, `max_queue_bytes`; False: there are not enough.
+
+        Only the most urgent tier may use all of it; the others leave it a quarter.
+        """
+        bound = self.pool.max_queue_bytes
+        if self.held_bytes + size_bytes > (bound if urgent else bound * 3 // 4):
+            return False
+        self.held_bytes += size_bytes
+        return True
+
+    def release(self, size_bytes: int) -> None:
+        """Give bytes back to the budget."""
+        self.held_bytes -= size_bytes
 
     def wait(self, waiter: Waiter, tenant: Tenant, route: str, *, due: float, size_bytes: int) -> Ticket:
         """Queue for a permit when `admission.enter` gave none; give the ticket to `forget` when leaving the queue.

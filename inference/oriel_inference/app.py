@@ -121,7 +121,8 @@ async def open_unit(
         http_server = await serve_http(
             frontend.handle,
             http_socket,
-            limits=HttpLimits(max_body_bytes=settings.max_body_bytes),
+            # A refused body is read to its end: a gateway that is still sending would see a reset and no reason.
+            limits=HttpLimits(max_body_bytes=settings.max_body_bytes, drain_bytes=settings.max_body_bytes),
             refuse=frontend.refuse,
         )
         end_control = asyncio.Event()

@@ -79,6 +79,8 @@ class Catalog:
         if found is not None:
             return found
         entries = self._entries.get(name)
+        if entries is None and self.loading:
+            raise ModelNotReady("the models are being loaded; it is not known yet whether this one is among them")
         if entries is None:
             raise UnknownModel(f"unknown model: {quoted(name)} is not found")
         if not version:

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from oriel_logic.envelope import Visit, send_reply, visit_of
-from oriel_logic.errors import DeadlineExceeded, HandlerFailed, InputTooLarge, LogicError, Outcome
+from oriel_logic.errors import DeadlineExceeded, HandlerFailed, InputTooLarge, LogicError, MediaUnsupported, Outcome
 from oriel_logic.messages import Request
 from oriel_logic.pipeline import Pipeline
 from oriel_logic.registry import Registry
@@ -106,6 +106,9 @@ class ServiceCall:
             body = await self._read_body(receive, visit)
         definition = self._registry.find(scope["path_params"]["name"])
         visit.service = definition.name
+        encoding = visit.headers.get("content-encoding", "identity").strip().lower()
+        if encoding not in ("", "identity"):
+            raise MediaUnsupported("send the body without a content encoding, as it is")
         request = Request(
             body=body,
             content_type=visit.headers.get("content-type", "").partition(";")[0].strip().lower(),

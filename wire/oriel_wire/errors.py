@@ -6,6 +6,7 @@ WireError
 └── UpstreamError              the next hop's fault
     ├── UpstreamUnreachable    nothing was sent: another endpoint may be tried
     ├── UpstreamBroken         it closed or broke the protocol part-way: it may have executed
+    │   └── UpstreamHungUp     it closed a kept connection without a byte of answer: it hardly executed
     └── UpstreamTimedOut       the deadline passed while waiting for it
 
 StartFailed                    a unit cannot start; one line that names the mend
@@ -17,6 +18,7 @@ __all__ = [
     "TooLarge",
     "UpstreamBroken",
     "UpstreamError",
+    "UpstreamHungUp",
     "UpstreamTimedOut",
     "UpstreamUnreachable",
     "WireError",
@@ -49,6 +51,13 @@ class UpstreamUnreachable(UpstreamError):
 
 class UpstreamBroken(UpstreamError):
     """The next hop closed or broke the protocol after the request was (partly) sent."""
+
+
+class UpstreamHungUp(UpstreamBroken):
+    """A connection that had answered before was closed without a byte of answer: its idle time was probably over.
+
+    Whoever may run twice may be sent again.
+    """
 
 
 class UpstreamTimedOut(UpstreamError):

@@ -365,8 +365,6 @@ def _note(head: RequestHead, field: Field) -> None:
         words = {word.strip().lower() for word in field.value.split(",")}
         if "close" in words:
             head.close = True
-        elif head.line.minor == 0 and "keep-alive" in words:
-            head.close = False
         for word in words - {"close", "keep-alive", ""}:
             # A sender may name further hop-by-hop fields; one that frames the message or carries our own context is
             # an attempt to make two hops read two different requests.
@@ -423,6 +421,7 @@ def parse_response_head(block: bytes, memo: LineMemo) -> ResponseHead:
         if len(memo.statuses) < memo.SIZE and len(lines[0]) <= _MAX_LINE:
             memo.statuses[lines[0]] = known
     head = ResponseHead(known[0], lines[0], known[1])
+    dropped: tuple[bytes, ...] = ()
     fields = head.fields
     forward = head.forward
     young = memo.young
@@ -446,12 +445,17 @@ def parse_response_head(block: bytes, memo: LineMemo) -> ResponseHead:
                 raise BadMessage("Transfer-Encoding can only be chunked")
             head.chunked = True
         elif kind == _CONNECTION:
-            if "close" in field.value.lower():
+            words = {word.strip().lower() for word in field.value.split(",")}
+            if "close" in words:
                 head.close = True
+            for word in words - {"close", "keep-alive", ""}:
+                dropped = (*dropped, word.encode("ascii", "replace") + b":")
         elif kind == _SERVER_TIMING:
             head.server_timing = f"{head.server_timing}, {field.value}" if head.server_timing else field.value
         elif kind == _COST and field.value.isascii() and field.value.isdigit() and len(field.value) < 16:
             head.cost_us = int(field.value)
+    if dropped:
+        head.forward = [line for line in forward if not line.lower().startswith(dropped)]
     if head.chunked and head.content_length is not None:
         raise BadMessage("Transfer-Encoding does not go with Content-Length")
     return head

@@ -102,7 +102,8 @@ class _Buffered(ServerConnection):
 
     def on_refused(self, status: int, message: str) -> None:
         body = msgspec.json.encode({"error": message})
-        self._write(status, [("content-type", "application/json")], body, self.must_close, False)
+        head_only = self.head is not None and self.head.method == "HEAD"
+        self._write(status, [("content-type", "application/json")], body, self.must_close, head_only)
 
     def write_answer(
         self,

@@ -32,3 +32,4 @@ class HttpLimits:
     body_min_bytes: int = 30 * 1024
     idle_timeout_s: float = 75.0
     write_stall_s: float = 30.0
+    drain_bytes: int = 512 * 1024

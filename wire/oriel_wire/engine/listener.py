@@ -5,6 +5,7 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from email.utils import formatdate
+from itertools import islice
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["HttpServer"]
 
+LAME_DUCK_S = 0.5
 _SWEEP_S = 0.25
+_EVICTION_SAMPLE = 64
 
 
 class HttpServer:
@@ -41,29 +44,43 @@ class HttpServer:
         name = sock.getsockname()
         self.port = name[1] if isinstance(name, tuple) else 0
 
+    def evict_idle(self) -> bool:
+        """All places are taken: close the idlest of some connections between two requests, if there is one."""
+        idle = [connection for connection in islice(self.connections, _EVICTION_SAMPLE) if connection.idle]
+        if not idle:
+            return False
+        min(idle, key=lambda connection: connection.due).transport.abort()
+        return True
+
     async def drain(self, grace_s: float) -> None:
         """Stop accepting, let requests in flight finish (at most `grace_s`), close everything.
 
-        Cancelling it leaves the server closed to new connections with the rest still open.
+        Answers say `Connection: close` from now on. Connections between two requests stay open for `LAME_DUCK_S`: their
+        clients may be sending already, and a request that arrives is still answered. Cancelling it leaves the server
+        closed to new connections with the rest still open.
         """
         self.draining = True
         if self._server is not None:
             self._server.close()
+        await self._emptied_within(min(grace_s, LAME_DUCK_S))
         for connection in list(self.connections):
             connection.close_if_idle()
-        if self.connections:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(grace_s):
-                    await self.emptied.wait()
+        await self._emptied_within(grace_s - LAME_DUCK_S)
         for connection in list(self.connections):
             connection.transport.abort()
         if self._timer is not None:
             self._timer.cancel()
         await asyncio.sleep(0)
 
+    async def _emptied_within(self, seconds: float) -> None:
+        if self.connections and seconds > 0.0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self.emptied.wait()
+
     def _tick(self) -> None:
+        self._timer = self.loop.call_later(_SWEEP_S, self._tick)
         now = monotonic()
         self.date = b"date: " + formatdate(usegmt=True).encode("ascii")
         for connection in list(self.connections):
             connection.sweep(now)
-        self._timer = self.loop.call_later(_SWEEP_S, self._tick)

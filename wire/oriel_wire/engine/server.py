@@ -12,9 +12,10 @@ Theory of operation. A connection is in one of five states:
            one head of them: then reading pauses)
     DRAIN  the answer was given before the body ended: the rest is read and dropped, within bounds, so that the client
            gets to see the answer instead of a reset
-    CLOSED
+    CLOSED the last answer is in the transport; a client that does not read it is cut
 
-No timer per connection: the server sweeps all of them four times a second and cuts what is past its `due`.
+A client that does not read its answers gets no further request read. No timer per connection: the server sweeps all of
+them four times a second and cuts what is past its `due`.
 The subclass calls `answered(close=...)` exactly once per request when its last byte is written.
 """
 
@@ -30,7 +31,6 @@ from oriel_wire.h1 import RequestHead, parse_request_head
 __all__ = ["ServerConnection"]
 
 HEAD, BODY, WAIT, DRAIN, CLOSED = range(5)
-_DRAIN_BYTES = 64 * 1024
 _DRAIN_S = 1.0
 
 
@@ -48,6 +48,7 @@ class ServerConnection(asyncio.Protocol):
         "_left",
         "_paused",
         "_stalled_at",
+        "_start",
         "_whole",
         "due",
         "head",
@@ -68,7 +69,8 @@ class ServerConnection(asyncio.Protocol):
         self.head: RequestHead | None = None
         self.peer = ""
         self.due = 0.0
-        self._buffer = b""
+        self._buffer = b""  # bytes of the next request, from `_start` on
+        self._start = 0
         self._left = 0
         self._decoder: ChunkedDecoder | None = None
         self._body_since_due = 0
@@ -116,7 +118,8 @@ class ServerConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are not registered as such
         server = self.server
-        if len(server.connections) >= self.limits.max_connections or server.draining:
+        full = len(server.connections) >= self.limits.max_connections and not server.evict_idle()
+        if full or server.draining:
             self.state = CLOSED
             self.transport.abort()
             return
@@ -147,20 +150,23 @@ class ServerConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._stalled_at = 0.0
         self.on_writable(True)
+        if self.state == HEAD:
+            self._listen()
 
     def data_received(self, data: bytes) -> None:
-        if self.state == HEAD:
+        state = self.state
+        if state == HEAD and not self._stalled_at:
             if self._buffer:
-                data = self._buffer + data
+                data = self._buffer[self._start :] + data
                 self._buffer = b""
-            self._read_head(data)
-        elif self.state == BODY:
+            self._read_head(data, 0)
+        elif state == BODY:
             self._read_body(data)
-        elif self.state == WAIT:
+        elif state == WAIT or state == HEAD:
             self._hold(data)
-        elif self.state == DRAIN:
+        elif state == DRAIN:
             self._drained += len(data)
-            if self._drained > _DRAIN_BYTES:
+            if self._drained > self.limits.drain_bytes:
                 self.transport.abort()
 
     # What a subclass calls -------------------------------------------------------------------------------------
@@ -178,17 +184,29 @@ class ServerConnection(asyncio.Protocol):
             self._whole = False
         self.head = None
         if close or head is None or head.close or self.server.draining:
-            self.state = CLOSED
-            self.transport.close()
+            self._close()
             return
         self.state = HEAD
         self.due = monotonic() + self.limits.idle_timeout_s
+        if self._buffer or self._paused:
+            self._listen()
+
+    def _listen(self) -> None:
+        """Go on to the next request, unless the client has yet to read its answers."""
+        if self._stalled_at:
+            return
         if self._paused:
             self._paused = False
             self.transport.resume_reading()
         if self._buffer:
             # Not from this stack: a pipelining client would otherwise recurse once per request.
             self.server.loop.call_soon(self._next)
+
+    def _close(self) -> None:
+        """Close once the answer is out; a client that does not read it has `write_stall_s`."""
+        self.state = CLOSED
+        self.transport.close()
+        self.due = monotonic() + self.limits.write_stall_s if self.transport.get_write_buffer_size() else 0.0
 
     @property
     def must_close(self) -> bool:
@@ -215,48 +233,33 @@ class ServerConnection(asyncio.Protocol):
         self._known = head
         return True
 
-    def pause_body(self) -> None:
-        """Stop reading the body (backpressure from where it goes)."""
-        if not self._paused and self.state == BODY:
-            self._paused = True
-            self.due = 0.0
-            self.transport.pause_reading()
-
-    def resume_body(self) -> None:
-        """Read on."""
-        if self._paused and self.state in (BODY, WAIT):
-            self._paused = False
-            if self.state == BODY:
-                self._body_due()
-            self.transport.resume_reading()
-
     # Framing ---------------------------------------------------------------------------------------------------
 
     def _next(self) -> None:
-        if self.state == HEAD and self._buffer:
+        if self.state == HEAD and self._buffer and not self._stalled_at:
             data, self._buffer = self._buffer, b""
-            self._read_head(data)
+            self._read_head(data, self._start)
 
-    def _read_head(self, data: bytes) -> None:
-        stop = data.find(b"\r\n\r\n")
+    def _read_head(self, data: bytes, start: int) -> None:
+        """Read the head that begins at `start`; what follows it stays in `data`, uncopied."""
+        if data.startswith(b"\r\n", start):
+            start += 2  # RFC 9112 section 2.2: an empty line before a request is ignored
+        stop = data.find(b"\r\n\r\n", start)
         limits = self.limits
-        if stop < 0 or stop > limits.max_head_bytes:
-            if data[:2] == b"\r\n":
-                data = data[2:]  # RFC 9112 section 2.2: an empty line before a request is ignored
-            if len(data) > limits.max_head_bytes or stop > 0:
+        if stop < 0 or stop - start > limits.max_head_bytes:
+            data = data[start:]
+            if len(data) > limits.max_head_bytes:
                 line = data.find(b"\r\n", 0, limits.max_target_bytes + 64)
                 self._refuse(414 if line < 0 else 431, "the request head is too long")
                 return
             if b"\n" in data and b"\n" in data.replace(b"\r\n", b""):
                 self._refuse(400, "lines end with CRLF")
                 return
-            if not self._buffer and data:
-                now = monotonic()
-                if self.due > now + limits.head_timeout_s:
-                    self.due = now + limits.head_timeout_s
+            if data:
+                self.due = min(self.due, monotonic() + limits.head_timeout_s)
             self._buffer = data
+            self._start = 0
             return
-        start = 2 if data[:2] == b"\r\n" else 0
         block = data[start:stop]
         self._fingerprint = fingerprint = hash(block)
         if self._known is not None and fingerprint == self._known_fingerprint:
@@ -267,12 +270,12 @@ class ServerConnection(asyncio.Protocol):
             except BadMessage as error:
                 self._refuse(431 if isinstance(error, TooLarge) else 400, error.message)
                 return
-            if stop > limits.max_target_bytes and len(head.line.target) > limits.max_target_bytes:
+            if stop - start > limits.max_target_bytes and len(head.line.target) > limits.max_target_bytes:
                 self._refuse(414, f"the request target is longer than {limits.max_target_bytes} bytes")
                 return
         self.head = head
         self.due = 0.0
-        rest = data[stop + 4 :] if len(data) > stop + 4 else b""
+        stop += 4
         length = head.content_length
         if length:
             if length > limits.max_body_bytes:
@@ -280,14 +283,15 @@ class ServerConnection(asyncio.Protocol):
                 return
             self._left = length
             self.state = BODY
-            if len(rest) >= length:
+            end = stop + length
+            if len(data) >= end:
                 self._whole = True
-                self._buffer = rest[length:]
+                self._keep_rest(data, end)
                 self.on_head(head)
                 if self.state == BODY and self.head is head:
                     self._whole = False
                     self.state = WAIT
-                    self.on_body(rest if len(rest) == length else rest[:length])
+                    self.on_body(data[stop:end])
                 return
         elif head.chunked:
             self._decoder = ChunkedDecoder()
@@ -295,19 +299,22 @@ class ServerConnection(asyncio.Protocol):
             self.state = BODY
         else:
             self.state = WAIT
-            self._buffer = rest
+            self._keep_rest(data, stop)
             self.on_head(head)
             if self.state == WAIT and self.head is head:
                 self.on_end()
             return
         self.on_head(head)
-        if self.state == BODY and self.head is head:
-            if rest:
-                self._read_body(rest)
-            elif not self._paused:
-                self._body_due()
-        elif self.state == DRAIN and rest:
-            self.data_received(rest)
+        if len(data) > stop:
+            self.data_received(data[stop:])
+        elif self.state == BODY:
+            self._body_due()
+
+    def _keep_rest(self, data: bytes, start: int) -> None:
+        """What follows the current request belongs to the next one."""
+        if len(data) > start:
+            self._buffer = data
+            self._start = start
 
     def continue_body(self) -> None:
         """Answer `Expect: 100-continue`; called by whoever has judged the head."""
@@ -332,7 +339,7 @@ class ServerConnection(asyncio.Protocol):
             self.on_data(data)
             return
         if size > left:
-            self._buffer = data[left:]
+            self._keep_rest(data, left)
             data = data[:left]
         self._left = 0
         self._body_ended(data)
@@ -354,7 +361,7 @@ class ServerConnection(asyncio.Protocol):
         body = b"".join(pieces) if len(pieces) > 1 else pieces[0] if pieces else b""
         if decoder.done:
             self._decoder = None
-            self._buffer = decoder.rest
+            self._keep_rest(decoder.rest, 0)
             self._body_ended(body)
         elif body:
             self.on_data(body)
@@ -369,7 +376,8 @@ class ServerConnection(asyncio.Protocol):
             self.on_end()
 
     def _hold(self, data: bytes) -> None:
-        self._buffer += data
+        self._buffer = self._buffer[self._start :] + data
+        self._start = 0
         if len(self._buffer) > self.limits.max_head_bytes and not self._paused:
             self._paused = True
             self.transport.pause_reading()
@@ -396,8 +404,13 @@ class ServerConnection(asyncio.Protocol):
 
     def close_if_idle(self) -> None:
         """The server drains: a connection between two requests is not needed any more."""
-        if self.state == HEAD:
-            self.transport.close()
+        if self.state == HEAD and not self._buffer:
+            self._close()
+
+    @property
+    def idle(self) -> bool:
+        """Between two requests, with nothing of the next one here."""
+        return self.state == HEAD and not self._buffer
 
     def sweep(self, now: float) -> None:
         """Cut this connection if it is past what it waits for."""
@@ -409,6 +422,7 @@ class ServerConnection(asyncio.Protocol):
             elif self.state == BODY:
                 self.on_lost()
                 self._refuse(408, "the request body did not arrive in time")
+            elif self.state == HEAD:
+                self._close()
             else:
-                self.state = CLOSED if self.state == HEAD else self.state
-                self.transport.close()
+                self.transport.abort()

@@ -12,12 +12,13 @@ from time import monotonic
 from typing import Protocol, cast
 
 from oriel_wire.chunked import ChunkedDecoder
-from oriel_wire.errors import BadMessage, UpstreamBroken, UpstreamError, UpstreamUnreachable
+from oriel_wire.errors import BadMessage, UpstreamBroken, UpstreamError, UpstreamHungUp, UpstreamUnreachable
 from oriel_wire.h1 import LineMemo, ResponseHead, parse_response_head
 
 __all__ = ["Endpoint", "ResponseSink", "UpstreamConnection"]
 
 _MAX_HEAD = 64 * 1024
+_MAX_INTERIM = 8
 _UNTIL_CLOSE = 1 << 62
 
 
@@ -48,6 +49,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_decoder",
         "_head_only",
         "_in_body",
+        "_interim",
         "_left",
         "_reusable",
         "endpoint",
@@ -65,6 +67,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.idle_since = 0.0
         self._buffer = b""
         self._in_body = False
+        self._interim = 0
         self._left = 0
         self._decoder: ChunkedDecoder | None = None
         self._head_only = False
@@ -102,25 +105,27 @@ class UpstreamConnection(asyncio.Protocol):
         if self._buffer:
             data = self._buffer + data
             self._buffer = b""
-        stop = data.find(b"\r\n\r\n")
-        if stop < 0 or stop > _MAX_HEAD:
-            if len(data) > _MAX_HEAD:
-                self._break("the upstream's response head is too long")
+        while True:
+            stop = data.find(b"\r\n\r\n")
+            if stop < 0 or stop > _MAX_HEAD:
+                if len(data) > _MAX_HEAD:
+                    self._break("the upstream's response head is too long")
+                    return
+                self._buffer = data
                 return
-            self._buffer = data
-            return
-        try:
-            head = parse_response_head(data[:stop], self.endpoint.memo)
-        except BadMessage as error:
-            self._break(f"the upstream's answer cannot be read: {error.message}")
-            return
-        rest = data[stop + 4 :]
-        if head.status < 200:
-            if head.status == 101:
-                self._break("the upstream switched protocols")
-            elif rest:
-                self.data_received(rest)
-            return
+            try:
+                head = parse_response_head(data[:stop], self.endpoint.memo)
+            except BadMessage as error:
+                self._break(f"the upstream's answer cannot be read: {error.message}")
+                return
+            rest = data[stop + 4 :]
+            if head.status >= 200:
+                break
+            self._interim += 1
+            if head.status == 101 or self._interim > _MAX_INTERIM:
+                self._break("the upstream sends interim answers without end")
+                return
+            data = rest
         if head.close:
             self._reusable = False
         length = head.content_length
@@ -188,6 +193,7 @@ class UpstreamConnection(asyncio.Protocol):
         """The last byte of the answer is here: back to the endpoint, or away if it cannot be used again."""
         self.sink = None
         self._in_body = False
+        self._interim = 0
         self._decoder = None
         endpoint = self.endpoint
         endpoint.outstanding -= 1
@@ -213,6 +219,8 @@ class UpstreamConnection(asyncio.Protocol):
         self.endpoint.outstanding -= 1
         if self._in_body and self._decoder is None and self._left > _UNTIL_CLOSE >> 1 and exc is None:
             sink.response_data(b"", True)  # an answer without a length ends with its connection
+        elif self.idle_since and not self._in_body and not self._buffer:
+            sink.failed(UpstreamHungUp("the upstream closed a kept connection instead of answering"))
         else:
             sink.failed(UpstreamBroken("the upstream closed the connection before its answer was complete"))
 

@@ -1,0 +1,236 @@
+"""What a hostile review found, one test each: every one of these failed before."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from oriel_wire.engine.limits import HttpLimits
+
+from .stack import BRONZE, GOLD, Client, Seen, Upstream, documents, gateway, upstream
+from .test_ingress_http import INFER, idle, settle
+
+HEAD = b"POST /v2/models/digits/infer HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\n"
+
+
+@pytest.fixture
+async def up() -> AsyncIterator[Upstream]:
+    async with upstream() as it:
+        yield it
+
+
+async def test_stalled_uploads_of_a_lower_tier_hold_no_permit(up: Upstream) -> None:
+    """They used to take one each at 64 KiB, and gold waited for them until its deadline."""
+    async with gateway(documents([up.port], max_inflight=2)) as (port, core):
+        stalled = [await Client(port).__aenter__() for _ in range(4)]
+        for client in stalled:
+            client.writer.write(HEAD % BRONZE.encode() + b"content-length: 500000\r\n\r\n" + b"x" * 200_000)
+        await settle(lambda: core.pools["p"].held_bytes == 4 * 200_000)
+        assert core.pools["p"].admission.inflight == 0
+        async with Client(port) as gold:
+            assert (await gold.ask(INFER)).status == 200
+        for client in stalled:
+            client.writer.close()
+        await settle(lambda: idle(core) and core.pools["p"].held_bytes == 0)
+
+
+async def test_the_byte_budget_of_incoming_bodies_keeps_a_quarter_for_the_most_urgent_tier(up: Upstream) -> None:
+    files = documents([up.port])
+    files["all.toml"] = files["all.toml"].replace(b"max_queue = 100", b"max_queue = 100\nmax_queue_bytes = 400000")
+    async with gateway(files) as (port, core):
+        async with Client(port) as bronze, Client(port) as late, Client(port) as gold:
+            bronze.writer.write(HEAD % BRONZE.encode() + b"content-length: 500000\r\n\r\n" + b"x" * 290_000)
+            await settle(lambda: core.pools["p"].held_bytes == 290_000)
+            late.writer.write(HEAD % BRONZE.encode() + b"content-length: 500000\r\n\r\n" + b"x" * 90_000)
+            refused = await late.reply()
+            assert refused.status == 503 and json.loads(refused.body)["reason"] == "queue_full"
+            assert 1 <= int(refused.headers["retry-after"]) <= 60
+            gold.writer.write(HEAD % GOLD.encode() + b"content-length: 90000\r\n\r\n")
+            await gold.writer.drain()
+            await asyncio.sleep(0.01)  # the head alone, so that the body is collected
+            gold.writer.write(b"x" * 90_000)
+            assert (await gold.reply()).status == 200
+        await settle(lambda: idle(core) and core.pools["p"].held_bytes == 0)
+
+
+async def test_a_client_that_does_not_read_its_answers_gets_no_further_request_read(up: Upstream) -> None:
+    """Pipelined refusals used to pile up in memory without bound, from strangers."""
+    async with gateway(documents([up.port])) as (port, core), Client(port) as client:
+        count = 20_000
+        writing = asyncio.ensure_future(asyncio.to_thread(lambda: None))
+        await writing
+        client.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        client.writer.write(b"GET /v2 HTTP/1.1\r\nhost: x\r\nx-api-key: key-gold\r\n\r\n" * count)
+        await asyncio.sleep(0.3)
+        (connection,) = core_connections(core)
+        assert connection.transport.get_write_buffer_size() < 1_000_000
+        assert len(up.seen) < count
+        client.writer.transport.abort()
+        await settle(lambda: idle(core))
+
+
+def core_connections(core: object) -> list:  # type: ignore[type-arg]
+    import gc
+
+    from oriel_gateway.ingress_http import ClientConnection
+
+    return [o for o in gc.get_objects() if isinstance(o, ClientConnection) and o.gateway is core and o.state != 4]
+
+
+async def test_refused_credentials_in_a_row_close_the_connection(up: Upstream) -> None:
+    async with gateway(documents([up.port])) as (port, _), Client(port) as client:
+        closing = []
+        for _ in range(8):
+            reply = await client.ask(INFER, key="wrong")
+            assert reply.status == 401
+            closing.append(reply.headers.get("connection"))
+        assert closing == [None] * 7 + ["close"]
+
+
+@pytest.mark.parametrize("size", [3_100_000, 3_200_000, 3_275_000])
+async def test_a_slow_reader_does_not_stop_the_upstream_connection_it_had(up: Upstream, size: int) -> None:
+    """The last write used to pause a connection that was back in the pool: the next caller waited for its deadline."""
+    body = b"z" * size
+
+    async def answer(_: Seen) -> bytes:
+        return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+
+    up.answer = answer
+    async with gateway(documents([up.port])) as (port, core), Client(port) as slow, Client(port) as other:
+        slow.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        slow.send(INFER)
+        await settle(lambda: len(up.seen) == 1)
+        await asyncio.sleep(0.05)
+        slow.reader._transport.resume_reading()  # type: ignore[attr-defined]
+        assert (await slow.reply()).body == body
+        up.answer = up.ok
+        assert (await other.ask(INFER)).status == 200
+        assert idle(core)
+
+
+async def test_an_answer_nobody_reads_does_not_hold_the_drain(up: Upstream) -> None:
+    async def answer(_: Seen) -> bytes:
+        return b"HTTP/1.1 200 OK\r\ncontent-length: 6000000\r\n\r\n" + b"z" * 6_000_000
+
+    up.answer = answer
+    async with gateway(documents([up.port]), limits=HttpLimits(write_stall_s=0.2)) as (port, core):
+        client = await Client(port).__aenter__()
+        client.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        client.send(INFER, headers="connection: close\r\n")
+        await settle(lambda: len(up.seen) == 1)
+        await settle(lambda: idle(core) and not core_connections(core))
+        client.writer.transport.abort()
+
+
+async def test_a_refusal_of_head_has_no_body(up: Upstream) -> None:
+    async with gateway(documents([up.port])) as (port, _), Client(port) as client:
+        client.writer.write(b"HEAD /v2/models/digits HTTP/1.1\r\nhost: x\r\n\r\n")
+        head = await client.reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 401")
+        client.send("/v2/models/digits", method="GET")
+        assert (await client.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+
+
+async def test_requests_on_their_way_survive_a_drain(up: Upstream) -> None:
+    """Connections between two requests used to be closed at once, with the next request in them."""
+    async with gateway(documents([up.port])) as (port, core):
+        clients = [await Client(port).__aenter__() for _ in range(8)]
+        for client in clients:
+            assert (await client.ask(INFER)).status == 200
+        server = core_connections(core)[0].server
+        draining = asyncio.ensure_future(server.drain(5.0))
+        await asyncio.sleep(0)
+        for client in clients:
+            client.send(INFER)
+        replies = [await client.reply() for client in clients]
+        assert [(r.status, r.headers["connection"]) for r in replies] == [(200, "close")] * 8
+        await draining
+        for client in clients:
+            client.writer.close()
+
+
+async def test_endless_interim_answers_are_a_502(up: Upstream) -> None:
+    async def answer(_: Seen) -> bytes:
+        return b"HTTP/1.1 103 Early Hints\r\n\r\n" * 3000
+
+    up.answer = answer
+    async with gateway(documents([up.port])) as (port, core), Client(port) as client:
+        assert (await client.ask(INFER)).status == 502
+        assert idle(core)
+
+
+async def test_a_framing_error_under_v2_is_a_string(up: Upstream) -> None:
+    async with gateway(documents([up.port]), limits=HttpLimits(max_body_bytes=10)) as (port, _):
+        for path, kind in ((INFER, str), ("/v1/services/digits", dict)):
+            async with Client(port) as client:
+                reply = await client.ask(path, b"x" * 11, headers="x-request-id: mine\r\n")
+                assert reply.status == 413 and isinstance(json.loads(reply.body)["error"], kind)
+                assert reply.headers["x-request-id"] == "mine"
+
+
+async def test_http_1_0_gets_its_end_of_file(up: Upstream) -> None:
+    async def answer(_: Seen) -> bytes:
+        return b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
+
+    up.answer = answer
+    async with gateway(documents([up.port])) as (port, core), Client(port) as client:
+        client.writer.write(b"GET /v2 HTTP/1.0\r\nx-api-key: key-gold\r\nconnection: keep-alive\r\n\r\n")
+        async with asyncio.timeout(5):
+            assert (await client.reader.read(-1)).endswith(b"hello")
+        assert idle(core)
+
+
+async def test_a_kept_connection_the_upstream_closed_is_not_the_readers_problem(up: Upstream) -> None:
+    asked = 0
+
+    async def once(_: Seen) -> bytes:
+        nonlocal asked
+        asked += 1
+        return b"" if asked == 2 else b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+
+    up.answer = once
+    async with gateway(documents([up.port])) as (port, core), Client(port) as client:
+        assert (await client.ask("/v2/models/digits", method="GET")).status == 200
+        assert (await client.ask("/v2/models/digits", method="GET")).status == 200  # asked again on a new connection
+        assert asked == 3
+        asked = 1
+        assert (await client.ask(INFER)).status == 502  # may have been executed: not repeated
+        assert asked == 2 and idle(core)
+
+
+async def test_a_header_the_upstream_named_for_its_own_hop_stays_there(up: Upstream) -> None:
+    async def answer(_: Seen) -> bytes:
+        return b"HTTP/1.1 200 OK\r\nx-hop: 1\r\nconnection: x-hop\r\ncontent-length: 0\r\n\r\n"
+
+    up.answer = answer
+    async with gateway(documents([up.port])) as (port, _), Client(port) as client:
+        assert "x-hop" not in (await client.ask(INFER)).headers
+
+
+async def test_the_time_in_the_queue_is_told_in_a_refusal(up: Upstream) -> None:
+    release = asyncio.Event()
+
+    async def answer(_: Seen) -> bytes:
+        await release.wait()
+        return await up.ok(_)
+
+    up.answer = answer
+    async with gateway(documents([up.port], max_inflight=1)) as (port, _), Client(port) as a, Client(port) as b:
+        a.send(INFER)
+        await settle(lambda: len(up.seen) == 1)
+        reply = await b.ask(INFER, headers="x-request-timeout-ms: 60\r\n")
+        assert reply.status == 504
+        assert float(reply.headers["server-timing"].partition("dur=")[2]) > 20
+        release.set()
+        assert (await a.reply()).status == 200
+
+
+async def test_a_new_connection_takes_the_place_of_an_idle_one(up: Upstream) -> None:
+    async with gateway(documents([up.port]), limits=HttpLimits(max_connections=4)) as (port, _):
+        strangers = [await Client(port).__aenter__() for _ in range(4)]
+        await asyncio.sleep(0.05)
+        async with Client(port) as client:
+            assert (await client.ask(INFER)).status == 200
+        for stranger in strangers:
+            stranger.writer.close()
