@@ -4,31 +4,33 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# An environment knows its own path: a checkout that was moved or copied has to make a new one.
+HERE := $(shell pwd | cksum | cut -d' ' -f1)
 export PYTHON VENV
 
 .PHONY: run test setup lint lock proto bench clean
 
-run: $(VENV)/.demo-ready
+run: $(VENV)/.demo-$(HERE)
 	@exec $(BIN)/oriel up --demo $(ARGS)
 
-test: $(VENV)/.dev-ready
+test: $(VENV)/.dev-$(HERE)
 	@exec $(BIN)/python -m pytest $(ARGS)
 
-setup: $(VENV)/.dev-ready
+setup: $(VENV)/.dev-$(HERE)
 
-lint: $(VENV)/.dev-ready
+lint: $(VENV)/.dev-$(HERE)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 # Versions move only here; review the difference and commit it.
-lock: $(VENV)/.dev-ready
+lock: $(VENV)/.dev-$(HERE)
 	UV=$(BIN)/uv requirements/lock
 
-proto: $(VENV)/.dev-ready
+proto: $(VENV)/.dev-$(HERE)
 	$(BIN)/python wire/oriel_wire/v2/proto/generate.py
 
-bench: $(VENV)/.dev-ready
+bench: $(VENV)/.dev-$(HERE)
 	$(BIN)/python tests/bench/gateway_hop.py $(ARGS)
 
 clean:
@@ -36,7 +38,7 @@ clean:
 
 # A stamp is newer than all that decides what is installed, so a second run installs nothing.
 # The dev lock holds the same versions as the demo lock and more: both may live in one environment.
-$(VENV)/.%-ready: requirements/%.txt requirements/uv.txt requirements/install pyproject.toml
+$(VENV)/.%-$(HERE): requirements/%.txt requirements/uv.txt requirements/install pyproject.toml
 	@echo "setting up $(VENV) from $< (first time: a minute or two)" >&2
 	@requirements/install $*.txt
 	@touch $@

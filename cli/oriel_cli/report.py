@@ -95,7 +95,7 @@ def _commands(gateway: Unit, assets: DemoAssets) -> list[str]:
         f"       --data-binary @{_short(assets.digits / '7.png')} {base}/v1/services/digits",
         f"  curl -s {bearer} \\",
         f"       -d @{_short(assets.digits / '7.v2.json')} {base}/v2/models/digits/infer",
-        f"  {_oriel()} trace <x-request-id of an answer>{which}",
+        f"  {_oriel()} trace THE-X-REQUEST-ID{which}",
     ]
 
 

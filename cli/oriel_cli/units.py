@@ -50,6 +50,11 @@ def refuse_busy_ports(addresses: Iterable[Address]) -> None:
     if not busy:
         return
     named = ", ".join(f"{address.port} ({address.what})" for address in busy)
+    if len(busy) > 3:
+        raise StartFailed(
+            f"ports {named} are in use, probably by another `oriel up`: stop it, or pass --free-ports "
+            "(make run ARGS=--free-ports)"
+        )
     flags = " ".join(f"{address.flag} N" for address in busy)
     many, them = ("ports", "them") if len(busy) > 1 else ("port", "it")
     verb = "are" if len(busy) > 1 else "is"

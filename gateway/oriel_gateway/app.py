@@ -36,7 +36,8 @@ def load(settings: Settings) -> Snapshot:
     pools = dict(snapshot.pools)
     for name in {*settings.endpoints, *settings.grpc_endpoints}:
         if name not in pools:
-            raise StartFailed(f"no pool is named {name!r}: the policies know {', '.join(sorted(pools))}")
+            known = ", ".join(sorted(pools))
+            raise StartFailed(f"no pool is named {name!r}, only {known}: add [pools.{name}] to the policies")
         pools[name] = replace(
             pools[name],
             endpoints=settings.endpoints.get(name, pools[name].endpoints),

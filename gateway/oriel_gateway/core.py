@@ -12,7 +12,7 @@ from oriel_gateway.limiter import Limiter
 from oriel_gateway.pools import PoolGate
 from oriel_gateway.stats import Stats
 from oriel_gateway.targets import Target, resolve
-from oriel_gateway.tracing import Mark
+from oriel_gateway.tracing import Mark, record_refusal
 from oriel_policies.deadlines import DeadlineWheel
 from oriel_policies.documents import ApiKey, Snapshot, Tenant
 from oriel_wire.context import parse_timeout_ms, valid_request_id
@@ -107,6 +107,12 @@ class Gateway:
             return Mark(request_id, parent.trace_id, parent.span_id, span_id, span_hex, parent.sampled, parent.state)
         sampled = self.sink.enabled and (self.sample_ratio >= 1.0 or random.random() < self.sample_ratio)
         return Mark(request_id, random_bits(128) or 1, 0, span_id, span_hex, sampled, "")
+
+    def turned_away(self, refused: Refused, mark: Mark, tenant: Tenant | None, method: str, received_s: float) -> None:
+        """Count a request that was refused before it became a call, and trace it if its sender is known."""
+        self.stats.turned_away(refused.outcome)
+        if tenant is not None and mark.sampled and self.sink.enabled:
+            record_refusal(mark, tenant, self.sink, refused.outcome, refused.message, method, received_s, monotonic())
 
     # deadlines -------------------------------------------------------------------------------------------------
 

@@ -157,8 +157,8 @@ class GrpcIngress(_GenericHandler):
             except Refused as refused:
                 if call is not None:
                     call.end(refused.outcome, refused.message)
-                else:
-                    self._gateway.stats.turned_away(refused.outcome)
+                elif caller is not None:
+                    self._gateway.turned_away(refused, caller.mark, caller.tenant, method, caller.received_s)
                 await _abort(context, refused, caller, call)
             except aio.AioRpcError as error:
                 assert call is not None

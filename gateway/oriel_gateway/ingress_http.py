@@ -11,7 +11,7 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.identity import still_valid
 from oriel_gateway.targets import Target
 from oriel_gateway.tracing import Mark
-from oriel_policies.documents import ApiKey, Snapshot
+from oriel_policies.documents import ApiKey, Snapshot, Tenant
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.server import ServerConnection
 from oriel_wire.h1 import RequestHead
@@ -52,6 +52,7 @@ class ClientConnection(ServerConnection):
         gateway = self.gateway
         received_s = monotonic()
         mark: Mark | None = None
+        tenant: Tenant | None = None
         try:
             if head is self._known and self._judged is not None and self._judged.snapshot is gateway.snapshot:
                 judged = self._judged
@@ -76,8 +77,8 @@ class ClientConnection(ServerConnection):
             if head.content_length is not None and head.content_length > bound:
                 raise Refused(Outcome.TOO_LARGE, f"the body is larger than {bound} bytes")
         except Refused as refused:
-            gateway.stats.turned_away(refused.outcome)
             mark = mark or gateway.mark(head.request_id, head.traceparent, head.tracestate)
+            gateway.turned_away(refused, mark, tenant, head.line.method, received_s)
             self._strikes = self._strikes + 1 if refused.outcome is Outcome.UNAUTHENTICATED else 0
             if self._strikes >= _MAX_STRIKES:
                 head.close = True

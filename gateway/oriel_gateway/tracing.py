@@ -7,7 +7,7 @@ from oriel_gateway.targets import Target
 from oriel_policies.documents import Tenant
 from oriel_wire.trace import Span, SpanSink, TraceContext, child
 
-__all__ = ["Mark", "Recorded", "record_call"]
+__all__ = ["Mark", "Recorded", "record_call", "record_refusal"]
 
 
 class Mark:
@@ -123,3 +123,34 @@ def record_call(call: Recorded, sink: SpanSink, end_s: float, error: str) -> Non
                 error=error,
             )
         )
+
+
+def record_refusal(
+    mark: Mark,
+    tenant: Tenant,
+    sink: SpanSink,
+    outcome: Outcome,
+    error: str,
+    method: str,
+    received_s: float,
+    end_s: float,
+) -> None:
+    """The one span of a tenant's request that was refused before it became a call."""
+    sink.record(
+        Span(
+            name="gateway.request",
+            context=TraceContext(mark.trace_id, mark.span_id, True, mark.state),
+            parent_id=mark.parent_id,
+            start_s=received_s,
+            end_s=end_s,
+            kind="server",
+            attributes={
+                "oriel.request_id": mark.request_id,
+                "oriel.tenant": tenant.name,
+                "oriel.tier": tenant.tier.name,
+                "oriel.outcome": outcome.value,
+                "oriel.method": method,
+            },
+            error=error,
+        )
+    )

@@ -124,7 +124,7 @@ class Registry:
         """Raises ServiceUnknown or ServiceBroken."""
         found = self._loaded.get(name)
         if found is None:
-            raise ServiceUnknown("there is no service of this name: GET /v1/services lists them")
+            raise ServiceUnknown(f"there is no service {name[:128]!r}")
         if found.definition is None or name in self._problems:
             raise ServiceBroken(f"the service '{name}' cannot run: GET /v1/services says why")
         return found.definition
@@ -151,7 +151,7 @@ class Registry:
         """Raises ServiceUnknown."""
         found = self._loaded.get(name)
         if found is None:
-            raise ServiceUnknown("there is no service of this name: GET /v1/services lists them")
+            raise ServiceUnknown(f"there is no service {name[:128]!r}")
         problem = self._problems.get(name, "")
         facts: dict[str, object] = {"name": name, "file": found.file, "state": "broken" if problem else "ready"}
         if found.definition is not None:

@@ -63,7 +63,7 @@ def test_a_missing_package_is_one_line_with_the_mend(
 
     monkeypatch.setattr(main_module.importlib, "import_module", missing)
     code, line = refused(capsys, "inference")
-    assert code == 2 and package in line and mend in line and "make setup" in line
+    assert code == 2 and package in line and mend in line and "make clean setup" in line
 
 
 def test_a_bug_in_our_own_imports_is_not_called_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:

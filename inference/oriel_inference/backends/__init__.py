@@ -65,5 +65,7 @@ def find_backend(name: str) -> Backend:
     try:
         factory: Callable[[], Backend] = getattr(import_module(module), attribute)
     except ImportError as error:
-        raise LoadFailed(f"backend {name!r} is not installed: pip install 'oriel[cpu]'") from error
+        raise LoadFailed(
+            f"backend {name!r} is not installed: pip install 'oriel[cpu]' (in a checkout: make clean setup)"
+        ) from error
     return factory()
