@@ -33,6 +33,8 @@ if __name__ == "__main__":
     try:
         generate(Path(sys.argv[1]), Path(sys.argv[2]))
     except ModuleNotFoundError as missing:
-        sys.exit(f"oriel: the package {missing.name!r} is missing: run 'make clean setup', or pip install 'oriel[demo]'")
+        sys.exit(
+            f"oriel: the package {missing.name!r} is missing: run 'make clean setup', or pip install 'oriel[demo]'"
+        )
     except OSError as refused:
         sys.exit(f"oriel: the demo models cannot be written ({refused.strerror}): free space or set ORIEL_STATE")

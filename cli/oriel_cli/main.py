@@ -82,7 +82,9 @@ def _overview() -> str:
 def _missing(package: str) -> str:
     extra = EXTRAS.get(package)
     wanted = f"oriel[{extra}]" if extra else "oriel"
-    return f"the Python package {package!r} is missing: in a checkout run 'make clean setup', else 'pip install {wanted}'"
+    return (
+        f"the Python package {package!r} is missing: in a checkout run 'make clean setup', else 'pip install {wanted}'"
+    )
 
 
 def _refuse(line: str, code: int) -> int:
