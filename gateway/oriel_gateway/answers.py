@@ -19,7 +19,6 @@ STATUS = {
     Outcome.RATE_LIMITED: 429,
     Outcome.QUEUE_FULL: 503,
     Outcome.DISPLACED: 503,
-    Outcome.SHUTTING_DOWN: 503,
     Outcome.UPSTREAM_UNREACHABLE: 502,
     Outcome.UPSTREAM_BROKEN: 502,
     Outcome.DEADLINE_EXCEEDED: 504,

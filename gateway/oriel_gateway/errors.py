@@ -25,7 +25,6 @@ class Outcome(StrEnum):
     UPSTREAM_UNREACHABLE = "upstream_unreachable"
     UPSTREAM_BROKEN = "upstream_broken"
     CLIENT_LEFT = "client_left"
-    SHUTTING_DOWN = "shutting_down"
 
 
 class Refused(Exception):

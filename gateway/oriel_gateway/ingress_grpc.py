@@ -43,7 +43,6 @@ _CODES = {
     Outcome.RATE_LIMITED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Outcome.QUEUE_FULL: grpc.StatusCode.UNAVAILABLE,
     Outcome.DISPLACED: grpc.StatusCode.UNAVAILABLE,
-    Outcome.SHUTTING_DOWN: grpc.StatusCode.UNAVAILABLE,
     Outcome.UPSTREAM_UNREACHABLE: grpc.StatusCode.UNAVAILABLE,
     Outcome.UPSTREAM_BROKEN: grpc.StatusCode.UNAVAILABLE,
     Outcome.DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -192,8 +191,6 @@ class GrpcIngress(_GenericHandler):
     def _identify(self, caller: "_Caller", method: str) -> None:
         """identify, limit and deadline, from the metadata alone; raises Refused."""
         gateway = self._gateway
-        if gateway.draining:
-            raise Refused(Outcome.SHUTTING_DOWN, "this gateway is shutting down", retry_after_s=1)
         caller.tenant = tenant = gateway.identify(caller.credentials)
         gateway.limiter.take(tenant, caller.received_s)
         if method in _OPERATOR_METHODS and "operator" not in tenant.scopes:
