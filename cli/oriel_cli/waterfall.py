@@ -41,7 +41,7 @@ def draw(request_id: str, trace_id: str, spans: Sequence[Span], *, ascii_only: b
 def _in_order(spans: Sequence[Span]) -> Iterator[tuple[int, Span]]:
     known = {span["span_id"] for span in spans}
     children: dict[str, list[Span]] = {}
-    for span in sorted(spans, key=lambda span: (span["start_ns"], -span["end_ns"])):
+    for span in sorted(spans, key=lambda span: (span["start_ns"], span["end_ns"])):
         parent = span["parent_id"] if span["parent_id"] in known and span["parent_id"] != span["span_id"] else ""
         children.setdefault(parent, []).append(span)
     pending = [(0, span) for span in reversed(children.get("", []))]
