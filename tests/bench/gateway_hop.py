@@ -97,12 +97,12 @@ def peers_python() -> Path:
 
 
 @contextmanager
-def running(command: list[str], port: int, **environment: str) -> Iterator[int]:
-    """The process id of a server that accepts on `port`."""
+def running(command: list[str], port: int, start_s: float = 15.0, **environment: str) -> Iterator[int]:
+    """The process id of a server that accepts on `port` within `start_s`."""
     log = tempfile.TemporaryFile()
     process = subprocess.Popen(command, env={**os.environ, **environment}, stdout=log, stderr=log, cwd=ROOT)
     try:
-        end = time.monotonic() + 15
+        end = time.monotonic() + start_s
         while True:
             if process.poll() is not None or time.monotonic() > end:
                 log.seek(0)
