@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_policies.batch import Backlog, BatchBounds, Fill, Idle, Run, ServiceCurve, WaitUntil, decide
+from oriel_policies.batch import Backlog, BatchBounds, Fill, Idle, RecentMinimum, Run, ServiceCurve, WaitUntil, decide
 
 rows_counts = st.integers(1, 300)
 durations = st.floats(1e-5, 2.0)
@@ -200,3 +200,15 @@ def test_no_member_that_could_end_in_time_alone_is_made_late_by_its_batch(
     for size, deadline in taken:
         if curve.bound(size) <= deadline:
             assert curve.bound(rows) <= deadline
+
+
+def test_the_recent_minimum_ignores_waiting_and_follows_a_model_that_got_slower() -> None:
+    fastest = RecentMinimum()
+    assert fastest.seconds(8) == float("inf")
+    for seconds in (0.009, 0.0001, 0.007, 0.0002):
+        fastest.observe(8, seconds)
+    assert 0.0001 <= fastest.seconds(8) < 0.0003
+    assert fastest.seconds(7) == float("inf")  # nothing is known of other sizes
+    for _ in range(300):
+        fastest.observe(8, 0.009)
+    assert fastest.seconds(8) > 0.008

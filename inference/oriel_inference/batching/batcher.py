@@ -36,7 +36,7 @@ from oriel_inference.errors import (
 )
 from oriel_inference.model import ModelSpec
 from oriel_inference.statistics import Statistics
-from oriel_policies.batch import Backlog, BatchBounds, Fill, Idle, Run, ServiceCurve, WaitUntil, decide
+from oriel_policies.batch import Backlog, BatchBounds, Fill, Idle, RecentMinimum, Run, ServiceCurve, WaitUntil, decide
 from oriel_policies.queue import Pushed, SlaQueue, Ticket
 from oriel_wire.v2.messages import Array
 
@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 INLINE_S = 0.0003
 INLINE_SAMPLES = 8
 INLINE_OVERRUN_S = 0.005
-INLINE_PENALTY = 1000
+INLINE_PENALTY = 32
 
 _Results = Sequence[tuple[Sequence[Call], Outcome]]
 
@@ -102,6 +102,7 @@ class Batcher:
         self._wait: Timer | None = None
         self._inline_s = inline_s
         self._inline_penalty = 0
+        self._fastest = RecentMinimum()
 
     # Calls come and go ------------------------------------------------------------------------------------------
 
@@ -263,7 +264,11 @@ class Batcher:
 
     def _is_inline(self, rows: int) -> bool:
         curve = self.curve
-        return not self._inline_penalty and curve.samples(rows) >= INLINE_SAMPLES and curve.bound(rows) < self._inline_s
+        return (
+            not self._inline_penalty
+            and curve.samples(rows) >= INLINE_SAMPLES
+            and self._fastest.seconds(rows) < self._inline_s
+        )
 
     def _run_inline(self, decision: Run) -> None:
         calls = self._take(decision)
@@ -279,6 +284,7 @@ class Batcher:
             if not isinstance(outcome, InferenceError):
                 times = outcome[1]
                 self.curve.observe(times.rows, times.split_s - times.started_s)
+                self._fastest.observe(times.rows, times.split_s - times.started_s)
 
     # Endings ----------------------------------------------------------------------------------------------------
 
