@@ -5,12 +5,12 @@ The `x-oriel-*` headers count only from trusted peers; anyone may send `x-reques
 """
 
 import re
-import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import ceil
 
-from oriel_wire.trace import TraceContext, format_traceparent, new_trace, parse_traceparent
+import msgspec
+
+from oriel_wire.trace import TraceContext, format_traceparent, new_trace, parse_traceparent, random_bits
 
 __all__ = [
     "COST_US",
@@ -45,8 +45,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
 _MAX_BAND = 255
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallContext:
+class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     """One request's promise. deadline: absolute `time.monotonic()` seconds; band: 0 is the most urgent."""
 
     request_id: str
@@ -64,7 +63,7 @@ class CallContext:
 
 def new_request_id() -> str:
     """A fresh id, 16 characters."""
-    return secrets.token_hex(8)
+    return f"{random_bits(64):016x}"
 
 
 def valid_request_id(value: str) -> bool:

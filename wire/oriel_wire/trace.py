@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+import msgspec
+
 __all__ = [
     "ListSink",
     "NullSink",
@@ -32,8 +34,7 @@ random_bits = random.Random(random.SystemRandom().getrandbits(128)).getrandbits
 _WALL_OFFSET_NS = time.time_ns() - time.monotonic_ns()
 
 
-@dataclass(frozen=True, slots=True)
-class TraceContext:
+class TraceContext(msgspec.Struct, frozen=True):
     """One position in one trace: the span that is the parent of whatever comes next."""
 
     trace_id: int
