@@ -25,7 +25,7 @@ from oriel_wire.engine.upstream import Endpoint
 
 __all__ = ["add_arguments", "offer", "run"]
 
-EXIT_NOT_QUOTED = 1
+EXIT_FAILED = 1  # a phase is not quoted, or nothing was answered well
 EXIT_INTERRUPTED = 130
 
 
@@ -80,7 +80,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"\nplot: {args.plot}", file=sys.stderr)
     if record.interrupted:
         return EXIT_INTERRUPTED
-    return 0 if document["quoted"] else EXIT_NOT_QUOTED
+    answered = any(phase["all"]["good"] for phase in document["phases"])
+    return 0 if document["quoted"] and answered else EXIT_FAILED
 
 
 def _write(path: Path, text: str) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, takewhile
 from random import Random
-from time import monotonic
+from time import monotonic, process_time
 
 from oriel_cli.load.arrivals import bursty, merged, poisson, replayed, uniform
 from oriel_cli.load.pacer import Pacer
@@ -42,6 +42,7 @@ class Record:
     ran_s: float = 0.0
     interrupted: bool = False
     phase: int = 0  # of the latest arrival
+    busy: dict[int, float] = field(default_factory=dict)  # phase: share of a core this process used
 
 
 def offered(scenario: Scenario) -> list[Callable[[], Arrivals]]:
@@ -135,8 +136,10 @@ class Generator:
         gc.freeze()  # what lives now is not walked again and again while answers are timed
         self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
         try:
+            self._turned = (monotonic(), process_time())
             self._pacer.at(self._due)
             await self._all_sent
+            self._turn(self.record.phase, monotonic())
             self.record.ran_s = min(max(0.0, monotonic() - self._began), self._starts[-1])
             if self._under_way:
                 if self.record.interrupted:
@@ -189,7 +192,8 @@ class Generator:
         tally = lane.tallies[phase]
         due = self._due
         tally.scheduled += 1
-        self.record.phase = phase
+        if phase != self.record.phase:
+            self._turn(phase, now)
         moment = lane.timeline.at(due - self._began)
         moment.arrivals += 1
         if self._under_way >= self._scenario.max_in_flight or now - due > TOO_LATE_S:
@@ -202,6 +206,14 @@ class Generator:
         self._under_way += 1
         lane.under_way[ticket] = None
         lane.sender.send(ticket)
+
+    def _turn(self, phase: int, now: float) -> None:
+        """The phase being sent is over, `phase` begins."""
+        cpu_s = process_time()
+        since_s, before_s = self._turned
+        self.record.busy[self.record.phase] = (cpu_s - before_s) / max(now - since_s, 1e-9)
+        self._turned = (now, cpu_s)
+        self.record.phase = phase
 
     def _end(self, lane: _Lane, ticket: Ticket, outcome: Outcome) -> None:
         if ticket not in lane.under_way:

@@ -9,15 +9,20 @@ __all__ = ["LagRule"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LagRule:
-    """`max_lag_ms`: how late after its scheduled moment a request may be sent."""
+    """max_lag_ms: how late a request may be sent; max_busy: share of a core the generator may use.
+
+    Lag is read on the generator's own loop; work behind it (grpc's own thread) shows only in the processor's time.
+    """
 
     max_lag_ms: float = 10.0
+    max_busy: float = 0.95
 
-    def objection(self, lag: Histogram, unsent: int) -> str | None:
+    def objection(self, lag: Histogram, unsent: int, busy: float) -> str | None:
         """Why a phase is not quoted; None when it is.
 
-        It is quoted if every arrival was sent and 99 % were sent within max_lag_ms. Arrivals also sample how long an
-        answer waits to be read by the same loop, so a phase that passes has read its answers on time as well.
+        It is quoted if every arrival was sent, 99 % within max_lag_ms, and the generator was not short of processor.
+        Arrivals also sample how long an answer waits to be read by the same loop, so a phase that passes has read its
+        answers on time as well.
         """
         if unsent:
             return f"{unsent} arrivals were not sent at all"
@@ -26,6 +31,8 @@ class LagRule:
             return (
                 f"1 % of the requests were sent {late_s * 1e3:.1f} ms late or later (allowed: {self.max_lag_ms:g} ms)"
             )
+        if busy > self.max_busy:
+            return f"the generator was busy for {busy * 100:.0f} % of a core (allowed: {self.max_busy * 100:.0f} %)"
         return None
 
     def allows_p999(self, lag: Histogram) -> bool:

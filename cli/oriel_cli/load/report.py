@@ -26,7 +26,8 @@ def as_document(scenario: Scenario, record: Record, *, version: str) -> dict[str
     for number, phase in enumerate(scenario.phase):
         seconds = min(phase.seconds, max(0.0, record.ran_s - start))
         if seconds:
-            found = _phase(scenario, number, record.tallies[number], seconds, rule)
+            busy = record.busy.get(number, 0.0)
+            found = _phase(scenario, number, record.tallies[number], seconds, rule, busy)
             phases.append({**found, "start_s": start, "complete": seconds >= phase.seconds - 1e-3})
         start += phase.seconds
     return {
@@ -38,7 +39,7 @@ def as_document(scenario: Scenario, record: Record, *, version: str) -> dict[str
         "rule": {
             "max_lag_ms": scenario.max_lag_ms,
             "max_in_flight": scenario.max_in_flight,
-            "text": f"quoted if all arrivals were sent, 99 % of them within {scenario.max_lag_ms:g} ms of schedule",
+            "text": _rule_text(rule),
         },
         "streams": [
             {
@@ -55,10 +56,19 @@ def as_document(scenario: Scenario, record: Record, *, version: str) -> dict[str
     }
 
 
-def _phase(scenario: Scenario, number: int, tallies: Sequence[Tally], seconds: float, rule: LagRule) -> dict[str, Any]:
+def _rule_text(rule: LagRule) -> str:
+    return (
+        f"quoted if every arrival was sent, 99 % of them within {rule.max_lag_ms:g} ms of schedule, "
+        f"by a generator busy for at most {rule.max_busy * 100:.0f} % of a core"
+    )
+
+
+def _phase(
+    scenario: Scenario, number: int, tallies: Sequence[Tally], seconds: float, rule: LagRule, busy: float
+) -> dict[str, Any]:
     phase = scenario.phase[number]
     whole = total(tallies)
-    objection = "it is a warm-up" if phase.warm_up else rule.objection(whole.lag, sum(whole.unsent.values()))
+    objection = "it is a warm-up" if phase.warm_up else rule.objection(whole.lag, sum(whole.unsent.values()), busy)
     quoted = objection is None
     tail = quoted and rule.allows_p999(whole.lag)
     tiers: dict[str, list[Tally]] = {}
@@ -72,6 +82,7 @@ def _phase(scenario: Scenario, number: int, tallies: Sequence[Tally], seconds: f
         "quoted": quoted,
         "objection": objection,
         "lag": {**(_percentiles(whole.lag, tail=True) or {}), "unsent": whole.unsent},
+        "generator_busy": round(busy, 3),
         "tiers": {tier: _figures(total(found), seconds, quoted, tail) for tier, found in tiers.items()},
         "streams": {
             stream.name: _figures(tally, seconds, quoted, tail)
@@ -139,7 +150,8 @@ def _phase_lines(phase: Mapping[str, Any], streams: Sequence[Mapping[str, Any]])
     cut = "" if phase["complete"] else " (cut short)"
     lag = phase["lag"]
     late = f"sent late by p50 {lag['p50']:.2f}, p99 {lag['p99']:.2f} ms" if "p50" in lag else "nothing sent"
-    lines = [f"{phase['phase']}: {phase['arrivals']} arrivals, {phase['seconds']:g} s{cut}; {late}"]
+    busy = f"generator busy {phase['generator_busy'] * 100:.0f} %"
+    lines = [f"{phase['phase']}: {phase['arrivals']} arrivals, {phase['seconds']:g} s{cut}; {late}; {busy}"]
     if phase["objection"]:
         lines.append(f"  NOT QUOTED: {phase['objection']}")
     targets = {stream["tier"]: stream["target_ms"] for stream in streams}
