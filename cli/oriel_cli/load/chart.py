@@ -23,12 +23,12 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """A phase: a label over its stretch of time; `shaded` when it is not quoted."""
+    """A phase: a label over its stretch of time. style: a CSS class for what lies behind it, none if empty."""
 
     label: str
     start_s: float
     end_s: float
-    shaded: bool = False
+    style: str = ""
 
 
 def chart(
@@ -56,11 +56,10 @@ def chart(
     floor = HEIGHT - BOTTOM
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">']
     for span in spans:
-        if span.shaded:
-            width = x(span.end_s) - x(span.start_s)
-            parts.append(
-                f'<rect class="lag" x="{x(span.start_s):.1f}" y="{TOP}" width="{width:.1f}" height="{floor - TOP}"/>'
-            )
+        if span.style:
+            left, width = x(span.start_s), x(span.end_s) - x(span.start_s)
+            box = f'x="{left:.1f}" y="{TOP}" width="{width:.1f}" height="{floor - TOP}"'
+            parts.append(f'<rect class="{span.style}" {box}/>')
     for tick in ticks:
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>')
         parts.append(f'<text x="{LEFT - 7}" y="{y(tick) + 4:.1f}" class="end">{_short(tick)}</text>')

@@ -11,9 +11,10 @@ __all__ = ["as_html"]
 # Told apart also by people who see fewer colours; tiers beyond take them again.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9")
 STYLE = """
-:root { color-scheme: light dark; --ink: #1c2024; --soft: #6b7280; --grid: #e3e6ea; --page: #fff; --lag: #f4c7c3; }
+:root { color-scheme: light dark; --ink: #1c2024; --soft: #6b7280; --grid: #e3e6ea; --page: #fff;
+  --lag: #f4c7c3; --warm: #eceef1; }
 @media (prefers-color-scheme: dark) {
-  :root { --ink: #e6e8eb; --soft: #9aa3ad; --grid: #30363d; --page: #14171a; --lag: #5a2723; }
+  :root { --ink: #e6e8eb; --soft: #9aa3ad; --grid: #30363d; --page: #14171a; --lag: #5a2723; --warm: #22272c; }
 }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page); max-width: 62rem;
   margin: 2rem auto; padding: 0 1rem; }
@@ -26,7 +27,7 @@ th { font-weight: 600; color: var(--soft); } th:nth-child(-n+2), td:nth-child(-n
 svg { width: 100%; height: auto; } svg text { font: 11.5px system-ui, sans-serif; fill: var(--soft); }
 .end { text-anchor: end; } .middle { text-anchor: middle; }
 .grid { stroke: var(--grid); } .phase { stroke: var(--soft); stroke-dasharray: 2 3; }
-.lag { fill: var(--lag); opacity: .6; }
+.lag { fill: var(--lag); opacity: .6; } .warm { fill: var(--warm); }
 polyline { fill: none; stroke-width: 2; stroke-linejoin: round; } .thin { stroke-width: 1.2; opacity: .6; }
 .dash { stroke-dasharray: 5 4; } .dots { stroke-dasharray: 1.5 3; } .level { stroke-dasharray: 8 5; opacity: .55; }
 .key { display: inline-block; width: 1.6em; height: .2em; vertical-align: middle; margin: 0 .35em 0 1em; }
@@ -39,7 +40,7 @@ def as_html(document: Mapping[str, Any]) -> str:
     colours = {tier: COLOURS[index % len(COLOURS)] for index, tier in enumerate(timeline)}
     styles = {tier: f"t{index % len(COLOURS)}" for index, tier in enumerate(timeline)}
     title = escape(document["title"] or "oriel load")
-    quoted = "" if document["quoted"] else '<p class="bad">Not all phases may be quoted: see the red stretches.</p>'
+    quoted = "" if document["quoted"] else '<p class="bad">The generator lagged: the red phases are not quoted.</p>'
     cut = '<p class="bad">Interrupted: these are the figures until then.</p>' if document["interrupted"] else ""
     legend = "".join(
         f'<span class="key" style="background:{colour}"></span>{escape(tier)}' for tier, colour in colours.items()
@@ -53,7 +54,8 @@ def as_html(document: Mapping[str, Any]) -> str:
             f"<style>{STYLE}{rules}</style></head><body>",
             f"<h1>{title}</h1>",
             f'<p class="soft">oriel {escape(document["oriel"])}, seed {document["seed"]}; a phase is '
-            f"{escape(document['rule']['text'])}. Latency counts from the scheduled arrival.</p>",
+            f"{escape(document['rule']['text'])}. Latency counts from the scheduled arrival. "
+            "Warm-ups (grey) are not quoted.</p>",
             quoted,
             cut,
             f"<p>{legend}</p>",
@@ -72,10 +74,10 @@ def _charts(document: Mapping[str, Any], styles: Mapping[str, str]) -> list[str]
     timeline = document["timeline"]
     spans = [
         Span(
-            label=phase["phase"] + ("" if phase["quoted"] else " (not quoted)"),
+            label=phase["phase"],
             start_s=phase["start_s"],
             end_s=phase["start_s"] + phase["seconds"],
-            shaded=not phase["quoted"],
+            style="" if phase["quoted"] else "warm" if phase["warm_up"] else "lag",
         )
         for phase in document["phases"]
     ]
@@ -150,7 +152,7 @@ def _table(document: Mapping[str, Any]) -> str:
                 ),
             ]
             rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
-        if phase["objection"]:
+        if phase["objection"] and not phase["warm_up"]:
             rows.append(
                 f'<tr><td colspan="{len(heads)}"><span class="bad">{escape(phase["phase"])} is not quoted:</span> '
                 f"{escape(phase['objection'])}</td></tr>"

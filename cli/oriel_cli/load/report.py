@@ -111,12 +111,13 @@ def _figures(tally: Tally, seconds: float, quoted: bool, tail: bool) -> dict[str
 
 
 def _percentiles(found: Histogram, *, tail: bool) -> dict[str, float | None] | None:
+    """A percentile is null when less than one sample lies beyond it; without `tail` also p99.9 and max."""
     if not found.count:
         return None
     return {
         "p50": round(found.percentile_s(0.5) * 1e3, 3),
-        "p99": round(found.percentile_s(0.99) * 1e3, 3),
-        "p99.9": round(found.percentile_s(0.999) * 1e3, 3) if tail else None,
+        "p99": round(found.percentile_s(0.99) * 1e3, 3) if found.count >= 100 else None,
+        "p99.9": round(found.percentile_s(0.999) * 1e3, 3) if tail and found.count >= 1000 else None,
         "max": round(found.max_s * 1e3, 3) if tail else None,
     }
 
@@ -149,16 +150,20 @@ def as_text(document: Mapping[str, Any]) -> list[str]:
 def _phase_lines(phase: Mapping[str, Any], streams: Sequence[Mapping[str, Any]]) -> list[str]:
     cut = "" if phase["complete"] else " (cut short)"
     lag = phase["lag"]
-    late = f"sent late by p50 {lag['p50']:.2f}, p99 {lag['p99']:.2f} ms" if "p50" in lag else "nothing sent"
+    late = f"own lag p50 {lag['p50']:.2f}, max {lag['max']:.2f} ms" if "p50" in lag else "nothing sent"
     busy = f"generator busy {phase['generator_busy'] * 100:.0f} %"
     lines = [f"{phase['phase']}: {phase['arrivals']} arrivals, {phase['seconds']:g} s{cut}; {late}; {busy}"]
     if phase["objection"]:
-        lines.append(f"  NOT QUOTED: {phase['objection']}")
-    targets = {stream["tier"]: stream["target_ms"] for stream in streams}
+        lines.append(
+            f"  not quoted: {phase['objection']}" if phase["warm_up"] else f"  NOT QUOTED: {phase['objection']}"
+        )
+    targets: dict[str, set[float]] = {}
+    for stream in streams:
+        if stream["target_ms"] is not None:
+            targets.setdefault(stream["tier"], set()).add(stream["target_ms"])
     rows = []
     for tier, found in phase["tiers"].items():
         latency = found["latency_ms"] or {}
-        target = targets.get(tier)
         rows.append(
             (
                 tier,
@@ -166,7 +171,7 @@ def _phase_lines(phase: Mapping[str, Any], streams: Sequence[Mapping[str, Any]])
                 found["good"],
                 sum(found["refused"].values()),
                 sum(found["failed"].values()) + sum(found["unsent"].values()),
-                f"{target:g}" if target is not None else "-",
+                "/".join(f"{target:g}" for target in sorted(targets.get(tier, ()))) or "-",
                 f"{found['attainment'] * 100:.2f} %" if found["attainment"] is not None else "-",
                 f"{found['goodput_per_s']:.1f}" if found["goodput_per_s"] is not None else "-",
                 *(f"{value:.2f}" if (value := latency.get(name)) is not None else "-" for name in _SHARES),
