@@ -63,6 +63,8 @@ async def prepare(stream: Stream) -> Prepared:
             )
         return Prepared(host=host, port=port, grpc=True, method="", path=path, fields=fields, body=body)
     if request is not None:
+        if not parts.path.endswith("/infer"):
+            raise CommandFailed(f"stream {stream.name!r}: a v2 request over HTTP goes to .../infer")
         pieces, header_length = v2_http.encode_request(request, binary=stream.encoding == "binary")
         body = b"".join(pieces)
         if header_length is not None:

@@ -159,9 +159,7 @@ def _senders(scenario: Scenario, prepared: Sequence[Prepared]) -> list[Sender]:
     for stream, request in zip(scenario.stream, prepared, strict=True):
         if request.grpc:
             deadline_s = stream.deadline_ms / 1e3 if stream.deadline_ms is not None else None
-            senders.append(
-                GrpcSender(request, scenario.grpc_channels, timeout_s=stream.gives_up_s, deadline_s=deadline_s)
-            )
+            senders.append(GrpcSender(request, scenario.grpc_channels, deadline_s=deadline_s))
         else:
             where = (request.host, request.port)
             endpoint = endpoints.setdefault(where, Endpoint(*where))

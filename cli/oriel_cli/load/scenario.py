@@ -112,6 +112,8 @@ def checked(scenario: Scenario, folder: Path) -> Scenario:
         if phase.arrivals == "trace":
             if not phase.trace:
                 raise CommandFailed(f"{where}: trace arrivals need 'trace', a file")
+            if phase.rate is not None or phase.rates:
+                raise CommandFailed(f"{where}: trace arrivals have the trace's own rate")
             phase.trace = str(folder / phase.trace)
         elif (phase.rate is None) == (not phase.rates):
             raise CommandFailed(f"{where}: give either 'rate' or 'rates'")

@@ -145,7 +145,7 @@ def _seconds(text: str | None) -> float | None:
 class GrpcSender:
     """Unary calls over a few channels of grpc.aio, in turn; messages stay bytes."""
 
-    def __init__(self, prepared: Prepared, channels: int, *, timeout_s: float, deadline_s: float | None) -> None:
+    def __init__(self, prepared: Prepared, channels: int, *, deadline_s: float | None) -> None:
         import grpc
 
         self._error = grpc.aio.AioRpcError
@@ -156,7 +156,7 @@ class GrpcSender:
         self._calls = [channel.unary_unary(prepared.path, None, None) for channel in self._channels]
         self._body = prepared.body
         self._metadata = tuple(prepared.fields)
-        self._timeout_s = deadline_s if deadline_s is not None else timeout_s
+        self._deadline_s = deadline_s
         self._next = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -179,7 +179,7 @@ class GrpcSender:
 
     async def _exchange(self, call: Any, ticket: Ticket) -> None:
         try:
-            await call(self._body, timeout=self._timeout_s, metadata=self._metadata)
+            await call(self._body, timeout=self._deadline_s, metadata=self._metadata)
         except self._error as error:
             ticket.ended(ticket, _grpc_refusal(error))
         else:

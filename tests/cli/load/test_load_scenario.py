@@ -55,6 +55,7 @@ def test_the_example_is_a_scenario() -> None:
         (("rate = 10", ""), "either 'rate' or 'rates'"),
         (("rate = 10", "rates = { bronze = 3 }"), "bronze, which is no stream"),
         (("rate = 10", 'arrivals = "trace"'), "'trace', a file"),
+        (("rate = 10", 'arrivals = "trace"\ntrace = "t"\nrate = 2'), "own rate"),
         (("rate = 10", 'arrivals = "sometimes"'), "phase[0].arrivals"),
         (('"silver"', '"gold"'), "the same name"),
         (("http://", "https://"), "TLS"),
