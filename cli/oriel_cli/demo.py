@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from oriel_cli import state
+from oriel_cli.closed_loop import Figures, Shot, drive
 from oriel_cli.demo_assets import DEMO_KEYS
 from oriel_cli.errors import CommandFailed
-from oriel_cli.load import Figures, Shot, drive
 from oriel_cli.table import columns
 from oriel_wire.engine.client import HttpClient
 from oriel_wire.errors import UpstreamError

@@ -29,6 +29,7 @@ COMMANDS = {
     "up": _Entry("oriel_cli.up", "start gateway, logic and inference under one supervisor (--demo: with examples)"),
     "demo": _Entry("oriel_cli.demo", "drive the demo model with batching off and on and print what it brings"),
     "trace": _Entry("oriel_cli.trace", "print one request's trace as a waterfall"),
+    "load": _Entry("oriel_cli.load.command", "offer a load on schedule and print what became of it (open loop)"),
     "gateway": _Entry("oriel_gateway.command", "run the gateway alone"),
     "logic": _Entry("oriel_logic.command", "run a logic server alone"),
     "inference": _Entry("oriel_inference.command", "run an inference server alone"),

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from oriel_cli.load import Figures, Shot, drive
+from oriel_cli.closed_loop import Figures, Shot, drive
 from oriel_wire.engine.buffered import Exchange, serve
 from oriel_wire.engine.client import HttpClient
 from oriel_wire.engine.limits import HttpLimits

@@ -1,0 +1,90 @@
+"""When requests come: seeded schedules of arrivals. Pure; the same seed gives the same schedule everywhere."""
+
+import heapq
+import math
+from collections.abc import Iterator, Sequence
+from random import Random
+from typing import Literal
+
+__all__ = ["MAX_TRACE_LINES", "Process", "bursty", "merged", "poisson", "replayed", "trace_offsets", "uniform"]
+
+Process = Literal["poisson", "bursty", "uniform", "trace"]
+MAX_TRACE_LINES = 5_000_000
+
+
+def uniform(rate: float, seconds: float) -> Iterator[float]:
+    """Offsets in seconds, 1/rate apart, the first one gap after the start."""
+    number = 1
+    while rate > 0 and (offset := number / rate) < seconds:
+        yield offset
+        number += 1
+
+
+def poisson(rate: float, seconds: float, random: Random) -> Iterator[float]:
+    """Offsets in seconds of a Poisson process of `rate` per second."""
+    offset = 0.0
+    while rate > 0 and (offset := offset + random.expovariate(rate)) < seconds:
+        yield offset
+
+
+def bursty(rate: float, seconds: float, random: Random, *, factor: float, burst_s: float) -> Iterator[float]:
+    """Offsets of a Poisson process that is switched on and off (an interrupted Poisson process).
+
+    While on it runs at factor x rate, while off it rests. Stays are exponential, `burst_s` on the mean while on and
+    burst_s x (factor - 1) while off, so `rate` is the mean in the long run; a short phase may hold more or fewer.
+    """
+    if factor <= 1:
+        yield from poisson(rate, seconds, random)
+        return
+    offset = 0.0
+    on = random.random() < 1 / factor
+    while rate > 0 and offset < seconds:
+        until = offset + random.expovariate(1 / (burst_s if on else burst_s * (factor - 1)))
+        while on and (offset := offset + random.expovariate(rate * factor)) < min(until, seconds):
+            yield offset
+        # What was left of the last gap is drawn anew in the next stay: the process has no memory.
+        offset, on = until, not on
+
+
+def replayed(offsets: Sequence[float], seconds: float) -> Iterator[float]:
+    """The recorded `offsets` (ascending) that lie within the phase."""
+    for offset in offsets:
+        if offset >= seconds:
+            return
+        yield offset
+
+
+def merged(schedules: Sequence[Iterator[float]]) -> Iterator[tuple[float, int]]:
+    """All arrivals in order of time, each with the index of its schedule."""
+
+    def labelled(index: int) -> Iterator[tuple[float, int]]:
+        for offset in schedules[index]:
+            yield offset, index
+
+    return heapq.merge(*[labelled(index) for index in range(len(schedules))])
+
+
+def trace_offsets(lines: Iterator[str], stream: str) -> list[float]:
+    """The arrivals of `stream` in a trace: one a line, `seconds` or `seconds,stream`; `#` begins a comment.
+
+    A line without a name is an arrival of every stream that replays the file. Raises ValueError with the line's number
+    for one that is no time, or earlier than the one before, or beyond MAX_TRACE_LINES.
+    """
+    found: list[float] = []
+    last = 0.0
+    for number, line in enumerate(lines, 1):
+        if number > MAX_TRACE_LINES:
+            raise ValueError(f"line {number}: a trace has at most {MAX_TRACE_LINES} lines")
+        text, _, name = line.partition("#")[0].partition(",")
+        if not text.strip():
+            continue
+        try:
+            offset = float(text)
+        except ValueError:
+            raise ValueError(f"line {number}: {text.strip()[:40]!r} is not a number of seconds") from None
+        if not math.isfinite(offset) or offset < last:
+            raise ValueError(f"line {number}: times are finite, from 0 and ascending")
+        last = offset
+        if name.strip() in ("", stream):
+            found.append(offset)
+    return found

@@ -1,0 +1,81 @@
+from itertools import islice
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oriel_cli.load.arrivals import bursty, merged, poisson, replayed, trace_offsets, uniform
+
+RATES = st.floats(0, 2000)
+SPANS = st.floats(0.01, 2)
+SEEDS = st.integers(0, 2**32)
+
+
+@given(RATES, SPANS, SEEDS, st.floats(1, 20), st.floats(0.001, 1))
+def test_arrivals_ascend_within_the_phase_and_follow_from_the_seed(
+    rate: float, seconds: float, seed: int, factor: float, burst_s: float
+) -> None:
+    for make in (
+        lambda: uniform(rate, seconds),
+        lambda: poisson(rate, seconds, Random(seed)),
+        lambda: bursty(rate, seconds, Random(seed), factor=factor, burst_s=burst_s),
+    ):
+        found = list(islice(make(), 5000))
+        assert found == sorted(found) and all(0 <= each < seconds for each in found)
+        assert found == list(islice(make(), 5000))
+
+
+def test_poisson_has_its_rate_and_its_spread() -> None:
+    gaps = _gaps(list(poisson(500, 100, Random(3))))
+    mean = sum(gaps) / len(gaps)
+    spread = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5 / mean
+    assert len(gaps) == pytest.approx(50_000, rel=0.02) and spread == pytest.approx(1, rel=0.03)
+
+
+def test_bursts_keep_the_mean_rate_and_spread_more_than_poisson() -> None:
+    gaps = _gaps(list(bursty(100, 2000, Random(3), factor=5, burst_s=0.2)))
+    mean = sum(gaps) / len(gaps)
+    spread = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5 / mean
+    assert len(gaps) == pytest.approx(200_000, rel=0.05) and spread > 3
+
+
+def test_a_burst_runs_at_factor_times_the_rate_and_rests_between() -> None:
+    found = list(bursty(100, 2000, Random(4), factor=5, burst_s=1.0))
+    per_s = [0] * 20_000
+    for offset in found:
+        per_s[int(offset * 10)] += 1
+    rests = sum(count == 0 for count in per_s) / len(per_s)
+    assert rests > 0.7, "four fifths of the time it is off"
+    busy = sorted(per_s)[-2000:]
+    assert sum(busy) / len(busy) == pytest.approx(50, rel=0.2), "a tenth of a second of a burst at 500 per second"
+
+
+def test_uniform_is_evenly_spaced() -> None:
+    assert list(uniform(4, 1)) == [0.25, 0.5, 0.75]
+    assert list(uniform(0, 1)) == list(poisson(0, 1, Random(1))) == []
+
+
+@given(st.lists(st.lists(st.floats(0, 10)).map(sorted), max_size=5))
+def test_merging_keeps_every_arrival_in_order(schedules: list[list[float]]) -> None:
+    found = list(merged([iter(each) for each in schedules]))
+    assert [offset for offset, _ in found] == sorted(offset for each in schedules for offset in each)
+    for index, schedule in enumerate(schedules):
+        assert [offset for offset, of in found if of == index] == schedule
+
+
+def test_a_trace_gives_each_stream_its_lines_and_those_of_all() -> None:
+    lines = ["# recorded on a Monday", "0.5,gold", "", "0.75", "1e0, bronze # late", "3"]
+    assert trace_offsets(iter(lines), "gold") == [0.5, 0.75, 3.0]
+    assert trace_offsets(iter(lines), "bronze") == [0.75, 1.0, 3.0]
+    assert list(replayed([0.5, 0.75, 3.0], 3.0)) == [0.5, 0.75]
+
+
+@pytest.mark.parametrize("line", ["soon", "nan", "inf", "-1", "0.1"])
+def test_a_bad_line_of_a_trace_is_named(line: str) -> None:
+    with pytest.raises(ValueError, match="line 2:"):
+        trace_offsets(iter(["0.2", line]), "gold")
+
+
+def _gaps(offsets: list[float]) -> list[float]:
+    return [later - sooner for sooner, later in zip(offsets, offsets[1:], strict=False)]
