@@ -20,7 +20,7 @@ from typing import Any
 
 from oriel_inference.backends import Backend
 from oriel_inference.batching.batcher import Batcher
-from oriel_inference.errors import ControlRefused, LoadFailed, LoadRefused, ServerStopping, UnknownModel
+from oriel_inference.errors import ControlRefused, InferenceError, LoadFailed, LoadRefused, ServerStopping, UnknownModel
 from oriel_inference.lifecycle import Catalog, Entry, ServingModel
 from oriel_inference.model import ModelState
 from oriel_inference.repository.check import CheckProcess
@@ -111,8 +111,15 @@ class ModelControl:
         """A task that ends with this object."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        # A refusal is its caller's, who may have left.
+        if error is not None and not isinstance(error, InferenceError):
+            _log.error("model control failed unexpectedly", exc_info=error)
 
     # What clients ask for ---------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import EngineOptions
@@ -30,9 +30,11 @@ _KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "HOME", "TMPDIR")
 
 
 class ModelCheck(Protocol):
-    """Judges a model file before it is opened here; blocks. Raises LoadFailed."""
+    """Judges a model file before it is opened here; blocks."""
 
-    def check(self, path: Path, shown: str, backend: str, options: EngineOptions) -> None: ...
+    def check(self, path: Path, shown: str, backend: str, options: EngineOptions) -> bool:
+        """Whether it also runs with zeros: if not, it is not to be tried here. Raises LoadFailed."""
+        ...
 
 
 class CheckProcess:
@@ -50,7 +52,7 @@ class CheckProcess:
         child = self._child
         return None if child is None else child.pid
 
-    def check(self, path: Path, shown: str, backend: str, options: EngineOptions) -> None:
+    def check(self, path: Path, shown: str, backend: str, options: EngineOptions) -> bool:
         size = sum(each.stat().st_size for each in path.parent.rglob("*") if each.is_file())
         # Other providers map device memory, which an address space limit would count.
         memory = BASE_MEMORY_BYTES + MEMORY_PER_BYTE * size if options.provider == _CPU else 0
@@ -70,10 +72,12 @@ class CheckProcess:
                     raise LoadFailed(f"{shown} could not be opened within {self._timeout_s:g} s")
                 raise LoadFailed(f"{shown} crashes the runtime (the process that tried it ended with {code})")
             self._checked += 1
-            if answer or self._checked >= MAX_CHECKS:
+            reason, runs = str(answer.get("reason", "")), bool(answer.get("runs"))
+            if reason or not runs or self._checked >= MAX_CHECKS:
                 self._end()
-        if answer:
-            raise LoadFailed(answer)
+        if reason:
+            raise LoadFailed(reason)
+        return runs
 
     def end(self) -> None:
         """End the child unless it is at work."""
@@ -89,8 +93,8 @@ class CheckProcess:
         if child is not None:
             child.kill()
 
-    def _ask(self, line: bytes) -> str | None:
-        """The reason the child gives, "" if the file is fine; None if it died or took too long."""
+    def _ask(self, line: bytes) -> dict[str, Any] | None:
+        """What the child says; None if it died or took too long."""
         child = self._child
         if child is None or child.poll() is not None:
             self._end()
@@ -107,9 +111,10 @@ class CheckProcess:
                 data += chunk
                 if not chunk or len(data) > MAX_ANSWER_BYTES:
                     return None
-            return str(json.loads(data)["reason"])
-        except (OSError, ValueError, KeyError):
+            answer = json.loads(data)
+        except (OSError, ValueError):
             return None
+        return answer if isinstance(answer, dict) else None
 
     def _end(self) -> int | None:
         """Take the child away; its exit code if it had ended by itself."""
@@ -142,7 +147,7 @@ def _start() -> "subprocess.Popen[bytes]":
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     environment["OMP_NUM_THREADS"] = "1"
     return subprocess.Popen(
-        [sys.executable, "-m", "oriel_inference.repository.check_child"],
+        [sys.executable, "-P", "-m", "oriel_inference.repository.check_child"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

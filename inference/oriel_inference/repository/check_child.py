@@ -28,12 +28,12 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     for line in sys.stdin.buffer:
-        reason = _judge(json.loads(line))
-        os.write(answers, json.dumps({"reason": reason}).encode() + b"\n")
+        reason, runs = _judge(json.loads(line))
+        os.write(answers, json.dumps({"reason": reason, "runs": runs}).encode() + b"\n")
 
 
-def _judge(request: dict[str, Any]) -> str:
-    """Empty if the file can be opened and run, else why not."""
+def _judge(request: dict[str, Any]) -> tuple[str, bool]:
+    """Why the file cannot be opened, empty if it can; whether it runs with zeros, which need not be valid for it."""
     from oriel_inference.backends import find_backend
     from oriel_inference.repository.onnx_files import check_model_file
     from oriel_inference.repository.zeros import zeros
@@ -48,19 +48,21 @@ def _judge(request: dict[str, Any]) -> str:
             hard = resource.getrlimit(resource.RLIMIT_AS)[1]
             resource.setrlimit(resource.RLIMIT_AS, (request["memory_bytes"], hard))
         session = backend.open(path, EngineOptions(**request["options"]))
-        with contextlib.suppress(InferenceError):
-            # Zeros need not be valid values for a model.
+        runs = True
+        try:
             session.run({info.name: zeros(info) for info in session.inputs}, [info.name for info in session.outputs])
+        except InferenceError:
+            runs = False
         session.close()
     except LoadFailed as failure:
-        return failure.reason
+        return failure.reason, False
     except MemoryError:
-        return f"{request['shown']} needs more memory than a model check may use"
+        return f"{request['shown']} needs more memory than a model check may use", False
     finally:
         signal.alarm(0)
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.getrlimit(resource.RLIMIT_AS)[1]))
-    return ""
+    return "", runs
 
 
 if __name__ == "__main__":

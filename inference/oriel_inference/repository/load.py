@@ -115,8 +115,9 @@ def _load_version(
     options = engine_options(config, file, default_threads=share)
     filename = config.default_model_filename or DEFAULT_FILE
     path = store.artifact(config.name, version, filename)
+    runs = True
     if check is not None:
-        check.check(path, f"{config.name}/{version}/{filename}", config.backend, options)
+        runs = check.check(path, f"{config.name}/{version}/{filename}", config.backend, options)
     sessions: list[Session] = []
     try:
         first = backend.open(path, options)
@@ -135,7 +136,7 @@ def _load_version(
         config=config,
         sessions=tuple(sessions),
         units=options.intra_op_threads,
-        run_s=_warm_up(first, spec),
+        run_s=_warm_up(first, spec) if runs else None,
         identity=identity,
     )
 
