@@ -83,6 +83,8 @@ def units(args: argparse.Namespace, assets: DemoAssets | None) -> list[UnitSpec]
                 *_command("inference"),
                 *(word for folder in repositories for word in ("--model-repository", str(folder))),
                 *("--host", LOOPBACK),
+                # One broken model must not keep the others from being tried out.
+                *("--strict-readiness", "false"),
                 *_ports(inference),
             ],
             addresses=inference,

@@ -17,9 +17,11 @@ from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.cores import Cores
 from oriel_inference.batching.workers import WorkerThreads
 from oriel_inference.clock import LoopClock
+from oriel_inference.control import ModelControl
 from oriel_inference.dataplane import Dataplane
 from oriel_inference.errors import LoadFailed
-from oriel_inference.lifecycle import Catalog, load_all
+from oriel_inference.lifecycle import Catalog
+from oriel_inference.repository.check import CheckProcess
 from oriel_inference.repository.load import LoadedVersion
 from oriel_inference.servers.control import control_app
 from oriel_inference.servers.grpc import GrpcFrontend, open_grpc
@@ -78,13 +80,6 @@ async def open_unit(
     clock = LoopClock(asyncio.get_running_loop())
     cores, workers = Cores(settings.cores), WorkerThreads(settings.cores)
     catalog = Catalog()
-    surface = Surface(
-        catalog=catalog,
-        dataplane=Dataplane(catalog, clock.now),
-        peers=TrustedPeers(settings.trusted_peers),
-        sink=sink if sink is not None else open_sink("inference"),
-        default_timeout_s=settings.default_timeout_s,
-    )
     try:
         stores = [LocalStore(root) for root in settings.repositories]
     except LoadFailed as failure:
@@ -105,6 +100,27 @@ async def open_unit(
             batcher.curve.observe(1, loaded.run_s)
         return batcher
 
+    control = ModelControl(
+        catalog,
+        stores,
+        mode=settings.control_mode,
+        poll_s=settings.poll_s,
+        find_backend=backends,
+        make_batcher=make_batcher,
+        cores=settings.cores,
+        leave_s=settings.default_timeout_s,
+        # Doubles open no files.
+        check=CheckProcess(settings.check_timeout_s) if backends is find_backend else None,
+    )
+    surface = Surface(
+        catalog=catalog,
+        control=control,
+        dataplane=Dataplane(catalog, clock.now),
+        peers=TrustedPeers(settings.trusted_peers),
+        sink=sink if sink is not None else open_sink("inference"),
+        default_timeout_s=settings.default_timeout_s,
+        strict_readiness=settings.strict_readiness,
+    )
     with ExitStack() as sockets:
 
         def bind(host: str, port: int, what: str) -> socket.socket:
@@ -130,7 +146,7 @@ async def open_unit(
             metrics_port = metrics_socket.getsockname()[1]
             group.create_task(serve_control(control_app(surface), metrics_socket, end_control))
             try:
-                await load_all(catalog, stores, find_backend=backends, make_batcher=make_batcher, cores=settings.cores)
+                await control.start(settings.load_models)
                 yield Unit(
                     http_port=http_server.port,
                     grpc_port=grpc_port,
@@ -141,13 +157,14 @@ async def open_unit(
             finally:
                 surface.stopping = True
                 await asyncio.gather(http_server.drain(settings.drain_s), grpc_server.stop(settings.drain_s))
+                await control.close()
                 await _end_models(catalog, workers)
                 end_control.set()
                 await asyncio.to_thread(surface.sink.close)
 
 
 async def _end_models(catalog: Catalog, workers: WorkerThreads) -> None:
-    models = list(catalog.serving())
+    models = [*catalog.serving(), *catalog.leaving]
     for model in models:
         model.batcher.close()
     # A batch that hangs keeps its session: closing it under the runtime would crash the process.

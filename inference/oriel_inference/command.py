@@ -1,6 +1,7 @@
 """`oriel inference`: flags to settings. Anything heavy is imported when the command runs."""
 
 import argparse
+import sys
 from pathlib import Path
 
 __all__ = ["add_arguments", "run"]
@@ -43,7 +44,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NETWORK",
         help="address or network whose deadline and tier headers count (repeatable; default: loopback)",
     )
-    add("--model-control-mode", choices=("none",), default="none", help="none: load everything at start")
+    add(
+        "--model-control-mode",
+        choices=("none", "poll", "explicit"),
+        default="none",
+        help="none: load everything at start; poll: also follow changes; explicit: load on request only",
+    )
+    add(
+        "--repository-poll-secs",
+        type=_seconds,
+        default=15.0,
+        metavar="S",
+        help="how often poll mode looks; a change is taken up when a second look finds it the same",
+    )
+    add(
+        "--load-model",
+        dest="load_models",
+        action="append",
+        metavar="NAME",
+        help="explicit mode: load this model at start (repeatable; * for all)",
+    )
+    add(
+        "--strict-readiness",
+        type=_switch,
+        default=True,
+        metavar="BOOL",
+        help="ready only while every model of the start serves (default true)",
+    )
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0.01 <= seconds <= 86_400:
+        raise argparse.ArgumentTypeError("must lie between 0.01 and 86400")
+    return seconds
+
+
+def _switch(text: str) -> bool:
+    known = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
+    if text.lower() not in known:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return known[text.lower()]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,6 +107,13 @@ def run(args: argparse.Namespace) -> int:
         max_queue_items=args.max_queue_items,
         max_queue_bytes=args.max_queue_bytes,
         trusted_peers=tuple(args.trusted_peers or ("127.0.0.0/8", "::1")),
+        control_mode=args.model_control_mode,
+        poll_s=args.repository_poll_secs,
+        load_models=tuple(args.load_models or ()),
+        strict_readiness=args.strict_readiness,
     )
+    if settings.load_models and settings.control_mode != "explicit":
+        print("--load-model needs --model-control-mode explicit", file=sys.stderr)  # noqa: T201
+        return 2
     configure_logging("inference")
     return run_unit(lambda stop: serve(settings, stop), unit="inference")

@@ -10,6 +10,8 @@ InferenceError              one request cannot be answered; carries an Outcome a
 ├── DeadlineExceeded        its deadline passed
 ├── CallerLeft              the client went away (nobody reads the answer)
 ├── ServerStopping          the server shuts down
+├── ControlRefused          the model control mode does not allow to load or unload
+├── LoadRefused             a load that a client asked for failed
 └── BackendFailed           the runtime refused or broke
 
 LoadFailed                  a model version cannot serve; the text is for the operator and for the model index
@@ -22,10 +24,12 @@ __all__ = [
     "BackendFailed",
     "CallerLeft",
     "ConfigInvalid",
+    "ControlRefused",
     "DeadlineExceeded",
     "InferenceError",
     "InvalidRequest",
     "LoadFailed",
+    "LoadRefused",
     "ModelNotReady",
     "NotSupported",
     "Outcome",
@@ -51,6 +55,8 @@ class Outcome(Enum):
     DEADLINE = "deadline_exceeded"
     CALLER_LEFT = "caller_left"
     STOPPING = "server_stopping"
+    CONTROL = "control_refused"
+    LOAD = "load_failed"
     BACKEND = "backend_failed"
 
 
@@ -127,6 +133,18 @@ class ServerStopping(InferenceError):
 
     def __init__(self) -> None:
         super().__init__("the server is shutting down")
+
+
+class ControlRefused(InferenceError):
+    """The server's model control mode does not allow it."""
+
+    outcome = Outcome.CONTROL
+
+
+class LoadRefused(InferenceError):
+    """The model a client wanted loaded cannot serve; what served before still does."""
+
+    outcome = Outcome.LOAD
 
 
 class BackendFailed(InferenceError):

@@ -1,38 +1,36 @@
-"""Which models there are and which of them serve: the catalog, and how it is filled at start.
+"""Which models there are and which of them serve: the catalog. `control` fills it. Single writer: the loop."""
 
-Control mode "none": everything is loaded once. A model that cannot be loaded is listed UNAVAILABLE with its reason and
-the others serve. Single writer: the loop; loading itself runs in a thread.
-"""
-
-import asyncio
-import logging
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from oriel_inference.backends import Backend, Session
+from oriel_inference.backends import Session
 from oriel_inference.batching.batcher import Batcher
-from oriel_inference.errors import LoadFailed, ModelNotReady, UnknownModel
+from oriel_inference.errors import ModelNotReady, UnknownModel
 from oriel_inference.fitting import RequestFitter
 from oriel_inference.model import ModelSpec, ModelState
-from oriel_inference.repository.load import LoadedVersion, load_model
-from oriel_inference.stores import ModelStore
 from oriel_wire.v2.datatypes import quoted
 from oriel_wire.v2.metadata import ModelMetadata, describe
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
-__all__ = ["Catalog", "Entry", "ServingModel", "load_all"]
-
-_log = logging.getLogger(__name__)
+__all__ = ["Catalog", "Entry", "ServingModel"]
 
 
 class ServingModel:
-    """One version that serves. provider: the execution provider in use, as the runtime says."""
+    """One version that serves. provider: the execution provider in use, as the runtime says.
 
-    __slots__ = ("batcher", "config", "fitter", "load_s", "provider", "sessions", "spec", "version")
+    identity: what its files looked like when they were loaded, "" if they came with a request.
+    """
+
+    __slots__ = ("batcher", "config", "fitter", "identity", "load_s", "provider", "sessions", "spec", "version")
 
     def __init__(
-        self, spec: ModelSpec, config: pb.ModelConfig, batcher: Batcher, sessions: Sequence[Session], load_s: float
+        self,
+        spec: ModelSpec,
+        config: pb.ModelConfig,
+        batcher: Batcher,
+        sessions: Sequence[Session],
+        load_s: float,
+        identity: str = "",
     ) -> None:
         self.spec = spec
         self.version = str(spec.version)
@@ -42,11 +40,15 @@ class ServingModel:
         self.provider = sessions[0].provider
         self.fitter = RequestFitter(spec)
         self.load_s = load_s
+        self.identity = identity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A line of the repository index. version 0: the model as a whole. serving: only in state READY."""
+    """A line of the repository index. version 0: the model as a whole. serving: only in state READY.
+
+    reason: also of a READY version, if newer files of it were refused.
+    """
 
     name: str
     version: int
@@ -56,10 +58,16 @@ class Entry:
 
 
 class Catalog:
-    """Models by name and version. `loading` is true until the first load of everything has ended."""
+    """Models by name and version. `loading` is true until the first load of everything has ended.
+
+    required: models without which a strict server is not ready. leaving: versions that take nothing new and finish
+    what they have.
+    """
 
     def __init__(self) -> None:
         self.loading = True
+        self.required: set[str] = set()
+        self.leaving: list[ServingModel] = []
         self._entries: dict[str, dict[int, Entry]] = {}
         self._by_request: dict[tuple[str, str], ServingModel] = {}
 
@@ -72,6 +80,23 @@ class Catalog:
             self._by_request[name, str(version)] = serving
         if ready:
             self._by_request[name, ""] = ready[-1][1]
+
+    def remove(self, name: str) -> None:
+        """Forget a model that has left its repository."""
+        self.publish(name, ())
+        del self._entries[name]
+
+    def names(self) -> list[str]:
+        """Every model known, sorted."""
+        return sorted(self._entries)
+
+    def entries(self, name: str) -> list[Entry]:
+        """The versions of one model, sorted; empty if it is unknown."""
+        return [entry for _, entry in sorted(self._entries.get(name, {}).items())]
+
+    def missing(self) -> str:
+        """A required model of which no version serves; empty if there is none."""
+        return next((name for name in sorted(self.required) if (name, "") not in self._by_request), "")
 
     def get(self, name: str, version: str = "") -> ServingModel:
         """The version asked for, the latest one by default. Raises UnknownModel or ModelNotReady."""
@@ -95,79 +120,14 @@ class Catalog:
         return describe(serving.config, versions)
 
     def index(self) -> list[Entry]:
-        """Every model and version, sorted."""
-        return [entry for _, entries in sorted(self._entries.items()) for _, entry in sorted(entries.items())]
+        """Every model and version, sorted; a version that is leaving has its line unless another took its place."""
+        lines = {(entry.name, entry.version): entry for name in self.names() for entry in self.entries(name)}
+        for each in self.leaving:
+            key = (each.spec.name, each.spec.version)
+            if key not in lines or lines[key].serving is None:
+                lines[key] = Entry(name=key[0], version=key[1], state=ModelState.UNLOADING)
+        return [entry for _, entry in sorted(lines.items())]
 
     def serving(self) -> Iterator[ServingModel]:
         """Every version that serves, sorted."""
-        return (entry.serving for entry in self.index() if entry.serving is not None)
-
-
-async def load_all(
-    catalog: Catalog,
-    stores: Sequence[ModelStore],
-    *,
-    find_backend: Callable[[str], Backend],
-    make_batcher: Callable[[LoadedVersion], Batcher],
-    cores: int,
-) -> None:
-    """Load every model of every store into `catalog`, one after the other. Raises LoadFailed if a store is unreadable.
-
-    A name that two stores have is refused in both: which one answers must not depend on their order.
-    """
-    owners: dict[str, list[ModelStore]] = {}
-    for store in stores:
-        for name in await asyncio.to_thread(store.models):
-            owners.setdefault(name, []).append(store)
-    for name in owners:
-        catalog.publish(name, [Entry(name=name, version=0, state=ModelState.LOADING)])
-    for name, holders in sorted(owners.items()):
-        if len(holders) > 1:
-            _unavailable(catalog, name, LoadFailed(f"model {name!r} is in more than one model repository"))
-            continue
-        began = time.monotonic()
-        try:
-            versions = await asyncio.to_thread(
-                load_model, holders[0], name, find_backend=find_backend, cores=cores, models=len(owners)
-            )
-        except LoadFailed as failure:
-            _unavailable(catalog, name, failure)
-            continue
-        except Exception:
-            # One model's surprise must not keep the others from serving.
-            _log.exception("model %s could not be loaded", name)
-            _unavailable(catalog, name, LoadFailed("the model could not be loaded, the server's log says why"))
-            continue
-        seconds = time.monotonic() - began
-        catalog.publish(name, [_entry(name, n, loaded, make_batcher, seconds) for n, loaded in versions.items()])
-    catalog.loading = False
-
-
-def _entry(
-    name: str,
-    version: int,
-    loaded: LoadedVersion | LoadFailed,
-    make_batcher: Callable[[LoadedVersion], Batcher],
-    load_s: float,
-) -> Entry:
-    if isinstance(loaded, LoadFailed):
-        _log.error("model %s version %d is unavailable: %s", name, version, loaded.reason)
-        return Entry(name=name, version=version, state=ModelState.UNAVAILABLE, reason=loaded.reason)
-    batcher = make_batcher(loaded)
-    serving = ServingModel(loaded.spec, loaded.config, batcher, loaded.sessions, load_s)
-    bounds = loaded.spec.bounds
-    _log.info(
-        "model %s version %d is ready on %s: %d instance(s) of %d thread(s), %s",
-        name,
-        version,
-        serving.provider,
-        loaded.spec.instances,
-        loaded.units,
-        f"batches of up to {bounds.max_rows} rows" if bounds else "no batching",
-    )
-    return Entry(name=name, version=version, state=ModelState.READY, serving=serving)
-
-
-def _unavailable(catalog: Catalog, name: str, failure: LoadFailed) -> None:
-    _log.error("model %s is unavailable: %s", name, failure.reason)
-    catalog.publish(name, [Entry(name=name, version=0, state=ModelState.UNAVAILABLE, reason=failure.reason)])
+        return (e.serving for name in self.names() for e in self.entries(name) if e.serving is not None)

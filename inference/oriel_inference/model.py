@@ -37,6 +37,7 @@ class ModelState(Enum):
 
     LOADING = "LOADING"
     READY = "READY"
+    UNLOADING = "UNLOADING"
     UNAVAILABLE = "UNAVAILABLE"
 
 

@@ -13,6 +13,9 @@ class Settings:
     """Port 0 takes any free one. Bounds of the queues are per model version.
 
     cores: what running batches may use together. default_timeout_s: the deadline of a request that brings none.
+    control_mode: "none" loads everything at start, "poll" also follows the folders every `poll_s`, "explicit" loads
+    `load_models` ("*": all) and what clients ask for. strict_readiness: ready only while every model of the start
+    serves. check_timeout_s: for opening one model file in the process that tries it first.
     trusted_peers: addresses or networks whose `x-oriel-*` headers count.
     """
 
@@ -30,6 +33,11 @@ class Settings:
     max_queue_bytes: int = 256 << 20
     trusted_peers: tuple[str, ...] = ("127.0.0.0/8", "::1")
     drain_s: float = 25.0
+    control_mode: str = "none"
+    poll_s: float = 15.0
+    load_models: tuple[str, ...] = ()
+    strict_readiness: bool = True
+    check_timeout_s: float = 60.0
 
 
 def available_cores() -> int:

@@ -38,7 +38,15 @@ def sink() -> ListSink:
 
 @pytest.fixture
 def settings(repository: Path) -> Settings:
-    return Settings(repositories=(repository,), http_port=0, grpc_port=0, metrics_port=0, cores=2, drain_s=5.0)
+    return Settings(
+        repositories=(repository,),
+        http_port=0,
+        grpc_port=0,
+        metrics_port=0,
+        cores=2,
+        drain_s=5.0,
+        strict_readiness=False,
+    )
 
 
 @pytest.fixture

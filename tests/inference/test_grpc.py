@@ -86,9 +86,9 @@ async def test_cancelled_call_leaves_the_queue(unit: Unit, channel: grpc.aio.Cha
 
 
 async def test_methods_this_server_does_not_have_are_unimplemented(channel: grpc.aio.Channel) -> None:
-    index = channel.unary_unary(f"/{SERVICE}/RepositoryIndex")
+    absent = channel.unary_unary(f"/{SERVICE}/CudaSharedMemoryStatus")
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await index(b"")
+        await absent(b"")
     assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 

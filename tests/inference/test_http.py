@@ -180,7 +180,7 @@ async def test_request_that_does_not_fit_the_model_is_told_why(
         ("POST", "/v2/models/..%2f..%2fetc/infer", 404),
         ("POST", "/v2/models/%252e%252e/infer", 404),
         ("POST", "/v2/models/double/generate", 404),
-        ("POST", "/v2/repository/index", 404),
+        ("GET", "/v2/repository/index", 405),
         ("GET", INFER, 405),
         ("DELETE", "/v2/models/double", 405),
         ("POST", "/v2/health/live", 405),

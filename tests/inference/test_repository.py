@@ -121,9 +121,9 @@ def test_engine_that_a_configuration_names_but_nobody_installed_is_refused(tmp_p
 
 
 def test_settings_without_effect_are_warned_about() -> None:
-    config = parse('optimization { cuda { graphs: true } } model_warmup [ { name: "w" } ]', FILE)
+    config = parse('optimization { cuda { graphs: true } } metric_tags [ { key: "a" value: "b" } ]', FILE)
     assert validate(config, "double", FILE) == [
-        "model_warmup has no effect here",
+        "metric_tags has no effect here",
         "optimization.cuda has no effect here",
     ]
 

@@ -195,7 +195,6 @@ def _without_effect(config: pb.ModelConfig) -> list[str]:
     ignored = {
         "runtime": bool(config.runtime),
         "cc_model_filenames": bool(config.cc_model_filenames),
-        "model_warmup": bool(config.model_warmup),
         "model_metrics": config.HasField("model_metrics"),
         "metric_tags": bool(config.metric_tags),
         "dynamic_batching.preserve_ordering": config.dynamic_batching.preserve_ordering,

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from oriel_inference.dataplane import Completion
 from oriel_inference.errors import BackendFailed, InferenceError, InvalidRequest, ServerStopping
 from oriel_inference.servers.peers import address_of_grpc_peer
+from oriel_inference.servers.repository_api import GrpcRepository
 from oriel_inference.servers.statuses import as_inference_error, grpc_status
 from oriel_inference.servers.surface import EXTENSIONS, SERVER_NAME, SERVER_VERSION, Surface
 from oriel_inference.servers.trail import Trail
@@ -52,6 +53,7 @@ class GrpcFrontend:
             "ModelConfig": self._model_config,
             "ModelStatistics": self._model_statistics,
             "ModelInfer": self._model_infer,
+            **GrpcRepository(self._surface, _abort).handlers(),
         }
         return [
             _generic(SERVICE, service, METHODS),

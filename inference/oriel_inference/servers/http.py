@@ -14,6 +14,7 @@ import msgspec
 from oriel_inference.dataplane import Completion
 from oriel_inference.errors import BackendFailed, InferenceError, UnknownModel
 from oriel_inference.model import is_model_name
+from oriel_inference.servers import repository_api
 from oriel_inference.servers.statuses import as_inference_error, error_body, http_status
 from oriel_inference.servers.surface import EXTENSIONS, SERVER_NAME, SERVER_VERSION, Surface
 from oriel_inference.servers.trail import Trail
@@ -58,6 +59,7 @@ class HttpFrontend:
     def __init__(self, surface: Surface) -> None:
         self._surface = surface
         self._routes: dict[tuple[str, str], _Route] = {}
+        self._repository = repository_api.HttpRepository(surface, _refuse)
         self._plain: dict[str, Callable[[Exchange, _Route], None]] = {
             "metadata": self._server_metadata,
             "live": self._live,
@@ -93,6 +95,8 @@ class HttpFrontend:
         try:
             if route.kind == "infer":
                 self._infer(exchange, route)
+            elif route.kind.startswith("repository_"):
+                self._repository.start(exchange, route.kind, route.version, route.model)
             else:
                 self._plain[route.kind](exchange, route)
         except InferenceError as error:
@@ -188,7 +192,7 @@ class HttpFrontend:
         route = _resolve(line.path)
         if route is None:
             return _NOT_FOUND
-        allowed = ("POST",) if route.kind == "infer" else ("GET", "HEAD")
+        allowed = ("POST",) if route.kind == "infer" or route.kind.startswith("repository_") else ("GET", "HEAD")
         if line.method not in allowed:
             return 405, f"use {allowed[0]} for this path"
         # Only routes of models that exist are worth a place: their number is known.
@@ -208,6 +212,9 @@ def _resolve(path: str) -> _Route | None:
     """/v2/models/M[/versions/V][/what] and the server's own paths; None for anything else. Decoded once."""
     if path in _SERVER_PATHS:
         return _Route(_SERVER_PATHS[path])
+    if path.startswith("/v2/repository/"):
+        found = repository_api.resolve(path)
+        return _Route(found[0], found[2], found[1]) if found else None  # version: the repository's name
     parts = path.split("/")
     if len(parts) < 4 or len(parts) > 7 or parts[1:3] != ["v2", "models"]:
         return None

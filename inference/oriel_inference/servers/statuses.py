@@ -18,6 +18,8 @@ _STATUSES: dict[Outcome, tuple[int, StatusCode]] = {
     Outcome.DEADLINE: (504, StatusCode.DEADLINE_EXCEEDED),
     Outcome.CALLER_LEFT: (400, StatusCode.CANCELLED),
     Outcome.STOPPING: (503, StatusCode.UNAVAILABLE),
+    Outcome.CONTROL: (503, StatusCode.UNAVAILABLE),
+    Outcome.LOAD: (400, StatusCode.INVALID_ARGUMENT),
     Outcome.BACKEND: (500, StatusCode.INTERNAL),
 }
 

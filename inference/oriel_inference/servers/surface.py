@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from importlib.metadata import version
 
+from oriel_inference.control import ModelControl
 from oriel_inference.dataplane import Dataplane
 from oriel_inference.errors import ModelNotReady, UnknownModel
 from oriel_inference.lifecycle import Catalog
@@ -14,7 +15,16 @@ __all__ = ["EXTENSIONS", "SERVER_NAME", "SERVER_VERSION", "Surface"]
 
 SERVER_NAME = "oriel"
 SERVER_VERSION = version("oriel")
-EXTENSIONS = ("classification", "model_configuration", "binary_tensor_data", "parameters", "statistics", "trace")
+EXTENSIONS = (
+    "classification",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "trace",
+    "model_repository",
+    "model_repository(unload_dependents)",
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,10 +32,12 @@ class Surface:
     """Single writer: the app, which sets `stopping` when the drain begins."""
 
     catalog: Catalog
+    control: ModelControl
     dataplane: Dataplane
     peers: TrustedPeers
     sink: SpanSink
     default_timeout_s: float
+    strict_readiness: bool = True
     stopping: bool = False
 
     def readiness(self) -> tuple[bool, str]:
@@ -34,6 +46,8 @@ class Surface:
             return False, "the server is shutting down"
         if self.catalog.loading:
             return False, "models are being loaded"
+        if self.strict_readiness and (missing := self.catalog.missing()):
+            return False, f"model {missing!r} is not ready"
         return True, ""
 
     def model_ready(self, name: str, version: str) -> bool:

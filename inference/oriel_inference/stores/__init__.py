@@ -4,11 +4,23 @@ Layout of every store: `<model>/config.pbtxt` (optional), `<model>/<version>/<fi
 configuration (labels).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-__all__ = ["ModelStore"]
+__all__ = ["Fingerprint", "ModelStore"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    """What a model's files look like from outside: equal while nothing was changed.
+
+    shared: everything beside the version folders. versions: version -> its files.
+    """
+
+    shared: str
+    versions: Mapping[int, str] = field(default_factory=dict)
 
 
 class ModelStore(Protocol):
@@ -31,4 +43,12 @@ class ModelStore(Protocol):
 
     def artifact(self, model: str, version: int, filename: str) -> Path:
         """A local path of a version's file, which lies beside everything else of that version."""
+        ...
+
+    def data(self, model: str, filename: str) -> bytes:
+        """A file of `model` that is not a model (the inputs of its warm-up)."""
+        ...
+
+    def fingerprint(self, model: str) -> Fingerprint:
+        """Of all files of `model`, without opening any; never raises because of what lies in the folder."""
         ...

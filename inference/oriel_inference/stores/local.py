@@ -2,27 +2,38 @@
 
 The folder may be written by others than the operator, so nothing outside it is ever opened: names are checked, and
 every path is resolved and must still lie inside the resolved root. Links that stay inside are fine (mounted
-ConfigMaps are made of them).
+ConfigMaps are made of them). Only regular files are opened: a pipe or a device would block the thread or worse.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import is_model_name, is_version
+from oriel_inference.stores import Fingerprint
 
 __all__ = ["LocalStore"]
 
 MAX_TEXT_BYTES = 1 << 20
+MAX_DATA_BYTES = 64 << 20
 MAX_ENTRIES = 10_000
+MAX_FOLDERS_DEEP = 16
+MAX_VERSION_BYTES = 16 << 30
 
 
 class LocalStore:
-    """Models below `root`. Raises LoadFailed at once if `root` is not a folder that can be read."""
+    """Models below `root`. Raises LoadFailed at once if `root` is not a folder that can be read.
 
-    def __init__(self, root: Path) -> None:
+    max_version_bytes: the files of one version together.
+    """
+
+    def __init__(self, root: Path, *, max_version_bytes: int = MAX_VERSION_BYTES) -> None:
         self._root = root.resolve()
+        self._max_version_bytes = max_version_bytes
         if not self._root.is_dir():
             raise LoadFailed(f"model repository {str(root)!r} is not a folder")
 
@@ -37,26 +48,48 @@ class LocalStore:
         return sorted(int(name) for name in names if is_version(name) and (folder / name).is_dir())
 
     def text(self, model: str, filename: str) -> str | None:
-        path = self._inside(model, *_parts(filename))
+        data = self._read(model, filename, MAX_TEXT_BYTES)
         try:
-            with path.open("rb") as file:
-                data = file.read(MAX_TEXT_BYTES + 1)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise LoadFailed(f"{model}/{filename} cannot be read: {error.strerror}") from error
-        if len(data) > MAX_TEXT_BYTES:
-            raise LoadFailed(f"{model}/{filename} is larger than {MAX_TEXT_BYTES} bytes")
-        try:
-            return data.decode("utf-8-sig")
+            return None if data is None else data.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise LoadFailed(f"{model}/{filename} is not UTF-8 text") from error
+
+    def data(self, model: str, filename: str) -> bytes:
+        data = self._read(model, filename, MAX_DATA_BYTES)
+        if data is None:
+            raise LoadFailed(f"{model}/{filename} is missing")
+        return data
+
+    def fingerprint(self, model: str) -> Fingerprint:
+        shared, versions = blake2b(digest_size=16), {}
+        try:
+            folder = self._inside(model)
+            with os.scandir(folder) as entries:
+                for entry in sorted(islice(entries, MAX_ENTRIES + 1), key=lambda each: each.name):
+                    path = Path(entry.path)
+                    if is_version(entry.name) and path.is_dir():
+                        version = blake2b(digest_size=16)
+                        self._look(path, version.update, 0, [0])
+                        versions[int(entry.name)] = version.hexdigest()
+                    else:
+                        self._look(path, shared.update, 0, [0])
+        except (OSError, LoadFailed) as error:
+            # A model that cannot even be looked at has this look; loading it says what is wrong.
+            shared.update(repr(error).encode())
+        return Fingerprint(shared=shared.hexdigest(), versions=versions)
 
     def artifact(self, model: str, version: int, filename: str) -> Path:
         folder = self._inside(model, str(version))
         # The runtime opens files named inside the model file (external weights): none of them may lead out.
+        total = 0
         for entry in self._below(folder, f"{model}/{version}"):
-            self._check(entry, f"{model}/{version}/{entry.name}")
+            shown = f"{model}/{version}/{entry.name}"
+            status = self._status(self._check(entry, shown), shown)
+            if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+                raise LoadFailed(f"{shown} is neither a file nor a folder: pipes, sockets and devices are refused")
+            total += status.st_size if stat.S_ISREG(status.st_mode) else 0
+            if total > self._max_version_bytes:
+                raise LoadFailed(f"{model}/{version} holds more than {self._max_version_bytes} bytes")
         path = self._inside(model, str(version), *_parts(filename))
         if not path.is_file():
             raise LoadFailed(f"{model}/{version}/{filename} is missing")
@@ -74,9 +107,67 @@ class LocalStore:
             raise LoadFailed(f"{shown} leads out of the model repository: links must stay inside it")
         return resolved
 
+    def _status(self, path: Path, shown: str) -> os.stat_result:
+        try:
+            return path.stat()
+        except OSError as error:
+            raise LoadFailed(f"{shown} cannot be read: {error.strerror}") from error
+
+    def _read(self, model: str, filename: str, limit: int) -> bytes | None:
+        """A small file, None if there is none."""
+        shown = f"{model}/{filename}"
+        path = self._inside(model, *_parts(filename))
+        try:
+            # A pipe must not block before it can be judged.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise LoadFailed(f"{shown} cannot be read: {error.strerror}") from error
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise LoadFailed(f"{shown} is not a file")
+            try:
+                data = file.read(limit + 1)
+            except OSError as error:
+                raise LoadFailed(f"{shown} cannot be read: {error.strerror}") from error
+        if len(data) > limit:
+            raise LoadFailed(f"{shown} is larger than {limit} bytes")
+        return data
+
+    def _look(self, path: Path, say: Callable[[bytes], None], depth: int, seen: list[int]) -> None:
+        """Say what `path` and all below look like. seen: a counter, so that a huge folder costs a bounded walk."""
+        seen[0] += 1
+        if seen[0] > MAX_ENTRIES or depth > MAX_FOLDERS_DEEP:
+            return
+        try:
+            status = path.lstat()
+            if stat.S_ISLNK(status.st_mode):
+                path = path.resolve()
+                say(os.fsencode(path))
+                if not path.is_relative_to(self._root):
+                    return
+                status = path.stat()
+        except (OSError, RuntimeError):
+            say(b"unreadable")
+            return
+        if stat.S_ISDIR(status.st_mode):
+            try:
+                with os.scandir(path) as entries:
+                    below = sorted(each.name for each in islice(entries, MAX_ENTRIES + 1))
+            except OSError:
+                below = []
+            say(f"{len(below)} in {status.st_ino}".encode())
+            for name in below:
+                say(os.fsencode(name))
+                self._look(path / name, say, depth + 1, seen)
+        else:
+            say(f"{status.st_mode} {status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}".encode())
+
     def _entries(self, folder: Path, what: str) -> list[str]:
         try:
-            names = sorted(os.listdir(folder))
+            with os.scandir(folder) as entries:
+                names = sorted(each.name for each in islice(entries, MAX_ENTRIES + 1))
         except OSError as error:
             raise LoadFailed(f"{what} cannot be listed: {error.strerror}") from error
         if len(names) > MAX_ENTRIES:

@@ -1,0 +1,128 @@
+"""`model_warmup`: the requests a configuration wants to have been run before a version is ready."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from oriel_inference.backends import Session
+from oriel_inference.errors import ConfigInvalid, InferenceError
+from oriel_inference.model import ModelSpec, TensorSpec
+from oriel_wire.errors import BadMessage
+from oriel_wire.v2.datatypes import DATATYPES, deserialize_bytes, from_config_name
+from oriel_wire.v2.messages import Array
+from oriel_wire.v2.proto import model_config_pb2 as pb
+
+__all__ = ["run_warmup"]
+
+MAX_SAMPLES = 1000
+MAX_SAMPLE_BYTES = 256 << 20
+
+
+def run_warmup(
+    config: pb.ModelConfig, spec: ModelSpec, sessions: Sequence[Session], file: str, *, read: Callable[[str], bytes]
+) -> None:
+    """Run every sample on every instance, `count` times (once if that is 0). read: a file of `warmup/` -> its bytes.
+
+    Raises LoadFailed: a version whose warm-up fails does not serve.
+    """
+    if sum(max(1, sample.count) for sample in config.model_warmup) > MAX_SAMPLES:
+        raise ConfigInvalid(file, "model_warmup", f"asks for more than {MAX_SAMPLES} runs")
+    names = [output.name for output in spec.outputs]
+    for index, sample in enumerate(config.model_warmup):
+        field = f"model_warmup[{index}]"
+        inputs = _inputs(sample, spec, file, field, read)
+        for session in sessions:
+            for _ in range(max(1, sample.count)):
+                try:
+                    session.run(inputs, names)
+                except InferenceError as error:
+                    raise ConfigInvalid(file, field, f"the warm-up failed: {error.message}") from error
+
+
+def _inputs(
+    sample: pb.ModelWarmup, spec: ModelSpec, file: str, field: str, read: Callable[[str], bytes]
+) -> dict[str, Array]:
+    batch = sample.batch_size
+    if spec.batched and not 1 <= batch <= spec.max_batch_size:
+        raise ConfigInvalid(
+            file, f"{field}.batch_size", f"{batch} does not lie between 1 and max_batch_size {spec.max_batch_size}"
+        )
+    if not spec.batched and batch not in (0, 1):
+        raise ConfigInvalid(file, f"{field}.batch_size", "the model has no batch dimension")
+    known = {tensor.name: tensor for tensor in spec.inputs}
+    unknown = sorted(set(sample.inputs) - set(known))
+    if unknown:
+        raise ConfigInvalid(file, f"{field}.inputs", f"the model has no input {unknown[0][:128]!r}")
+    missing = [name for name, tensor in known.items() if name not in sample.inputs and not tensor.optional]
+    if missing:
+        raise ConfigInvalid(file, f"{field}.inputs", f"input {missing[0][:128]!r} is missing")
+    return {
+        name: _tensor(given, known[name], batch if spec.batched else 0, file, f"{field}.inputs[{name[:128]!r}]", read)
+        for name, given in sorted(sample.inputs.items())
+    }
+
+
+def _tensor(
+    given: pb.ModelWarmup.Input, tensor: TensorSpec, batch: int, file: str, field: str, read: Callable[[str], bytes]
+) -> Array:
+    try:
+        datatype = from_config_name(pb.DataType.Name(given.data_type))
+    except (BadMessage, ValueError) as error:
+        raise ConfigInvalid(file, f"{field}.data_type", "is missing or not a datatype") from error
+    if datatype != tensor.datatype:
+        raise ConfigInvalid(file, f"{field}.data_type", f"the model takes {tensor.datatype}")
+    dims = tuple(given.dims)
+    fits = len(dims) == len(tensor.dims) and all(
+        ours > 0 and theirs in (-1, ours) for ours, theirs in zip(dims, tensor.dims, strict=True)
+    )
+    if not fits:
+        raise ConfigInvalid(file, f"{field}.dims", f"{list(dims)} does not fit {list(tensor.dims)}")
+    shape = (batch, *dims) if batch else dims
+    elements = 1
+    for dim in shape:
+        elements *= dim
+    itemsize = 16 if datatype == "BYTES" else DATATYPES[datatype].dtype.itemsize
+    if elements * itemsize > MAX_SAMPLE_BYTES:
+        raise ConfigInvalid(file, f"{field}.dims", f"is larger than {MAX_SAMPLE_BYTES >> 20} MiB")
+    match given.WhichOneof("input_data_type"):
+        case "input_data_file":
+            array = _from_bytes(read(given.input_data_file), datatype, elements, file, field)
+        case "random_data" if datatype != "BYTES":
+            array = _random(datatype, elements)
+        case None:
+            raise ConfigInvalid(file, field, "needs zero_data, random_data or input_data_file")
+        case _:
+            array = _zeros(datatype, elements)
+    engine = tensor.engine_dims
+    return array.reshape(shape if engine is None else (batch, *engine) if batch else engine)
+
+
+def _zeros(datatype: str, elements: int) -> Array:
+    if datatype == "BYTES":
+        return np.full(elements, b"", dtype=object)
+    return np.zeros(elements, DATATYPES[datatype].dtype)
+
+
+def _random(datatype: str, elements: int) -> Array:
+    dtype = np.dtype(DATATYPES[datatype].dtype)
+    values = np.random.default_rng(0)
+    if dtype.kind == "f":
+        return values.random(elements).astype(dtype)
+    if dtype.kind == "b":
+        return values.integers(0, 2, elements).astype(dtype)
+    limits = np.iinfo(dtype)
+    return values.integers(limits.min, limits.max, elements, dtype=dtype, endpoint=True)
+
+
+def _from_bytes(data: bytes, datatype: str, elements: int, file: str, field: str) -> Array:
+    where = f"{field}.input_data_file"
+    if datatype == "BYTES":
+        try:
+            array = deserialize_bytes(data, elements, "the warm-up data")
+        except BadMessage as error:
+            raise ConfigInvalid(file, where, error.message) from error
+        return array
+    dtype = np.dtype(DATATYPES[datatype].dtype)
+    if len(data) != elements * dtype.itemsize:
+        raise ConfigInvalid(file, where, f"holds {len(data)} bytes, dims ask for {elements * dtype.itemsize}")
+    return np.frombuffer(data, dtype)

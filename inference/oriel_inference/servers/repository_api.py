@@ -1,0 +1,216 @@
+"""The model repository extension, over HTTP and gRPC: index, load, unload."""
+
+import asyncio
+import base64
+import binascii
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+from google.protobuf.message import Message
+
+from oriel_inference.errors import BackendFailed, InferenceError, InvalidRequest, NotSupported
+from oriel_inference.lifecycle import Entry
+from oriel_inference.model import is_model_name
+from oriel_inference.servers.statuses import as_inference_error
+from oriel_inference.servers.surface import Surface
+from oriel_wire.engine.buffered import Exchange
+from oriel_wire.errors import BadMessage
+from oriel_wire.v2.metadata import parse_config_json
+from oriel_wire.v2.proto import model_config_pb2 as pb
+from oriel_wire.v2.proto import v2_pb2
+
+__all__ = ["GrpcRepository", "HttpRepository", "resolve"]
+
+_log = logging.getLogger(__name__)
+
+FILE_PREFIX = "file:"
+MAX_FILES = 1000
+_JSON = ("content-type", "application/json")
+_Fail = Callable[[Exchange, InferenceError, list[tuple[str, str]]], None]
+
+
+def resolve(path: str) -> tuple[str, str, str] | None:
+    """/v2/repository[/R]/index and /v2/repository[/R]/models/M/load|unload -> kind, repository, model."""
+    parts = path.split("/")
+    if parts[:3] != ["", "v2", "repository"]:
+        return None
+    match parts[3:]:
+        case ["index"]:
+            return "repository_index", "", ""
+        case [repository, "index"] if repository:
+            return "repository_index", unquote(repository, errors="replace"), ""
+        case ["models", name, "load" | "unload" as what]:
+            repository, model = "", unquote(name, errors="replace")
+        case [repository, "models", name, "load" | "unload" as what] if repository:
+            repository, model = unquote(repository, errors="replace"), unquote(name, errors="replace")
+        case _:
+            return None
+    return (f"repository_{what}", repository, model) if is_model_name(model) else None
+
+
+class _Body(msgspec.Struct):
+    ready: bool = False
+    parameters: dict[str, Any] = {}
+
+
+class HttpRepository:
+    """`start` takes one request; its answer comes later, unless the caller has left."""
+
+    def __init__(self, surface: Surface, refuse: _Fail) -> None:
+        self._surface = surface
+        self._refuse = refuse
+
+    def start(self, exchange: Exchange, kind: str, repository: str, model: str) -> None:
+        """Begin to answer. Raises InferenceError."""
+        _only_unnamed(repository)
+        work = {"repository_index": self._index, "repository_load": self._load, "repository_unload": self._unload}
+        self._surface.control.spawn(self._answer(exchange, work[kind](exchange.body, model)))
+
+    async def _answer(self, exchange: Exchange, work: Coroutine[Any, Any, bytes]) -> None:
+        try:
+            body = await work
+        except (InferenceError, BadMessage) as refusal:
+            self._refuse(exchange, as_inference_error(refusal), [])
+        except Exception:
+            # A request's surprise is its own: the server goes on, and the client learns no insides.
+            _log.exception("a repository request failed unexpectedly")
+            self._refuse(exchange, BackendFailed("the server failed on this request"), [])
+        else:
+            exchange.respond(200, [_JSON], body)
+
+    async def _index(self, body: bytes, model: str) -> bytes:
+        wanted = _decode(body)
+        lines = [_line(entry) for entry in await self._surface.control.index(ready=wanted.ready)]
+        return msgspec.json.encode(lines)
+
+    async def _load(self, body: bytes, model: str) -> bytes:
+        # A large body is decoded elsewhere: the loop has requests to serve.
+        config, files = await asyncio.to_thread(lambda: _override(_decode(body).parameters, _from_base64))
+        await self._surface.control.load(model, config=config, files=files)
+        return b""
+
+    async def _unload(self, body: bytes, model: str) -> bytes:
+        _unload_parameters(_decode(body).parameters)
+        await self._surface.control.unload(model)
+        return b""
+
+
+class GrpcRepository:
+    """The three methods; they raise InferenceError. fail: aborts the call."""
+
+    def __init__(self, surface: Surface, fail: Callable[[Any, InferenceError], Awaitable[Message]]) -> None:
+        self._surface = surface
+        self._fail = fail
+
+    def handlers(self) -> dict[str, Callable[[Any, Any], Awaitable[Message]]]:
+        """Method name -> handler."""
+        return {
+            "RepositoryIndex": self._guard(self._index),
+            "RepositoryModelLoad": self._guard(self._load),
+            "RepositoryModelUnload": self._guard(self._unload),
+        }
+
+    def _guard(self, method: Callable[[Any], Awaitable[Message]]) -> Callable[[Any, Any], Awaitable[Message]]:
+        async def call(request: Any, context: Any) -> Message:
+            try:
+                _only_unnamed(request.repository_name)
+                return await method(request)
+            except (InferenceError, BadMessage) as refusal:
+                return await self._fail(context, as_inference_error(refusal))
+
+        return call
+
+    async def _index(self, request: v2_pb2.RepositoryIndexRequest) -> Message:
+        response = v2_pb2.RepositoryIndexResponse()
+        for entry in await self._surface.control.index(ready=request.ready):
+            response.models.add(**_line(entry))
+        return response
+
+    async def _load(self, request: v2_pb2.RepositoryModelLoadRequest) -> Message:
+        config, files = _override(_values(request.parameters), _bytes)
+        await self._surface.control.load(_model(request.model_name), config=config, files=files)
+        return v2_pb2.RepositoryModelLoadResponse()
+
+    async def _unload(self, request: v2_pb2.RepositoryModelUnloadRequest) -> Message:
+        _unload_parameters(_values(request.parameters))
+        await self._surface.control.unload(_model(request.model_name))
+        return v2_pb2.RepositoryModelUnloadResponse()
+
+
+def _line(entry: Entry | str) -> dict[str, str]:
+    if isinstance(entry, str):
+        return {"name": entry}
+    version = {"version": str(entry.version)} if entry.version else {}
+    return {"name": entry.name, **version, "state": entry.state.value, "reason": entry.reason}
+
+
+def _only_unnamed(repository: str) -> None:
+    if repository:
+        raise NotSupported("'repository_name' specification is not supported, leave it out")
+
+
+def _model(name: str) -> str:
+    if not is_model_name(name):
+        raise InvalidRequest("model_name is missing or not a name a model can have")
+    return name
+
+
+def _decode(body: bytes) -> _Body:
+    try:
+        return msgspec.json.decode(body, type=_Body) if body.strip() else _Body()
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the body is not what this request takes: {str(error)[:200]}") from error
+
+
+def _values(parameters: Mapping[str, v2_pb2.ModelRepositoryParameter]) -> dict[str, Any]:
+    return {
+        name: getattr(value, choice)
+        for name, value in parameters.items()
+        if (choice := value.WhichOneof("parameter_choice")) is not None
+    }
+
+
+def _override(
+    parameters: Mapping[str, Any], to_bytes: Callable[[str, Any], bytes]
+) -> tuple[pb.ModelConfig | None, dict[str, bytes]]:
+    config: pb.ModelConfig | None = None
+    files: dict[str, bytes] = {}
+    for name, value in parameters.items():
+        if name == "config":
+            if not isinstance(value, str):
+                raise InvalidRequest("parameter 'config' must be a string that holds JSON")
+            config = parse_config_json(value)
+        elif name.startswith(FILE_PREFIX):
+            files[name.removeprefix(FILE_PREFIX)] = to_bytes(name, value)
+        else:
+            raise InvalidRequest(f"parameter {name[:100]!r} is not known: use config and file:<version>/<path>")
+    if files and config is None:
+        raise InvalidRequest("files can only be given together with parameter 'config'")
+    if len(files) > MAX_FILES:
+        raise InvalidRequest(f"more than {MAX_FILES} files are given")
+    return config, files
+
+
+def _from_base64(name: str, value: Any) -> bytes:
+    try:
+        return base64.b64decode(value, validate=True)
+    except (TypeError, ValueError, binascii.Error) as error:
+        raise InvalidRequest(f"parameter {name[:100]!r} must be a string of base64") from error
+
+
+def _bytes(name: str, value: Any) -> bytes:
+    if not isinstance(value, bytes):
+        raise InvalidRequest(f"parameter {name[:100]!r} must be given as bytes")
+    return value
+
+
+def _unload_parameters(parameters: Mapping[str, Any]) -> None:
+    # There are no ensembles yet, so nothing depends on a model; the parameter is accepted.
+    for name, value in parameters.items():
+        if name != "unload_dependents":
+            raise InvalidRequest(f"parameter {name[:100]!r} is not known: use unload_dependents")
+        if not isinstance(value, bool):
+            raise InvalidRequest("parameter 'unload_dependents' must be true or false")

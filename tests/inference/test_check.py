@@ -1,0 +1,84 @@
+"""The process that tries model files first: it may die, the server does not."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from oriel_inference.errors import LoadFailed
+from oriel_inference.model import EngineOptions
+from oriel_inference.repository.check import CheckProcess
+
+from . import models
+
+OPTIONS = EngineOptions(provider="CPUExecutionProvider")
+
+
+def stands(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def put(root: Path, model: object) -> Path:
+    return models.put(root, "m", model) / "1/model.onnx"
+
+
+def test_one_process_is_reused_and_ends(tmp_path: Path) -> None:
+    path, check = put(tmp_path, models.double()), CheckProcess(30)
+    assert check.pid is None
+    check.check(path, "m", "onnxruntime", OPTIONS)
+    pid = check.pid
+    assert pid is not None
+    check.check(path, "m", "onnxruntime", OPTIONS)
+    assert check.pid == pid
+    path.write_bytes(b"junk")
+    with pytest.raises(LoadFailed, match="not a whole ONNX file"):
+        check.check(path, "m", "onnxruntime", OPTIONS)
+    assert check.pid is None and not stands(pid)
+
+
+def test_a_crash_is_a_reason(tmp_path: Path) -> None:
+    path, check = put(tmp_path, models.slow(repeats=4000, width=512)), CheckProcess(30)
+    first = tmp_path / "first"
+    check.check(put(first, models.double()), "m", "onnxruntime", OPTIONS)
+    pid = check.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)  # it will find the request when it is already doomed
+    crash = threading.Timer(0.2, os.kill, (pid, signal.SIGSEGV))
+    crash.start()
+    with pytest.raises(LoadFailed, match=r"crashes the runtime \(the process that tried it ended with -"):
+        threading.Timer(0.3, os.kill, (pid, signal.SIGCONT)).start()
+        check.check(path, "m", "onnxruntime", OPTIONS)
+    check.check(put(first, models.double()), "m", "onnxruntime", OPTIONS)
+    assert check.pid not in (None, pid)
+    check.end()
+    assert check.pid is None
+
+
+def test_a_hang_is_a_reason(tmp_path: Path) -> None:
+    path, check = put(tmp_path, models.double()), CheckProcess(0.05)
+    began = time.monotonic()
+    with pytest.raises(LoadFailed, match=r"could not be opened within 0.05 s"):
+        check.check(path, "m", "onnxruntime", OPTIONS)
+    assert time.monotonic() - began < 5 and check.pid is None
+
+
+def test_what_needs_too_much_memory_is_not_tried_in_the_server(tmp_path: Path) -> None:
+    # Some bytes that ask for terabytes: the sizes are inputs, so nothing is computed while it is opened.
+    nodes = [
+        models.helper.make_node("Add", ["x", "many"], ["shape"]),
+        models.helper.make_node("ConstantOfShape", ["shape"], ["y"]),
+    ]
+    many = models.numpy_helper.from_array(models.np.array([1 << 20, 1 << 20]), "many")
+    model = models.graph(nodes, [("x", models.INT64, [2])], [("y", models.FLOAT, ["a", "b"])], [many])
+    check = CheckProcess(30)
+    assert check.check(put(tmp_path, model), "m", "onnxruntime", OPTIONS) is False
+    assert check.pid is None
+    assert check.check(put(tmp_path, models.double()), "m", "onnxruntime", OPTIONS) is True
+    check.end()

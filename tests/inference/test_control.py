@@ -1,0 +1,327 @@
+"""Control modes, hot update, and uploads that must not disturb what serves."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from onnx import TensorProto, external_data_helper, numpy_helper, save_model
+from tritonclient.utils import InferenceServerException
+
+from oriel_inference.app import Unit, open_unit
+from oriel_inference.settings import Settings
+from oriel_wire.trace import ListSink
+
+from . import models
+
+INFER = "/v2/models/double/infer"
+ROW = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
+
+
+def times(factor: float) -> Any:
+    """y = x * factor, so that a test sees which version answered."""
+    node = models.helper.make_node("Mul", ["x", "f"], ["y"])
+    weight = numpy_helper.from_array(np.array(factor, dtype=np.float32), "f")
+    shape = ["n", 4]
+    return models.graph([node], [("x", models.FLOAT, shape)], [("y", models.FLOAT, shape)], [weight])
+
+
+class Served:
+    def __init__(self, unit: Unit, client: httpx.AsyncClient) -> None:
+        self.unit, self.client = unit, client
+
+    async def answer(self, name: str = "double") -> float:
+        response = await self.client.post(f"/v2/models/{name}/infer", json=ROW)
+        assert response.status_code == 200, response.text
+        return float(response.json()["outputs"][0]["data"][0])
+
+    async def lines(self, **body: object) -> dict[tuple[str, str], tuple[str, str]]:
+        response = await self.client.post("/v2/repository/index", json=body)
+        return {(e["name"], e.get("version", "")): (e.get("state", ""), e.get("reason", "")) for e in response.json()}
+
+    async def until(self, predicate: Any) -> dict[tuple[str, str], tuple[str, str]]:
+        """Wait for the index; what serves must answer all the while."""
+        async with asyncio.timeout(30):
+            while not predicate(lines := await self.lines()):
+                await self.answer()
+                await asyncio.sleep(0.02)
+        return lines
+
+
+@contextlib.asynccontextmanager
+async def serving(root: Path, mode: str, **more: Any) -> AsyncIterator[Served]:
+    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+    settings = Settings(repositories=(root,), cores=2, drain_s=5.0, control_mode=mode, poll_s=0.1, **ports, **more)
+    async with open_unit(settings, sink=ListSink()) as unit:
+        address = f"http://127.0.0.1:{unit.http_port}"
+        async with httpx.AsyncClient(base_url=address, trust_env=False, timeout=20) as client:
+            yield Served(unit, client)
+
+
+def put(root: Path, factor: float, version: int = 1, config: str | None = models.DOUBLE) -> Path:
+    return models.put(root, "double", times(factor), config, version)
+
+
+async def test_new_version_takes_over_and_the_old_one_leaves(tmp_path: Path) -> None:
+    put(tmp_path, 2)
+    async with serving(tmp_path, "poll") as served:
+        assert await served.answer() == 2
+        put(tmp_path, 3, version=2)
+        lines = await served.until(lambda lines: lines.keys() == {("double", "2")})
+        assert lines["double", "2"] == ("READY", "")
+        assert await served.answer() == 3
+        put(tmp_path, 4, version=2)  # the same version with other files
+        async with asyncio.timeout(20):
+            while await served.answer() != 4:
+                await asyncio.sleep(0.02)
+        shutil.rmtree(tmp_path / "double")
+        async with asyncio.timeout(20):
+            while await served.lines():
+                await asyncio.sleep(0.02)
+        assert (await served.client.post(INFER, json=ROW)).status_code == 404
+
+
+async def test_requests_in_flight_finish_on_the_old_version(tmp_path: Path) -> None:
+    models.put(tmp_path, "slow", models.slow(repeats=300), "max_batch_size: 64")
+    row = {"inputs": [{"name": "x", "shape": [64, 512], "datatype": "FP32", "data": [1.0] * (64 * 512)}]}
+    async with serving(tmp_path, "explicit", load_models=("slow",)) as served, asyncio.TaskGroup() as group:
+        serving_model = served.unit.catalog.get("slow")
+        inflight = [group.create_task(served.client.post("/v2/models/slow/infer", json=row)) for _ in range(4)]
+        async with asyncio.timeout(10):
+            while serving_model.batcher.running == 0:
+                await asyncio.sleep(0.001)
+        assert (await served.client.post("/v2/repository/models/slow/unload", json={})).status_code == 200
+        assert (await served.lines())["slow", "1"][0] == "UNLOADING"
+        assert (await served.client.post("/v2/models/slow/infer", json=row)).status_code == 503
+        assert [(await each).status_code for each in inflight] == [200] * 4
+        async with asyncio.timeout(10):
+            while (await served.lines())["slow", "1"] != ("UNAVAILABLE", "unloaded"):
+                await asyncio.sleep(0.02)
+
+
+def external(folder: Path, location: str) -> None:
+    model = times(2)
+    tensor = model.graph.initializer[0]
+    external_data_helper.set_external_data(tensor, location=location)
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+
+
+def many(folder: Path) -> None:
+    for number in range(10_001):
+        (folder / f"f{number}").touch()
+
+
+ATTACKS = {
+    "half": (lambda f: (f / "model.onnx").write_bytes(times(3).SerializeToString()[:-20]), "not a whole ONNX file"),
+    "junk": (lambda f: (f / "model.onnx").write_bytes(b"\0" * 100), "not a whole ONNX file"),
+    "link out": (lambda f: (f / "model.onnx").symlink_to("/etc/passwd"), "leads out of the model repository"),
+    "pipe": (lambda f: os.mkfifo(f / "model.onnx"), "pipes, sockets and devices"),
+    "pickle": (lambda f: (f / "model.onnx").write_bytes(b"\x80\x04K\x01."), "pickle"),
+    "absolute weights": (lambda f: external(f, "/etc/passwd"), "outside its version folder"),
+    "climbing weights": (lambda f: external(f, "../1/model.onnx"), "outside its version folder"),
+    "many": (many, "more than 10000 entries"),
+    "empty": (lambda f: (f / "model.onnx").touch(), "is empty"),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+async def test_bad_upload_is_named_and_disturbs_nothing(tmp_path: Path, attack: str) -> None:
+    put(tmp_path, 2)
+    do, reason = ATTACKS[attack]
+    async with serving(tmp_path, "poll") as served:
+        folder = tmp_path / "double" / "2"
+        folder.mkdir()
+        do(folder)
+        lines = await served.until(lambda lines: ("double", "2") in lines)
+        assert lines["double", "2"][0] == "UNAVAILABLE" and reason in lines["double", "2"][1]
+        assert str(tmp_path) not in lines["double", "2"][1]
+        assert lines["double", "1"][0] == "READY" and await served.answer() == 2
+        assert (await served.client.get("/v2/health/ready")).status_code == 200
+        shutil.rmtree(folder)
+        put(tmp_path, 3, version=2)
+        await served.until(lambda lines: lines.get(("double", "2"), ("",))[0] == "READY")
+        assert await served.answer() == 3
+
+
+async def test_bad_configuration_keeps_the_old_one(tmp_path: Path) -> None:
+    folder = put(tmp_path, 2)
+    async with serving(tmp_path, "poll") as served:
+        (folder / "config.pbtxt").unlink()
+        os.mkfifo(folder / "config.pbtxt")
+        lines = await served.until(lambda lines: lines["double", "1"][1])
+        assert "is not a file" in lines["double", "1"][1] and lines["double", "1"][0] == "READY"
+        (folder / "config.pbtxt").unlink()
+        (folder / "config.pbtxt").write_text("max_batch_size: -3")
+        await served.until(lambda lines: "max_batch_size: must not be negative" in lines["double", "1"][1])
+        (folder / "config.pbtxt").write_text(models.DOUBLE)
+        await served.until(lambda lines: lines["double", "1"] == ("READY", ""))
+
+
+async def test_files_that_still_change_are_left_alone(tmp_path: Path) -> None:
+    put(tmp_path, 2)
+    async with serving(tmp_path, "poll") as served:
+        folder = tmp_path / "double" / "2"
+        folder.mkdir()
+        whole = times(3).SerializeToString()
+        for length in range(0, len(whole), 4):  # grows faster than two looks are apart
+            (folder / "model.onnx").write_bytes(whole[:length])
+            assert ("double", "2") not in await served.lines()
+            await asyncio.sleep(0.03)
+        (folder / "model.onnx").write_bytes(whole)
+        await served.until(lambda lines: ("double", "2") in lines)
+        assert await served.answer() == 3
+
+
+async def test_repository_that_vanishes_changes_nothing(tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    put(root, 2)
+    async with serving(root, "poll") as served:
+        root.rename(tmp_path / "gone")
+        for _ in range(20):
+            assert await served.answer() == 2
+            await asyncio.sleep(0.02)
+        assert (await served.client.get("/v2/health/ready")).status_code == 200
+
+
+@pytest.mark.parametrize(("policy", "versions"), [("latest { num_versions: 2 }", "23"), ("all {}", "123")])
+async def test_version_policies(tmp_path: Path, policy: str, versions: str) -> None:
+    for version in (1, 2, 3):
+        put(tmp_path, version, version, models.DOUBLE + f"version_policy {{ {policy} }}")
+    async with serving(tmp_path, "none") as served:
+        assert {version for _, version in await served.lines()} == set(versions)
+        assert await served.answer() == 3
+        assert await served.answer(f"double/versions/{versions[0]}") == float(versions[0])
+
+
+@pytest.mark.parametrize("mode", ["none", "poll"])
+async def test_other_modes_refuse_load_and_unload(tmp_path: Path, mode: str) -> None:
+    put(tmp_path, 2)
+    async with serving(tmp_path, mode) as served:
+        for what in ("load", "unload"):
+            response = await served.client.post(f"/v2/repository/models/double/{what}", json={})
+            assert response.status_code == 503 and response.json()["reason"] == "control_refused"
+        assert await served.answer() == 2
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({"config": 5}, "must be a string"),
+        ({"config": "{"}, "model configuration"),
+        ({"file:1/model.onnx": "AAAA"}, "together with parameter 'config'"),
+        ({"config": "{}", "file:1/model.onnx": "*"}, "base64"),
+        ({"config": "{}", "file:../model.onnx": "AAAA"}, "not named <version>/<path>"),
+        ({"config": "{}", "file:1/../../x": "AAAA"}, "not named <version>/<path>"),
+        ({"config": "{}", "file:/etc/x": "AAAA"}, "not named <version>/<path>"),
+        ({"config": "{}", "file:1/model.onnx": "AAAA"}, "not a whole ONNX file"),
+        ({"other": 1}, "is not known"),
+    ],
+)
+async def test_bad_load_requests_are_refused_and_disturb_nothing(
+    tmp_path: Path, parameters: dict[str, object], text: str
+) -> None:
+    put(tmp_path, 2)
+    async with serving(tmp_path, "explicit", load_models=("*",)) as served:
+        response = await served.client.post("/v2/repository/models/double/load", json={"parameters": parameters})
+        assert response.status_code == 400 and text in response.json()["error"]
+        assert await served.answer() == 2
+        absent = await served.client.post("/v2/repository/models/absent/load", json={})
+        assert absent.status_code == 404
+        assert (await served.client.post("/v2/repository/R/index")).status_code == 501
+
+
+def control(client: Any, name_of: Any) -> None:
+    """What an operator does with an unmodified client."""
+    index = client.get_model_repository_index()
+    assert [name_of(line) for line in getattr(index, "models", index)] == ["double"]
+    client.load_model("double")
+    assert client.is_model_ready("double")
+    # `{}`: everything is read from the file that comes along
+    data = times(5).SerializeToString()
+    client.load_model("double", config='{"max_batch_size": 4}', files={"file:7/model.onnx": data})
+    assert client.is_model_ready("double", "7") and client.get_model_config("double")
+    client.load_model("fresh", config="{}", files={"file:1/model.onnx": data})
+    assert client.is_model_ready("fresh")
+    with pytest.raises(InferenceServerException, match="failed to load"):
+        client.load_model("double", config='{"max_batch_size": -1}')
+    assert client.is_model_ready("double", "7")
+    client.unload_model("double", unload_dependents=True)
+    assert not client.is_model_ready("double")
+
+
+def _grpc_name(line: Any) -> str:
+    return str(line.name)
+
+
+async def test_unmodified_clients_load_and_unload(tmp_path: Path) -> None:
+    put(tmp_path, 2)
+
+    def over_http(port: int) -> None:
+        with tritonclient.http.InferenceServerClient(f"127.0.0.1:{port}") as client:
+            control(client, lambda line: line["name"])
+
+    def over_grpc(port: int) -> None:
+        with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{port}") as client:
+            control(client, _grpc_name)
+
+    async with serving(tmp_path, "explicit") as served:
+        await asyncio.to_thread(over_http, served.unit.http_port)
+    async with serving(tmp_path, "explicit") as served:
+        await asyncio.to_thread(over_grpc, served.unit.grpc_port)
+
+
+async def test_strict_readiness_is_about_the_models_of_the_start(tmp_path: Path) -> None:
+    put(tmp_path, 2)
+    (tmp_path / "double/1/model.onnx").write_bytes(b"junk")
+    async with serving(tmp_path, "none") as served:
+        response = await served.client.get("/v2/health/ready")
+        assert response.status_code == 400 and "double" in response.text
+    async with serving(tmp_path, "none", strict_readiness=False) as served:
+        assert (await served.client.get("/v2/health/ready")).status_code == 200
+
+
+WARM = """
+model_warmup [ {{ name: "w" batch_size: 2 count: 2
+  inputs {{ key: "x" value {{ data_type: TYPE_FP32 dims: [ {dims} ] {kind} }} }} }} ]
+"""
+
+
+@pytest.mark.parametrize(
+    ("dims", "kind", "reason"),
+    [
+        (4, "zero_data: true", ""),
+        (4, "random_data: true", ""),
+        (4, 'input_data_file: "rows"', ""),
+        (5, "zero_data: true", "does not fit [4]"),
+        (4, 'input_data_file: "short"', "holds 4 bytes"),
+        (4, 'input_data_file: "../config.pbtxt"', "must be relative"),
+        (4, 'input_data_file: "absent"', "is missing"),
+    ],
+)
+async def test_warm_up(tmp_path: Path, dims: int, kind: str, reason: str) -> None:
+    folder = put(tmp_path, 2, config=models.DOUBLE + WARM.format(dims=dims, kind=kind))
+    (folder / "warmup").mkdir()
+    (folder / "warmup/rows").write_bytes(np.ones((2, 4), np.float32).tobytes())
+    (folder / "warmup/short").write_bytes(b"abcd")
+    async with serving(tmp_path, "none") as served:
+        state, said = (await served.lines())["double", "1"]
+        assert (state == "READY") == (not reason) and reason in said
+
+
+def test_weights_beside_the_model_are_fine(tmp_path: Path) -> None:
+    from oriel_inference.repository.onnx_files import check_model_file
+
+    path = tmp_path / "model.onnx"
+    model = models.lookup()
+    save_model(model, str(path), save_as_external_data=True, location="weights.bin", size_threshold=0)
+    check_model_file(path, "m")
