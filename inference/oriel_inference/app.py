@@ -22,9 +22,11 @@ from oriel_inference.errors import LoadFailed
 from oriel_inference.lifecycle import Catalog, load_all
 from oriel_inference.repository.load import LoadedVersion
 from oriel_inference.servers.control import control_app
+from oriel_inference.servers.encoding import Encodings
 from oriel_inference.servers.grpc import GrpcFrontend, open_grpc
 from oriel_inference.servers.http import HttpFrontend
 from oriel_inference.servers.peers import TrustedPeers
+from oriel_inference.servers.statuses import head_refusal
 from oriel_inference.servers.surface import Surface
 from oriel_inference.settings import Settings
 from oriel_inference.stores.local import LocalStore
@@ -117,12 +119,14 @@ async def open_unit(
         grpc_server, grpc_port = await open_grpc(
             GrpcFrontend(surface), settings.grpc_host, settings.grpc_port, max_message_bytes=settings.max_body_bytes
         )
-        frontend = HttpFrontend(surface)
+        encodings = Encodings(settings.max_body_bytes)
+        frontend = HttpFrontend(surface, encodings)
         http_server = await serve_http(
             frontend.handle,
             http_socket,
             limits=HttpLimits(max_body_bytes=settings.max_body_bytes),
             refuse=frontend.refuse,
+            explain=head_refusal,
         )
         end_control = asyncio.Event()
         async with asyncio.TaskGroup() as group:
@@ -142,6 +146,7 @@ async def open_unit(
                 await asyncio.gather(http_server.drain(settings.drain_s), grpc_server.stop(settings.drain_s))
                 await _end_models(catalog, workers)
                 end_control.set()
+                await asyncio.to_thread(encodings.close)
                 await asyncio.to_thread(surface.sink.close)
 
 

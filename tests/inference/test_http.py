@@ -195,11 +195,6 @@ async def test_paths_and_methods(http: httpx.AsyncClient, method: str, path: str
     assert ("retry-after" in answer.headers) == (status == 503)
 
 
-async def test_encoded_body_is_refused_before_it_is_read(http: httpx.AsyncClient) -> None:
-    answer = await http.post(INFER, content=b"xx", headers={"content-encoding": "gzip"})
-    assert answer.status_code == 501
-
-
 # --- what the server says of itself -------------------------------------------------------------------------------
 
 

@@ -103,11 +103,9 @@ def _tensors(kind: str, tensors: Iterable[pb.ModelInput | pb.ModelOutput], refus
             raise refuse(f"{field}.name", f"{tensor.name[:128]!r} is given twice")
         names.add(tensor.name)
         try:
-            datatype = from_config_name(pb.DataType.Name(tensor.data_type))
+            from_config_name(pb.DataType.Name(tensor.data_type))
         except (BadMessage, ValueError) as error:
             raise refuse(f"{field}.data_type", "is missing or not a datatype") from error
-        if datatype == "BF16":
-            raise refuse(f"{field}.data_type", "TYPE_BF16 is not supported by the backend")
         if not tensor.dims:
             raise refuse(f"{field}.dims", "is missing (a scalar has dims [ 1 ] and reshape { shape: [ ] })")
         if any(dim < 1 and dim != -1 for dim in tensor.dims):

@@ -12,13 +12,14 @@ from urllib.parse import unquote
 import msgspec
 
 from oriel_inference.dataplane import Completion
-from oriel_inference.errors import BackendFailed, InferenceError, UnknownModel
+from oriel_inference.errors import BackendFailed, InferenceError, Outcome, UnknownModel
 from oriel_inference.model import is_model_name
-from oriel_inference.servers.statuses import as_inference_error, error_body, http_status
+from oriel_inference.servers.encoding import ACCEPTED, MIN_BYTES, Encodings, is_encoded, is_known, negotiate
+from oriel_inference.servers.statuses import as_inference_error, error_body, head_refusal, http_status, identity
 from oriel_inference.servers.surface import EXTENSIONS, SERVER_NAME, SERVER_VERSION, Surface
 from oriel_inference.servers.trail import Trail
 from oriel_wire.context import from_headers
-from oriel_wire.engine.buffered import Exchange
+from oriel_wire.engine.buffered import Exchange, Refusal
 from oriel_wire.errors import BadMessage
 from oriel_wire.h1 import RequestHead
 from oriel_wire.v2.http import decode_request, encode_response, parse_header_length
@@ -55,8 +56,9 @@ class _Route:
 class HttpFrontend:
     """`refuse` and `handle` for `oriel_wire.engine.buffered.serve`."""
 
-    def __init__(self, surface: Surface) -> None:
+    def __init__(self, surface: Surface, encodings: Encodings) -> None:
         self._surface = surface
+        self._encodings = encodings
         self._routes: dict[tuple[str, str], _Route] = {}
         self._plain: dict[str, Callable[[Exchange, _Route], None]] = {
             "metadata": self._server_metadata,
@@ -69,19 +71,20 @@ class HttpFrontend:
             "config": self._config,
         }
 
-    def refuse(self, head: RequestHead) -> tuple[int, str] | None:
+    def refuse(self, head: RequestHead) -> Refusal | None:
         """Path, method, encoding, model name: everything that needs no body."""
         route = self._route(head)
         if not isinstance(route, _Route):
-            return route
+            return head_refusal(head, *route)
         encoding = head.content_encoding
-        if encoding and encoding.lower() != "identity":
-            return 501, "content encodings are not supported, send the body as it is"
+        if encoding and is_encoded(encoding) and not (is_known(encoding) and route.kind == "infer"):
+            refusal = head_refusal(head, 501, f"send the body as it is or as one of {ACCEPTED}", Outcome.NOT_SUPPORTED)
+            return Refusal(refusal.status, [*refusal.headers, ("accept-encoding", ACCEPTED)], refusal.body)
         if route.kind == "infer":
             try:
                 self._surface.catalog.get(route.model, route.version)
             except UnknownModel as error:
-                return 404, error.message
+                return head_refusal(head, 404, error.message, error.outcome)
             except InferenceError:
                 return None  # answered with Retry-After once the body is in
         return None
@@ -91,22 +94,36 @@ class HttpFrontend:
         route = self._route(exchange.head)
         assert isinstance(route, _Route)  # `refuse` has seen it
         try:
-            if route.kind == "infer":
-                self._infer(exchange, route)
-            else:
+            if route.kind != "infer":
                 self._plain[route.kind](exchange, route)
+            elif is_encoded(exchange.head.content_encoding):
+                self._encodings.decompress(exchange.body, lambda body: self._decompressed(exchange, route, body))
+            else:
+                self._infer(exchange, route, exchange.body)
         except InferenceError as error:
-            _refuse(exchange, error, [])
+            _refuse(exchange, error, [identity(exchange.head)])
         except Exception:
             # A request's surprise is its own: the server goes on, and the client learns no insides.
             _log.exception("a request failed unexpectedly")
-            _refuse(exchange, BackendFailed("the server failed on this request"), [])
+            _refuse(exchange, BackendFailed("the server failed on this request"), [identity(exchange.head)])
 
     # Inference --------------------------------------------------------------------------------------------------
 
-    def _infer(self, exchange: Exchange, route: _Route) -> None:
+    def _decompressed(self, exchange: Exchange, route: _Route, body: bytes | InferenceError) -> None:
+        if exchange.aborted:
+            return
+        if isinstance(body, InferenceError):
+            _refuse(exchange, body, [identity(exchange.head)])
+            return
+        try:
+            self._infer(exchange, route, body)
+        except Exception:
+            # As in `handle`: this may be another turn of the loop.
+            _log.exception("a request failed unexpectedly")
+            _refuse(exchange, BackendFailed("the server failed on this request"), [identity(exchange.head)])
+
+    def _infer(self, exchange: Exchange, route: _Route, body: bytes) -> None:
         surface = self._surface
-        body = exchange.body
         fields = {field.name: field.value for field in reversed(exchange.head.fields)}
         received_s = exchange.received_s
         ctx = from_headers(
@@ -137,7 +154,12 @@ class HttpFrontend:
                 else:
                     headers.append(BINARY)
                     headers.append((HEADER_LENGTH, str(json_length)))
-                exchange.respond(200, headers, parts)
+                encoding = negotiate(accept) if (accept := fields.get("accept-encoding")) else ""
+                if not encoding or sum([len(part) for part in parts]) < MIN_BYTES:
+                    exchange.respond(200, headers, parts)
+                    return
+                headers += (("content-encoding", encoding), ("vary", "accept-encoding"))
+                self._encodings.compress(parts, encoding, lambda packed: exchange.respond(200, headers, packed))
 
             leave = surface.dataplane.infer(request, ctx, size_bytes=len(body), reply=reply)
         except (InferenceError, BadMessage) as refusal:
@@ -156,7 +178,8 @@ class HttpFrontend:
         if ready:
             _answer(exchange, b'{"ready":true}')
         else:
-            body = msgspec.json.encode({"ready": False, "error": reason})
+            outcome = Outcome.STOPPING if self._surface.stopping else Outcome.NOT_READY
+            body = msgspec.json.encode({"ready": False, "error": reason, "reason": outcome.value})
             _answer(exchange, body, 503 if self._surface.stopping else 400)
 
     def _server_metadata(self, exchange: Exchange, _: _Route) -> None:
@@ -228,7 +251,7 @@ def _resolve(path: str) -> _Route | None:
 
 
 def _answer(exchange: Exchange, body: bytes, status: int = 200) -> None:
-    exchange.respond(status, [JSON], body)
+    exchange.respond(status, [identity(exchange.head), JSON], body)
 
 
 def _refuse(exchange: Exchange, error: InferenceError, headers: Sequence[tuple[str, str]]) -> None:

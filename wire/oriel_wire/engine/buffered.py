@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import monotonic
 
 import msgspec
@@ -11,11 +12,26 @@ from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.server import ServerConnection
 from oriel_wire.h1 import RequestHead
 
-__all__ = ["Exchange", "HttpLimits", "HttpServer", "serve"]
+__all__ = ["Exchange", "HttpLimits", "HttpServer", "Refusal", "serve"]
 
 Handler = Callable[["Exchange"], None]
-Refuse = Callable[[RequestHead], tuple[int, str] | None]
+Refuse = Callable[[RequestHead], "Refusal | None"]
+Explain = Callable[[RequestHead | None, int, str], "Refusal"]
 _INLINE_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An answer given for a head alone."""
+
+    status: int
+    headers: Sequence[tuple[str, str]]
+    body: bytes
+
+
+def explain(head: RequestHead | None, status: int, message: str) -> Refusal:
+    """`{"error": sentence}`: what is said of wrong framing unless the unit has words of its own."""
+    return Refusal(status, [("content-type", "application/json")], msgspec.json.encode({"error": message}))
 
 
 class Exchange:
@@ -60,12 +76,13 @@ class Exchange:
 
 
 class _Buffered(ServerConnection):
-    __slots__ = ("_exchange", "_handler", "_parts", "_received_s", "_refuse_head")
+    __slots__ = ("_exchange", "_explain", "_handler", "_parts", "_received_s", "_refuse_head")
 
-    def __init__(self, server: HttpServer, handler: Handler, refuse: Refuse | None) -> None:
+    def __init__(self, server: HttpServer, handler: Handler, refuse: Refuse | None, explain: Explain) -> None:
         super().__init__(server)
         self._handler = handler
         self._refuse_head = refuse
+        self._explain = explain
         self._parts: list[bytes] = []
         self._exchange: Exchange | None = None
         self._received_s = 0.0
@@ -75,7 +92,7 @@ class _Buffered(ServerConnection):
         if self._refuse_head is not None:
             refusal = self._refuse_head(head)
             if refusal is not None:
-                self.on_refused(*refusal)
+                self._write(refusal.status, refusal.headers, refusal.body, self.must_close, head.method == "HEAD")
                 self.answered(close=False)
                 return
         if head is not self._known:
@@ -101,8 +118,8 @@ class _Buffered(ServerConnection):
             exchange.abort()
 
     def on_refused(self, status: int, message: str) -> None:
-        body = msgspec.json.encode({"error": message})
-        self._write(status, [("content-type", "application/json")], body, self.must_close, False)
+        refusal = self._explain(self.head, status, message)
+        self._write(refusal.status, refusal.headers, refusal.body, self.must_close, False)
 
     def write_answer(
         self,
@@ -140,13 +157,18 @@ class _Buffered(ServerConnection):
 
 
 async def serve(
-    handler: Handler, sock: socket.socket, *, limits: HttpLimits | None = None, refuse: Refuse | None = None
+    handler: Handler,
+    sock: socket.socket,
+    *,
+    limits: HttpLimits | None = None,
+    refuse: Refuse | None = None,
+    explain: Explain = explain,
 ) -> HttpServer:
     """Serve whole requests on `sock`.
 
     handler: a plain function, called on the loop when a body is complete; it answers at once or keeps the Exchange.
-    refuse: judges a head before its body is read; (status, sentence) refuses it. Framing errors are answered here.
+    refuse: judges a head before its body is read. explain: words a framing error (head: None if it was not read).
     """
     server: HttpServer = HttpServer(limits or HttpLimits())
-    await server.open(lambda: _Buffered(server, handler, refuse), sock)
+    await server.open(lambda: _Buffered(server, handler, refuse, explain), sock)
     return server
