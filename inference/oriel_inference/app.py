@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from oriel_inference.backends import Backend, find_backend
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.cores import Cores
-from oriel_inference.batching.workers import WorkerThreads
+from oriel_inference.batching.workers import JobThreads, WorkerThreads
 from oriel_inference.clock import LoopClock
 from oriel_inference.dataplane import Dataplane
 from oriel_inference.errors import LoadFailed
@@ -78,7 +78,7 @@ async def open_unit(
 ) -> AsyncIterator[Unit]:
     """Start everything, yield when the models are loaded, drain and stop on leaving. Raises StartFailed."""
     clock = LoopClock(asyncio.get_running_loop())
-    cores, workers = Cores(settings.cores), WorkerThreads(settings.cores)
+    cores, workers, streams = Cores(settings.cores), WorkerThreads(settings.cores), JobThreads()
     catalog = Catalog()
     surface = Surface(
         catalog=catalog,
@@ -97,9 +97,10 @@ async def open_unit(
             loaded.spec,
             loaded.sessions,
             clock=clock,
-            cores=cores,
-            workers=workers,
-            units=loaded.units,
+            # An execution that waits for its reader must not keep cores from the other models.
+            cores=Cores(loaded.spec.instances) if loaded.spec.decoupled else cores,
+            workers=streams if loaded.spec.decoupled else workers,
+            units=1 if loaded.spec.decoupled else loaded.units,
             max_items=settings.max_queue_items,
             max_bytes=settings.max_queue_bytes,
         )
@@ -116,8 +117,9 @@ async def open_unit(
         metrics_socket = bind(settings.metrics_host, settings.metrics_port, "metrics")
         # gRPC binds for itself and says little when it cannot: try first.
         bind(settings.grpc_host, settings.grpc_port, "gRPC").close()
+        grpc_frontend = GrpcFrontend(surface)
         grpc_server, grpc_port = await open_grpc(
-            GrpcFrontend(surface), settings.grpc_host, settings.grpc_port, max_message_bytes=settings.max_body_bytes
+            grpc_frontend, settings.grpc_host, settings.grpc_port, max_message_bytes=settings.max_body_bytes
         )
         encodings = Encodings(settings.max_body_bytes)
         frontend = HttpFrontend(surface, encodings)
@@ -143,19 +145,21 @@ async def open_unit(
                 )
             finally:
                 surface.stopping = True
+                grpc_frontend.stop()
                 await asyncio.gather(http_server.drain(settings.drain_s), grpc_server.stop(settings.drain_s))
-                await _end_models(catalog, workers)
+                await _end_models(catalog, workers, streams)
                 end_control.set()
                 await asyncio.to_thread(encodings.close)
                 await asyncio.to_thread(surface.sink.close)
 
 
-async def _end_models(catalog: Catalog, workers: WorkerThreads) -> None:
+async def _end_models(catalog: Catalog, workers: WorkerThreads, streams: JobThreads) -> None:
     models = list(catalog.serving())
     for model in models:
         model.batcher.close()
     # A batch that hangs keeps its session: closing it under the runtime would crash the process.
-    if await asyncio.to_thread(workers.close, WORKER_END_S):
+    ended = [await asyncio.to_thread(each.close, WORKER_END_S) for each in (workers, streams)]
+    if all(ended):
         for model in models:
             for session in model.sessions:
                 session.close()

@@ -140,7 +140,6 @@ def _unsupported(config: pb.ModelConfig, refuse: _Refuse) -> None:
         "ensemble_scheduling": config.HasField("ensemble_scheduling"),
         "batch_input": bool(config.batch_input),
         "batch_output": bool(config.batch_output),
-        "model_transaction_policy.decoupled": config.model_transaction_policy.decoupled,
         "model_operations": bool(config.model_operations.op_library_filename),
         "model_repository_agents": bool(config.model_repository_agents.agents),
         "response_cache.enable": config.response_cache.enable,
@@ -196,6 +195,9 @@ def _without_effect(config: pb.ModelConfig) -> list[str]:
         "model_warmup": bool(config.model_warmup),
         "model_metrics": config.HasField("model_metrics"),
         "metric_tags": bool(config.metric_tags),
+        "dynamic_batching (the model is decoupled)": (
+            config.model_transaction_policy.decoupled and config.HasField("dynamic_batching")
+        ),
         "dynamic_batching.preserve_ordering": config.dynamic_batching.preserve_ordering,
         "optimization.cuda": optimization.HasField("cuda"),
         "optimization.priority": optimization.priority != 0,

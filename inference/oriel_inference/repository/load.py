@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from oriel_inference.backends import Backend, Session
-from oriel_inference.errors import InferenceError, LoadFailed
+from oriel_inference.errors import ConfigInvalid, InferenceError, LoadFailed
 from oriel_inference.model import ModelSpec, TensorInfo
 from oriel_inference.repository.config import CONFIG_FILE, parse, select_versions, validate
 from oriel_inference.repository.spec import build_spec, check_against_file, complete, engine_options, instance_count
@@ -75,6 +75,10 @@ def _load_version(
     try:
         first = backend.open(path, options)
         sessions.append(first)
+        decoupled = config.model_transaction_policy.decoupled
+        if decoupled and not hasattr(first, "stream"):
+            reason = f"backend {config.backend!r} gives exactly one response per request"
+            raise ConfigInvalid(file, "model_transaction_policy.decoupled", reason)
         complete(config, first.inputs, first.outputs)
         check_against_file(config, first.inputs, first.outputs, file)
         spec = build_spec(config, version, file, labels=lambda name: _labels(store, config.name, name))
@@ -88,7 +92,7 @@ def _load_version(
         config=config,
         sessions=tuple(sessions),
         units=options.intra_op_threads,
-        run_s=_warm_up(first, spec),
+        run_s=None if decoupled else _warm_up(first, spec),
     )
 
 
