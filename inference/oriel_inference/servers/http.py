@@ -5,7 +5,7 @@ exchange until the batcher replies. Routes of known models are remembered by met
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -15,10 +15,10 @@ from oriel_inference.dataplane import Completion
 from oriel_inference.errors import BackendFailed, InferenceError, Outcome, UnknownModel
 from oriel_inference.model import is_model_name
 from oriel_inference.servers.encoding import ACCEPTED, MIN_BYTES, Encodings, is_encoded, is_known, negotiate
-from oriel_inference.servers.statuses import as_inference_error, error_body, head_refusal, http_status, identity
+from oriel_inference.servers.generate import generate
+from oriel_inference.servers.http_call import JSON, answer, begin, refuse
+from oriel_inference.servers.statuses import as_inference_error, head_refusal
 from oriel_inference.servers.surface import EXTENSIONS, SERVER_NAME, SERVER_VERSION, Surface
-from oriel_inference.servers.trail import Trail
-from oriel_wire.context import from_headers
 from oriel_wire.engine.buffered import Exchange, Refusal
 from oriel_wire.errors import BadMessage
 from oriel_wire.h1 import RequestHead
@@ -29,9 +29,7 @@ __all__ = ["HttpFrontend"]
 
 _log = logging.getLogger(__name__)
 
-JSON = ("content-type", "application/json")
 BINARY = ("content-type", "application/octet-stream")
-RETRY_AFTER = ("retry-after", "1")
 HEADER_LENGTH = "inference-header-content-length"
 _MAX_ROUTES = 4096
 
@@ -43,6 +41,8 @@ _SERVER_PATHS = {
     "/v2/models/stats": "all_stats",
 }
 _MODEL_PATHS = {"": "model_metadata", "ready": "model_ready", "config": "config", "stats": "stats", "infer": "infer"}
+_MODEL_PATHS |= {"generate": "generate", "generate_stream": "generate_stream"}
+_CALLS = frozenset({"infer", "generate", "generate_stream"})
 _NOT_FOUND = (404, "Not Found")
 
 
@@ -77,10 +77,10 @@ class HttpFrontend:
         if not isinstance(route, _Route):
             return head_refusal(head, *route)
         encoding = head.content_encoding
-        if encoding and is_encoded(encoding) and not (is_known(encoding) and route.kind == "infer"):
+        if encoding and is_encoded(encoding) and not (is_known(encoding) and route.kind in _CALLS):
             refusal = head_refusal(head, 501, f"send the body as it is or as one of {ACCEPTED}", Outcome.NOT_SUPPORTED)
             return Refusal(refusal.status, [*refusal.headers, ("accept-encoding", ACCEPTED)], refusal.body)
-        if route.kind == "infer":
+        if route.kind in _CALLS:
             try:
                 self._surface.catalog.get(route.model, route.version)
             except UnknownModel as error:
@@ -94,18 +94,18 @@ class HttpFrontend:
         route = self._route(exchange.head)
         assert isinstance(route, _Route)  # `refuse` has seen it
         try:
-            if route.kind != "infer":
+            if route.kind not in _CALLS:
                 self._plain[route.kind](exchange, route)
             elif is_encoded(exchange.head.content_encoding):
                 self._encodings.decompress(exchange.body, lambda body: self._decompressed(exchange, route, body))
             else:
-                self._infer(exchange, route, exchange.body)
+                self._call(exchange, route, exchange.body)
         except InferenceError as error:
-            _refuse(exchange, error, [identity(exchange.head)])
+            refuse(exchange, error, [])
         except Exception:
             # A request's surprise is its own: the server goes on, and the client learns no insides.
             _log.exception("a request failed unexpectedly")
-            _refuse(exchange, BackendFailed("the server failed on this request"), [identity(exchange.head)])
+            refuse(exchange, BackendFailed("the server failed on this request"), [])
 
     # Inference --------------------------------------------------------------------------------------------------
 
@@ -113,28 +113,24 @@ class HttpFrontend:
         if exchange.aborted:
             return
         if isinstance(body, InferenceError):
-            _refuse(exchange, body, [identity(exchange.head)])
+            refuse(exchange, body, [])
             return
         try:
-            self._infer(exchange, route, body)
+            self._call(exchange, route, body)
         except Exception:
             # As in `handle`: this may be another turn of the loop.
             _log.exception("a request failed unexpectedly")
-            _refuse(exchange, BackendFailed("the server failed on this request"), [identity(exchange.head)])
+            refuse(exchange, BackendFailed("the server failed on this request"), [])
+
+    def _call(self, exchange: Exchange, route: _Route, body: bytes) -> None:
+        if route.kind == "infer":
+            self._infer(exchange, route, body)
+        else:
+            generate(self._surface, exchange, route.model, route.version, body, stream=route.kind != "generate")
 
     def _infer(self, exchange: Exchange, route: _Route, body: bytes) -> None:
         surface = self._surface
-        fields = {field.name: field.value for field in reversed(exchange.head.fields)}
-        received_s = exchange.received_s
-        ctx = from_headers(
-            fields.get,
-            now=received_s,
-            trusted=exchange.peer in surface.peers,
-            default_timeout_s=surface.default_timeout_s,
-            sample=False,
-        )
-        parent_id = ctx.trace.span_id if "traceparent" in fields else 0
-        trail = Trail(ctx, received_s, surface.sink, parent_id=parent_id)
+        fields, ctx, trail = begin(surface, exchange)
         try:
             request = decode_request(route.model, route.version, body, parse_header_length(fields.get(HEADER_LENGTH)))
 
@@ -142,12 +138,12 @@ class HttpFrontend:
                 headers = trail.ended(completion, route.model)
                 if completion.response is None:
                     assert completion.error is not None
-                    _refuse(exchange, completion.error, headers)
+                    refuse(exchange, completion.error, headers)
                     return
                 try:
                     parts, json_length = encode_response(completion.response, request)
                 except BadMessage as error:
-                    _refuse(exchange, as_inference_error(error), headers)
+                    refuse(exchange, as_inference_error(error), headers)
                     return
                 if json_length is None:
                     headers.append(JSON)
@@ -164,41 +160,41 @@ class HttpFrontend:
             leave = surface.dataplane.infer(request, ctx, size_bytes=len(body), reply=reply)
         except (InferenceError, BadMessage) as refusal:
             error = as_inference_error(refusal)
-            _refuse(exchange, error, trail.refused(error, route.model))
+            refuse(exchange, error, trail.refused(error, route.model))
             return
         exchange.on_abort = leave
 
     # Everything else --------------------------------------------------------------------------------------------
 
     def _live(self, exchange: Exchange, _: _Route) -> None:
-        _answer(exchange, b'{"live":true}')
+        answer(exchange, b'{"live":true}')
 
     def _ready(self, exchange: Exchange, _: _Route) -> None:
         ready, reason = self._surface.readiness()
         if ready:
-            _answer(exchange, b'{"ready":true}')
+            answer(exchange, b'{"ready":true}')
         else:
             outcome = Outcome.STOPPING if self._surface.stopping else Outcome.NOT_READY
             body = msgspec.json.encode({"ready": False, "error": reason, "reason": outcome.value})
-            _answer(exchange, body, 503 if self._surface.stopping else 400)
+            answer(exchange, body, 503 if self._surface.stopping else 400)
 
     def _server_metadata(self, exchange: Exchange, _: _Route) -> None:
         document = {"name": SERVER_NAME, "version": SERVER_VERSION, "extensions": EXTENSIONS}
-        _answer(exchange, msgspec.json.encode(document))
+        answer(exchange, msgspec.json.encode(document))
 
     def _model_metadata(self, exchange: Exchange, route: _Route) -> None:
         catalog = self._surface.catalog
-        _answer(exchange, encode_metadata(catalog.metadata(catalog.get(route.model, route.version))))
+        answer(exchange, encode_metadata(catalog.metadata(catalog.get(route.model, route.version))))
 
     def _model_ready(self, exchange: Exchange, route: _Route) -> None:
         ready = self._surface.model_ready(route.model, route.version)
-        _answer(exchange, msgspec.json.encode({"name": route.model, "ready": ready}), 200 if ready else 400)
+        answer(exchange, msgspec.json.encode({"name": route.model, "ready": ready}), 200 if ready else 400)
 
     def _config(self, exchange: Exchange, route: _Route) -> None:
-        _answer(exchange, message_json(self._surface.catalog.get(route.model, route.version).config))
+        answer(exchange, message_json(self._surface.catalog.get(route.model, route.version).config))
 
     def _stats(self, exchange: Exchange, route: _Route) -> None:
-        _answer(exchange, message_json(self._surface.statistics(route.model, route.version)))
+        answer(exchange, message_json(self._surface.statistics(route.model, route.version)))
 
     # Routing ----------------------------------------------------------------------------------------------------
 
@@ -211,7 +207,7 @@ class HttpFrontend:
         route = _resolve(line.path)
         if route is None:
             return _NOT_FOUND
-        allowed = ("POST",) if route.kind == "infer" else ("GET", "HEAD")
+        allowed = ("POST",) if route.kind in _CALLS else ("GET", "HEAD")
         if line.method not in allowed:
             return 405, f"use {allowed[0]} for this path"
         # Only routes of models that exist are worth a place: their number is known.
@@ -248,13 +244,3 @@ def _resolve(path: str) -> _Route | None:
     if kind is None or rest == [""]:
         return None
     return _Route(kind, model, version)
-
-
-def _answer(exchange: Exchange, body: bytes, status: int = 200) -> None:
-    exchange.respond(status, [identity(exchange.head), JSON], body)
-
-
-def _refuse(exchange: Exchange, error: InferenceError, headers: Sequence[tuple[str, str]]) -> None:
-    status = http_status(error)
-    extra = [JSON, RETRY_AFTER] if status == 503 else [JSON]
-    exchange.respond(status, [*headers, *extra], error_body(error))

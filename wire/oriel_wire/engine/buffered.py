@@ -1,4 +1,4 @@
-"""Whole requests in, whole answers out: what an inference server needs of HTTP/1.1."""
+"""Whole requests in, answers whole or piece by piece: what an inference server needs of HTTP/1.1."""
 
 import socket
 from collections.abc import Callable, Sequence
@@ -7,6 +7,7 @@ from time import monotonic
 
 import msgspec
 
+from oriel_wire.chunked import LAST_CHUNK, chunk
 from oriel_wire.engine.limits import HttpLimits, reason_phrase
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.server import ServerConnection
@@ -35,13 +36,25 @@ def explain(head: RequestHead | None, status: int, message: str) -> Refusal:
 
 
 class Exchange:
-    """One request whose body has fully arrived, and the one answer to it.
+    """One request whose body has fully arrived, and the one answer to it: `respond`, or `start`, `write`s and `end`.
 
     body: the whole body. received_s: monotonic seconds at which its head was complete. on_abort: called once if the
-    client leaves before `respond`; `aborted` is set then.
+    client leaves before the answer has ended; `aborted` is set then. on_writable: called when a client that was slow to
+    read what is written has caught up.
     """
 
-    __slots__ = ("_connection", "aborted", "body", "head", "on_abort", "peer", "received_s")
+    __slots__ = (
+        "_chunked",
+        "_connection",
+        "aborted",
+        "body",
+        "head",
+        "on_abort",
+        "on_writable",
+        "peer",
+        "received_s",
+        "started",
+    )
 
     def __init__(self, connection: "_Buffered", head: RequestHead, body: bytes, received_s: float) -> None:
         self._connection: _Buffered | None = connection
@@ -50,7 +63,10 @@ class Exchange:
         self.peer = connection.peer
         self.received_s = received_s
         self.on_abort: Callable[[], None] | None = None
+        self.on_writable: Callable[[], None] | None = None
         self.aborted = False
+        self.started = False
+        self._chunked = False
 
     def respond(
         self, status: int, headers: Sequence[tuple[str, str]], body: bytes | Sequence[bytes | memoryview] = b""
@@ -61,8 +77,36 @@ class Exchange:
             if self.aborted:
                 return
             raise RuntimeError("this request was answered before")
+        if self.started:
+            raise RuntimeError("this answer has begun, it can only be written to")
         self._connection = None
         connection.write_answer(status, headers, body, head_only=self.head.method == "HEAD")
+
+    def start(self, status: int, headers: Sequence[tuple[str, str]]) -> None:
+        """Begin an answer whose length is not known; its body follows with `write`, its end with `end`.
+
+        Like these it is called on the loop's thread, and does nothing when the client has left.
+        """
+        if self._connection is not None and not self.started:
+            self.started = True
+            self._chunked = self.head.line.minor > 0
+            self._connection.start_answer(status, headers, chunked=self._chunked)
+
+    def write(self, data: bytes) -> None:
+        """Send a piece (not empty) of a started answer at once. It is kept for a slow client: look at `writable`."""
+        if self._connection is not None:
+            self._connection.transport.write(chunk(data) if self._chunked else data)
+
+    def end(self) -> None:
+        """The started answer is complete."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.end_answer(LAST_CHUNK if self._chunked else b"")
+
+    @property
+    def writable(self) -> bool:
+        """Whether the client keeps up. If not, `on_writable` tells when it does; one that never does is cut."""
+        return self._connection is not None and self._connection.keeps_up
 
     def abort(self) -> None:
         """The client left; called by the connection."""
@@ -117,6 +161,10 @@ class _Buffered(ServerConnection):
         if exchange is not None:
             exchange.abort()
 
+    def on_writable(self, writable: bool) -> None:
+        if writable and self._exchange is not None and self._exchange.on_writable is not None:
+            self._exchange.on_writable()
+
     def on_refused(self, status: int, message: str) -> None:
         refusal = self._explain(self.head, status, message)
         self._write(refusal.status, refusal.headers, refusal.body, self.must_close, False)
@@ -132,6 +180,21 @@ class _Buffered(ServerConnection):
         close = self.must_close
         self._write(status, headers, body, close, head_only)
         self.answered(close=close)
+
+    def start_answer(self, status: int, headers: Sequence[tuple[str, str]], *, chunked: bool) -> None:
+        lines = [f"HTTP/1.1 {status} {reason_phrase(status)}\r\n"]
+        lines.extend([f"{name}: {value}\r\n" for name, value in headers])
+        if chunked:
+            lines.append("transfer-encoding: chunked\r\n")
+        if self.must_close:
+            lines.append("connection: close\r\n")
+        self.transport.write("".join(lines).encode("latin-1") + self.server.date + b"\r\n\r\n")
+
+    def end_answer(self, last: bytes) -> None:
+        self._exchange = None
+        if last:
+            self.transport.write(last)
+        self.answered(close=self.must_close)
 
     def _write(
         self,

@@ -191,6 +191,11 @@ class ServerConnection(asyncio.Protocol):
             self.server.loop.call_soon(self._next)
 
     @property
+    def keeps_up(self) -> bool:
+        """Whether the client takes what is written to it."""
+        return not self._stalled_at
+
+    @property
     def must_close(self) -> bool:
         """Whether the answer being written has to say `Connection: close`."""
         head = self.head

@@ -1,0 +1,42 @@
+"""What every HTTP answer of the v2 server is made with."""
+
+from collections.abc import Sequence
+
+from oriel_inference.errors import InferenceError
+from oriel_inference.servers.statuses import error_body, http_status, identity
+from oriel_inference.servers.surface import Surface
+from oriel_inference.servers.trail import Trail
+from oriel_wire.context import CallContext, from_headers
+from oriel_wire.engine.buffered import Exchange
+
+__all__ = ["JSON", "answer", "begin", "refuse"]
+
+JSON = ("content-type", "application/json")
+RETRY_AFTER = ("retry-after", "1")
+
+
+def begin(surface: Surface, exchange: Exchange) -> tuple[dict[str, str], CallContext, Trail]:
+    """The header fields of a call by name (the first of a name wins), its context and its trail."""
+    fields = {field.name: field.value for field in reversed(exchange.head.fields)}
+    received_s = exchange.received_s
+    ctx = from_headers(
+        fields.get,
+        now=received_s,
+        trusted=exchange.peer in surface.peers,
+        default_timeout_s=surface.default_timeout_s,
+        sample=False,
+    )
+    parent_id = ctx.trace.span_id if "traceparent" in fields else 0
+    return fields, ctx, Trail(ctx, received_s, surface.sink, parent_id=parent_id)
+
+
+def answer(exchange: Exchange, body: bytes, status: int = 200) -> None:
+    """JSON for a path that is no call."""
+    exchange.respond(status, [identity(exchange.head), JSON], body)
+
+
+def refuse(exchange: Exchange, error: InferenceError, headers: Sequence[tuple[str, str]]) -> None:
+    """A refusal. headers: the trail's; without any, the answer says at least which request it was."""
+    status = http_status(error)
+    extra = [JSON, RETRY_AFTER] if status == 503 else [JSON]
+    exchange.respond(status, [*(headers or (identity(exchange.head),)), *extra], error_body(error))
