@@ -20,6 +20,7 @@ from oriel_inference.clock import LoopClock
 from oriel_inference.dataplane import Dataplane
 from oriel_inference.errors import LoadFailed
 from oriel_inference.lifecycle import Catalog, load_all
+from oriel_inference.log_settings import LogSettings
 from oriel_inference.repository.load import LoadedVersion
 from oriel_inference.servers.control import control_app
 from oriel_inference.servers.encoding import Encodings
@@ -85,6 +86,7 @@ async def open_unit(
         dataplane=Dataplane(catalog, clock.now),
         peers=TrustedPeers(settings.trusted_peers),
         sink=sink if sink is not None else open_sink("inference"),
+        log=LogSettings(),
         default_timeout_s=settings.default_timeout_s,
     )
     try:
@@ -109,6 +111,7 @@ async def open_unit(
         return batcher
 
     with ExitStack() as sockets:
+        sockets.callback(surface.log.close)
 
         def bind(host: str, port: int, what: str) -> socket.socket:
             return sockets.enter_context(listen(host, port, f"inference {what}"))

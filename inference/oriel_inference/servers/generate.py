@@ -13,22 +13,19 @@ import msgspec
 from oriel_inference.dataplane import Completion
 from oriel_inference.errors import InferenceError, NotSupported
 from oriel_inference.model import ModelSpec, TensorSpec
-from oriel_inference.servers.http_call import JSON, begin, refuse
+from oriel_inference.servers.http_call import JSON, begin, json_object, refuse
 from oriel_inference.servers.statuses import as_inference_error, error_body
 from oriel_inference.servers.surface import Surface
 from oriel_inference.servers.trail import Trail
 from oriel_wire.engine.buffered import Exchange
-from oriel_wire.errors import BadMessage, TooLarge
+from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import lookup, quoted
-from oriel_wire.v2.depth import check_depth
-from oriel_wire.v2.http import JSON_LIMIT_BYTES
 from oriel_wire.v2.jsondata import decode_data, encode_data
 from oriel_wire.v2.messages import InferRequest, InferResponse, Tensor
 
 __all__ = ["decode_generate", "encode_generate", "generate"]
 
 _EVENTS = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))
-_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 def generate(surface: Surface, exchange: Exchange, model: str, version: str, body: bytes, *, stream: bool) -> None:
@@ -49,14 +46,8 @@ def generate(surface: Surface, exchange: Exchange, model: str, version: str, bod
 
 
 def decode_generate(model: str, version: str, body: bytes, spec: ModelSpec) -> InferRequest:
-    """The request for a model. Raises BadMessage."""
-    if len(body) > JSON_LIMIT_BYTES:
-        raise TooLarge(f"the body has {len(body)} bytes, at most {JSON_LIMIT_BYTES} are accepted")
-    check_depth(body)
-    try:
-        document = _decoder.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadMessage(f"the body is not a JSON object: {str(error)[:200]}") from error
+    """The request for a model. Raises BadMessage or InvalidRequest."""
+    document = json_object(body)
     identifier = document.pop("id", None) or ""
     if not isinstance(identifier, str):
         raise BadMessage("id must be text")

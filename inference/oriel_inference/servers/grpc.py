@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from oriel_inference.dataplane import Completion
 from oriel_inference.errors import BackendFailed, InferenceError, InvalidRequest, ServerStopping
 from oriel_inference.servers.grpc_call import Context, abort, context_of, metadata_of
+from oriel_inference.servers.health import HealthWatch, is_serving
 from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.stream import StreamFrontend
 from oriel_inference.servers.surface import EXTENSIONS, SERVER_NAME, SERVER_VERSION, Surface
@@ -40,6 +41,7 @@ class GrpcFrontend:
     def __init__(self, surface: Surface) -> None:
         self._surface = surface
         self._streams = StreamFrontend(surface)
+        self._watch = HealthWatch(surface)
 
     def handlers(self) -> list["grpc.GenericRpcHandler[Any, Any]"]:
         """Everything to register with a server."""
@@ -52,16 +54,19 @@ class GrpcFrontend:
             "ModelConfig": self._model_config,
             "ModelStatistics": self._model_statistics,
             "ModelInfer": self._model_infer,
+            "LogSettings": self._log_settings,
         }
         return [
             _generic(SERVICE, service, METHODS),
             self._streams.handler(),
+            self._watch.handler(),
             _generic(HEALTH_SERVICE, {"Check": self._check}, HEALTH_METHODS),
         ]
 
     def stop(self) -> None:
         """The server drains: end what would stay open for ever."""
         self._streams.stop()
+        self._watch.stop()
 
     async def _server_live(self, request: Message, context: Context) -> Message:
         return v2_pb2.ServerLiveResponse(live=True)
@@ -98,15 +103,29 @@ class GrpcFrontend:
             return await abort(context, error)
 
     async def _check(self, request: health_pb2.HealthCheckRequest, context: Context) -> Message:
-        if request.service in ("", SERVICE):
-            serving = self._surface.readiness()[0]
-        else:
-            try:
-                serving = self._surface.model_ready(request.service, "")
-            except InferenceError as error:
-                return await abort(context, error)
+        try:
+            serving = is_serving(self._surface, request.service)
+        except InferenceError as error:
+            return await abort(context, error)
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         return health_pb2.HealthCheckResponse(status=status)
+
+    async def _log_settings(self, request: v2_pb2.LogSettingsRequest, context: Context) -> Message:
+        log = self._surface.log
+        given = {name: (each.WhichOneof("parameter_choice"), each) for name, each in request.settings.items()}
+        try:
+            log.change({name: getattr(each, choice) if choice else None for name, (choice, each) in given.items()})
+        except InferenceError as error:
+            return await abort(context, error)
+        response = v2_pb2.LogSettingsResponse()
+        for name, value in log.shown().items():
+            if isinstance(value, bool):
+                response.settings[name].bool_param = value
+            elif isinstance(value, int):
+                response.settings[name].uint32_param = value
+            else:
+                response.settings[name].string_param = value
+        return response
 
     async def _model_infer(self, message: v2_pb2.ModelInferRequest, context: Context) -> Message:
         """Cancelled when the caller leaves or gRPC's own deadline passes: the call leaves its queue at once."""

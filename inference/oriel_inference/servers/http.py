@@ -16,7 +16,7 @@ from oriel_inference.errors import BackendFailed, InferenceError, Outcome, Unkno
 from oriel_inference.model import is_model_name
 from oriel_inference.servers.encoding import ACCEPTED, MIN_BYTES, Encodings, is_encoded, is_known, negotiate
 from oriel_inference.servers.generate import generate
-from oriel_inference.servers.http_call import JSON, answer, begin, refuse
+from oriel_inference.servers.http_call import JSON, answer, begin, json_object, refuse
 from oriel_inference.servers.statuses import as_inference_error, head_refusal
 from oriel_inference.servers.surface import EXTENSIONS, SERVER_NAME, SERVER_VERSION, Surface
 from oriel_wire.engine.buffered import Exchange, Refusal
@@ -39,6 +39,7 @@ _SERVER_PATHS = {
     "/v2/health/live": "live",
     "/v2/health/ready": "ready",
     "/v2/models/stats": "all_stats",
+    "/v2/logging": "logging",
 }
 _MODEL_PATHS = {"": "model_metadata", "ready": "model_ready", "config": "config", "stats": "stats", "infer": "infer"}
 _MODEL_PATHS |= {"generate": "generate", "generate_stream": "generate_stream"}
@@ -65,6 +66,7 @@ class HttpFrontend:
             "live": self._live,
             "ready": self._ready,
             "all_stats": self._stats,
+            "logging": self._logging,
             "stats": self._stats,
             "model_metadata": self._model_metadata,
             "model_ready": self._model_ready,
@@ -94,7 +96,9 @@ class HttpFrontend:
         route = self._route(exchange.head)
         assert isinstance(route, _Route)  # `refuse` has seen it
         try:
-            if route.kind not in _CALLS:
+            if route.kind == "infer" and exchange.head.content_encoding is None:
+                self._infer(exchange, route, exchange.body)
+            elif route.kind not in _CALLS:
                 self._plain[route.kind](exchange, route)
             elif is_encoded(exchange.head.content_encoding):
                 self._encodings.decompress(exchange.body, lambda body: self._decompressed(exchange, route, body))
@@ -196,6 +200,12 @@ class HttpFrontend:
     def _stats(self, exchange: Exchange, route: _Route) -> None:
         answer(exchange, message_json(self._surface.statistics(route.model, route.version)))
 
+    def _logging(self, exchange: Exchange, _: _Route) -> None:
+        log = self._surface.log
+        if exchange.head.method == "POST":
+            log.change(json_object(exchange.body))
+        answer(exchange, msgspec.json.encode(log.shown()))
+
     # Routing ----------------------------------------------------------------------------------------------------
 
     def _route(self, head: RequestHead) -> _Route | tuple[int, str]:
@@ -207,7 +217,7 @@ class HttpFrontend:
         route = _resolve(line.path)
         if route is None:
             return _NOT_FOUND
-        allowed = ("POST",) if route.kind in _CALLS else ("GET", "HEAD")
+        allowed = ("POST",) if route.kind in _CALLS else ("GET", "HEAD", "POST")[: 3 if route.kind == "logging" else 2]
         if line.method not in allowed:
             return 405, f"use {allowed[0]} for this path"
         # Only routes of models that exist are worth a place: their number is known.

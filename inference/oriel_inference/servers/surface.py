@@ -6,6 +6,7 @@ from importlib.metadata import version
 from oriel_inference.dataplane import Dataplane
 from oriel_inference.errors import ModelNotReady, UnknownModel
 from oriel_inference.lifecycle import Catalog
+from oriel_inference.log_settings import LogSettings
 from oriel_inference.servers.peers import TrustedPeers
 from oriel_wire.trace import SpanSink
 from oriel_wire.v2.proto import v2_pb2
@@ -14,7 +15,15 @@ __all__ = ["EXTENSIONS", "SERVER_NAME", "SERVER_VERSION", "Surface"]
 
 SERVER_NAME = "oriel"
 SERVER_VERSION = version("oriel")
-EXTENSIONS = ("classification", "model_configuration", "binary_tensor_data", "parameters", "statistics", "trace")
+EXTENSIONS = (
+    "classification",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "trace",
+    "logging",
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,6 +34,7 @@ class Surface:
     dataplane: Dataplane
     peers: TrustedPeers
     sink: SpanSink
+    log: LogSettings
     default_timeout_s: float
     stopping: bool = False
 
