@@ -24,7 +24,7 @@ _objects = msgspec.json.Decoder(dict[str, Any])
 
 def begin(surface: Surface, exchange: Exchange) -> tuple[dict[str, str], CallContext, Trail]:
     """The header fields of a call by name (the first of a name wins), its context and its trail."""
-    fields = {field.name: field.value for field in reversed(exchange.head.fields)}
+    fields = exchange.head.by_name()
     received_s = exchange.received_s
     ctx = from_headers(
         fields.get,

@@ -66,7 +66,6 @@ class Exchange:
         self.on_writable: Callable[[], None] | None = None
         self.aborted = False
         self.started = False
-        self._chunked = False
 
     def respond(
         self, status: int, headers: Sequence[tuple[str, str]], body: bytes | Sequence[bytes | memoryview] = b""
