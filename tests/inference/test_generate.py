@@ -215,6 +215,7 @@ def test_values_take_the_shape_of_the_input(
         (b'{"x": [1, 2], "y": [1]}', "'y' is no input"),
         (b'{"x": [1, 2], "parameters": 3}', "parameters must be"),
         (b'{"id": 3}', "id must be"),
+        (b'{"x": [' + b"1," * (1 << 18) + b"1]}", "send them as binary"),
         (b'{"triton_x": 3}', "reserved"),
         (b'{"a":' * 65 + b"1" + b"}" * 65, "deeper than 64"),
         (b'{"x": "' + b"a" * (4 << 20) + b'"}', "at most"),

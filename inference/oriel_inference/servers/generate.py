@@ -5,6 +5,7 @@ Events are `data: <JSON>`. The status is decided by the first one: a failure bef
 is one more event with `error`. A client that is slow to read holds a decoupled model up, not the server.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,7 @@ from oriel_wire.v2.messages import InferRequest, InferResponse, Tensor
 
 __all__ = ["decode_generate", "encode_generate", "generate"]
 
+MAX_ELEMENTS = 1 << 18  # more would hold the loop up: those belong into binary tensors
 _EVENTS = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))
 
 
@@ -94,6 +96,8 @@ def _tensor(known: TensorSpec, value: Any, *, batched: bool) -> Tensor:
     while isinstance(level, list):
         nested.append(len(level))
         level = level[0] if level else None
+    if math.prod(nested) > MAX_ELEMENTS:
+        raise BadMessage(f"{what}: more than {MAX_ELEMENTS} elements, send them as binary data to infer")
     shape = (1, *known.dims) if batched else known.dims
     if len(nested) == len(shape) > 1:
         shape = tuple(nested)

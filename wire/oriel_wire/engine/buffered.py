@@ -205,11 +205,10 @@ class _Buffered(ServerConnection):
     ) -> None:
         parts: Sequence[bytes | memoryview] = (body,) if isinstance(body, bytes) else body
         size = sum([part.nbytes if isinstance(part, memoryview) else len(part) for part in parts])
-        lines = [f"HTTP/1.1 {status} {reason_phrase(status)}\r\ncontent-length: {size}\r\n"]
-        lines.extend([f"{name}: {value}\r\n" for name, value in headers])
-        if close:
-            lines.append("connection: close\r\n")
-        head = "".join(lines).encode("latin-1") + self.server.date + b"\r\n\r\n"
+        fields = "".join([f"{name}: {value}\r\n" for name, value in headers])
+        closing = "connection: close\r\n" if close else ""
+        start = f"HTTP/1.1 {status} {reason_phrase(status)}\r\ncontent-length: {size}\r\n{fields}{closing}"
+        head = b"%b%b\r\n\r\n" % (start.encode("latin-1"), self.server.date)
         if head_only:
             self.transport.write(head)
         elif size <= _INLINE_BYTES:
