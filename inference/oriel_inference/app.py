@@ -15,18 +15,21 @@ from dataclasses import dataclass
 from oriel_inference.backends import Backend, find_backend
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.cores import Cores
-from oriel_inference.batching.workers import WorkerThreads
+from oriel_inference.batching.workers import JobThreads, WorkerThreads
 from oriel_inference.clock import LoopClock
 from oriel_inference.control import ModelControl
 from oriel_inference.dataplane import Dataplane
 from oriel_inference.errors import LoadFailed
 from oriel_inference.lifecycle import Catalog
+from oriel_inference.log_settings import LogSettings
 from oriel_inference.repository.check import CheckProcess
 from oriel_inference.repository.load import LoadedVersion
 from oriel_inference.servers.control import control_app
+from oriel_inference.servers.encoding import Encodings
 from oriel_inference.servers.grpc import GrpcFrontend, open_grpc
 from oriel_inference.servers.http import HttpFrontend
 from oriel_inference.servers.peers import TrustedPeers
+from oriel_inference.servers.statuses import head_refusal
 from oriel_inference.servers.surface import Surface
 from oriel_inference.settings import Settings
 from oriel_inference.stores.local import LocalStore
@@ -78,7 +81,7 @@ async def open_unit(
 ) -> AsyncIterator[Unit]:
     """Start everything, yield when the models are loaded, drain and stop on leaving. Raises StartFailed."""
     clock = LoopClock(asyncio.get_running_loop())
-    cores, workers = Cores(settings.cores), WorkerThreads(settings.cores)
+    cores, workers, streams = Cores(settings.cores), WorkerThreads(settings.cores), JobThreads()
     catalog = Catalog()
     try:
         stores = [LocalStore(root) for root in settings.repositories]
@@ -90,9 +93,10 @@ async def open_unit(
             loaded.spec,
             loaded.sessions,
             clock=clock,
-            cores=cores,
-            workers=workers,
-            units=loaded.units,
+            # An execution that waits for its reader must not keep cores from the other models.
+            cores=Cores(loaded.spec.instances) if loaded.spec.decoupled else cores,
+            workers=streams if loaded.spec.decoupled else workers,
+            units=1 if loaded.spec.decoupled else loaded.units,
             max_items=settings.max_queue_items,
             max_bytes=settings.max_queue_bytes,
         )
@@ -118,10 +122,12 @@ async def open_unit(
         dataplane=Dataplane(catalog, clock.now),
         peers=TrustedPeers(settings.trusted_peers),
         sink=sink if sink is not None else open_sink("inference"),
+        log=LogSettings(),
         default_timeout_s=settings.default_timeout_s,
         strict_readiness=settings.strict_readiness,
     )
     with ExitStack() as sockets:
+        sockets.callback(surface.log.close)
 
         def bind(host: str, port: int, what: str) -> socket.socket:
             return sockets.enter_context(listen(host, port, f"inference {what}"))
@@ -130,16 +136,19 @@ async def open_unit(
         metrics_socket = bind(settings.metrics_host, settings.metrics_port, "metrics")
         # gRPC binds for itself and says little when it cannot: try first.
         bind(settings.grpc_host, settings.grpc_port, "gRPC").close()
+        grpc_frontend = GrpcFrontend(surface)
         grpc_server, grpc_port = await open_grpc(
-            GrpcFrontend(surface), settings.grpc_host, settings.grpc_port, max_message_bytes=settings.max_body_bytes
+            grpc_frontend, settings.grpc_host, settings.grpc_port, max_message_bytes=settings.max_body_bytes
         )
-        frontend = HttpFrontend(surface)
+        encodings = Encodings(settings.max_body_bytes)
+        frontend = HttpFrontend(surface, encodings)
         http_server = await serve_http(
             frontend.handle,
             http_socket,
             # A refused body is read to its end: a gateway that is still sending would see a reset and no reason.
             limits=HttpLimits(max_body_bytes=settings.max_body_bytes, drain_bytes=settings.max_body_bytes),
             refuse=frontend.refuse,
+            explain=head_refusal,
         )
         end_control = asyncio.Event()
         async with asyncio.TaskGroup() as group:
@@ -156,19 +165,22 @@ async def open_unit(
                 )
             finally:
                 surface.stopping = True
+                grpc_frontend.stop()
                 await asyncio.gather(http_server.drain(settings.drain_s), grpc_server.stop(settings.drain_s))
                 await control.close()
-                await _end_models(catalog, workers)
+                await _end_models(catalog, workers, streams)
                 end_control.set()
+                await asyncio.to_thread(encodings.close)
                 await asyncio.to_thread(surface.sink.close)
 
 
-async def _end_models(catalog: Catalog, workers: WorkerThreads) -> None:
+async def _end_models(catalog: Catalog, workers: WorkerThreads, streams: JobThreads) -> None:
     models = [*catalog.serving(), *catalog.leaving]
     for model in models:
         model.batcher.close()
     # A batch that hangs keeps its session: closing it under the runtime would crash the process.
-    if await asyncio.to_thread(workers.close, WORKER_END_S):
+    ended = [await asyncio.to_thread(each.close, WORKER_END_S) for each in (workers, streams)]
+    if all(ended):
         for model in models:
             for session in model.sessions:
                 session.close()

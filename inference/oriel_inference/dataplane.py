@@ -4,20 +4,25 @@
 no task per request.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from oriel_inference.batching.call import Answer, Call
 from oriel_inference.classification import top_classes
-from oriel_inference.errors import InferenceError
+from oriel_inference.errors import InferenceError, NotSupported
 from oriel_inference.lifecycle import Catalog, ServingModel
 from oriel_wire.context import CallContext
-from oriel_wire.v2.messages import InferRequest, InferResponse, Tensor
+from oriel_wire.v2.messages import Array, InferRequest, InferResponse, Tensor
 
-__all__ = ["Completion", "Dataplane"]
+__all__ = ["Completion", "Dataplane", "Emit"]
+
+Emit = Callable[[InferResponse, Callable[[], None]], None]
 
 
 class Completion:
-    """How a call ended. response and answer: set on success, else error. queued_s: when it entered the queue."""
+    """How a call ended. answer: set on success, else error; response with it, unless the model is decoupled.
+
+    queued_s: when it entered the queue.
+    """
 
     __slots__ = ("answer", "error", "queued_s", "response")
 
@@ -43,14 +48,26 @@ class Dataplane:
         self._now = now
 
     def infer(
-        self, request: InferRequest, ctx: CallContext, *, size_bytes: int, reply: Callable[[Completion], None]
+        self,
+        request: InferRequest,
+        ctx: CallContext,
+        *,
+        size_bytes: int,
+        reply: Callable[[Completion], None],
+        emit: Emit | None = None,
     ) -> Callable[[], None]:
-        """Start one inference. size_bytes: what the request occupies while it waits.
+        """Start one inference. size_bytes: what the request occupies while it waits. emit: takes the responses of a
+        decoupled model, each with what to call once it is written; the reply then only says how it ended.
 
         Returns the function to call when the caller leaves; then the reply never comes. Raises InferenceError or
         BadMessage, and then the reply does not come either.
         """
         serving = self._catalog.get(request.model_name, request.model_version)
+        decoupled = serving.spec.decoupled
+        if decoupled and emit is None:
+            raise NotSupported(
+                f"model {serving.spec.name!r} is decoupled, its responses come on ModelStreamInfer or generate_stream"
+            )
         now = self._now()
         fitted = serving.fitter.fit(request)
         queue = serving.spec.queue
@@ -62,8 +79,11 @@ class Dataplane:
             if isinstance(result, InferenceError):
                 reply(Completion(now, error=result))
                 return
+            if decoupled:
+                reply(Completion(now, answer=result))
+                return
             try:
-                response = respond(serving, request, result)
+                response = respond(serving, request, result.outputs)
             except InferenceError as error:
                 reply(Completion(now, error=error))
                 return
@@ -81,21 +101,28 @@ class Dataplane:
             tenant=ctx.tenant,
             size_bytes=size_bytes,
             level=fitted.level,
+            emit=_relayed(serving, request, emit) if decoupled and emit is not None else None,
         )
         serving.batcher.submit(call)
         return lambda: serving.batcher.leave(call)
 
 
-def respond(serving: ServingModel, request: InferRequest, answer: Answer) -> InferResponse:
+def _relayed(
+    serving: ServingModel, request: InferRequest, emit: Emit
+) -> Callable[[Sequence[Array], Callable[[], None]], None]:
+    return lambda outputs, consumed: emit(respond(serving, request, outputs), consumed)
+
+
+def respond(serving: ServingModel, request: InferRequest, found: Sequence[Array]) -> InferResponse:
     """The requested outputs (all by default), in the order asked for."""
     spec = serving.spec
     if request.outputs is None:
         outputs = [
             Tensor(known.name, known.datatype, array.shape, array)
-            for known, array in zip(spec.outputs, answer.outputs, strict=True)
+            for known, array in zip(spec.outputs, found, strict=True)
         ]
     else:
-        arrays = {known.name: (known, array) for known, array in zip(spec.outputs, answer.outputs, strict=True)}
+        arrays = {known.name: (known, array) for known, array in zip(spec.outputs, found, strict=True)}
         outputs = []
         for wanted in request.outputs:
             known, array = arrays[wanted.name]

@@ -2,6 +2,7 @@
 
 InferenceError              one request cannot be answered; carries an Outcome and facts, never a status code
 ├── InvalidRequest          it does not fit the model
+├── RequestTooLarge         its body, decompressed, passes the limit
 ├── UnknownModel            no such model or version
 ├── ModelNotReady           known, but it does not serve
 ├── NotSupported            this server does not do that
@@ -35,6 +36,7 @@ __all__ = [
     "Outcome",
     "QueueFull",
     "QueueTimeout",
+    "RequestTooLarge",
     "ServerStopping",
     "UnknownModel",
 ]
@@ -47,6 +49,9 @@ class Outcome(Enum):
 
     OK = "ok"
     INVALID = "invalid_request"
+    TOO_LARGE = "too_large"
+    NOT_FOUND = "not_found"
+    WRONG_METHOD = "method_not_allowed"
     UNKNOWN_MODEL = "unknown_model"
     NOT_READY = "model_not_ready"
     NOT_SUPPORTED = "not_supported"
@@ -74,6 +79,12 @@ class InvalidRequest(InferenceError):
     """The request does not fit the model it names."""
 
     outcome = Outcome.INVALID
+
+
+class RequestTooLarge(InferenceError):
+    """The body is larger than the server takes once it is decompressed."""
+
+    outcome = Outcome.TOO_LARGE
 
 
 class UnknownModel(InferenceError):

@@ -92,7 +92,7 @@ class ModelSpec:
     """One version of one model.
 
     max_batch_size: 0 means that tensors have no batch dimension. bounds: None means that every request runs alone.
-    instances: executions that may run at once.
+    instances: executions that may run at once. decoupled: a request has any number of responses.
     """
 
     name: str
@@ -105,6 +105,7 @@ class ModelSpec:
     bounds: BatchBounds | None
     queue: QueueRules = field(default_factory=QueueRules)
     instances: int = 1
+    decoupled: bool = False
     parameters: Mapping[str, str] = field(default_factory=dict)
 
     @property

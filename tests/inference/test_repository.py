@@ -103,7 +103,7 @@ def test_scalar_per_row_is_completed_with_a_reshape(tmp_path: Path) -> None:
         ("instance_group [ { kind: KIND_GPU } ]", "instance_group[0].kind", "GPU"),
         ("instance_group [ { count: 1000 } ]", "instance_group", "at most"),
         ("sequence_batching { }", "sequence_batching", "not supported"),
-        ("model_transaction_policy { decoupled: true }", "decoupled", "not supported"),
+        ("model_transaction_policy { decoupled: true }", "decoupled", "exactly one response per request"),
         ('parameters { key: "oriel.batching" value { string_value: "maybe" } }', "oriel.batching", "on"),
         ('parameters { key: "intra_op_thread_count" value { string_value: "many" } }', "intra_op_thread", "number"),
     ],

@@ -7,7 +7,7 @@ from time import monotonic
 
 import pytest
 
-from oriel_wire.engine.buffered import Exchange, HttpLimits, HttpServer, serve
+from oriel_wire.engine.buffered import Exchange, HttpLimits, HttpServer, explain, serve
 from oriel_wire.engine.client import HttpClient
 from oriel_wire.errors import UpstreamBroken, UpstreamTimedOut, UpstreamUnreachable
 
@@ -172,7 +172,7 @@ async def test_slow_body_is_cut_with_408() -> None:
 
 
 async def test_a_head_can_be_refused_before_its_body() -> None:
-    server = await serve(Echo(), bound(), refuse=lambda head: (401, "no") if head.path == "/x" else None)
+    server = await serve(Echo(), bound(), refuse=lambda head: explain(head, 401, "no") if head.path == "/x" else None)
     unread = await talk(server.port, b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 99999\r\n\r\nab")
     assert unread.startswith(b"HTTP/1.1 401 ") and b"connection: close" in unread
     whole = b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nab"

@@ -259,6 +259,7 @@ class RequestHead:
     request_id: str | None = None
     timeout: str | None = None
     content_encoding: str | None = None
+    _by_name: dict[str, str] | None = None
 
     def __init__(self, line: _Line) -> None:
         self.line = line
@@ -296,6 +297,13 @@ class RequestHead:
             if field.name == name:
                 return field.value
         return None
+
+    def by_name(self) -> dict[str, str]:
+        """Lower-case name -> the first value of that name. Made once: a head that is recognised brings it along."""
+        found = self._by_name
+        if found is None:
+            found = self._by_name = {field.name: field.value for field in reversed(self.fields)}
+        return found
 
     def items(self) -> list[tuple[str, str]]:
         """Every field as (lower-case name, value), in order."""

@@ -145,4 +145,4 @@ class ListSink:
 
 def server_timing(stages: Sequence[tuple[str, float]]) -> str:
     """`Server-Timing` of (stage, seconds) pairs: `queue;dur=1.234, ...`, durations in milliseconds."""
-    return ", ".join(f"{name};dur={seconds * 1000.0:.3f}" for name, seconds in stages)
+    return ", ".join([f"{name};dur={seconds * 1000.0:.3f}" for name, seconds in stages])

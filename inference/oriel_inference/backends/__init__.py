@@ -3,7 +3,7 @@
 Nothing outside this folder imports a runtime, and a backend's module is imported when a model first asks for it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol
@@ -12,7 +12,7 @@ from oriel_inference.errors import LoadFailed
 from oriel_inference.model import EngineOptions, TensorInfo
 from oriel_wire.v2.messages import Array
 
-__all__ = ["Backend", "Session", "find_backend"]
+__all__ = ["Backend", "DecoupledSession", "Session", "find_backend"]
 
 _BACKENDS = {"onnxruntime": "oriel_inference.backends.onnxruntime_cpu:OnnxRuntimeCpu"}
 
@@ -42,6 +42,20 @@ class Session(Protocol):
 
     def close(self) -> None:
         """Give memory and threads back. No `run` may be under way or follow."""
+        ...
+
+
+class DecoupledSession(Session, Protocol):
+    """A session that may answer one request with any number of responses (`model_transaction_policy`)."""
+
+    def stream(
+        self, inputs: Mapping[str, Array], outputs: Sequence[str], cancelled: Callable[[], bool]
+    ) -> Generator[list[Array], None, None]:
+        """Yield 0 to n responses, each following `outputs`; blocks between them. Arguments and errors are `run`'s.
+
+        cancelled: true once nobody waits for more; worth a look inside long steps. The generator is closed as soon as
+        a response is not wanted any more: clean up in `finally`.
+        """
         ...
 
 

@@ -1,14 +1,19 @@
-"""A backend double: doubles its inputs, and runs only when its gate lets it. No runtime, no files."""
+"""A backend double: doubles its inputs, and runs only when its gate lets it. No runtime, no files.
+
+Its decoupled form answers with as many responses as its first input says.
+"""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from oriel_inference.errors import BackendFailed
 from oriel_inference.model import EngineOptions, TensorInfo
 from oriel_wire.v2.messages import Array
 
-__all__ = ["FakeBackend", "FakeSession", "Gate"]
+__all__ = ["FakeBackend", "FakeSession", "FakeStreamSession", "Gate"]
 
 WAIT_S = 30.0
 
@@ -85,18 +90,45 @@ class FakeSession:
         self.closed = True
 
 
+class FakeStreamSession(FakeSession):
+    """BYTES: one response per word of the first text. Numbers: as many as the first element says; response i holds i.
+
+    With `fail` set it fails after its last response. `abandoned` counts the streams nobody read to their end.
+    """
+
+    abandoned = 0
+
+    def stream(
+        self, inputs: Mapping[str, Array], outputs: Sequence[str], cancelled: Callable[[], bool]
+    ) -> Generator[list[Array], None, None]:
+        source = next(iter(inputs.values()))
+        self.batches.append(int(source.shape[0]) if source.ndim else 1)
+        first = source.flat[0]
+        said = first.split() if isinstance(first, bytes) else range(int(first))
+        try:
+            for each in said:
+                self.gate.enter()
+                yield [np.full(source.shape, each, source.dtype) for _ in outputs]
+        except GeneratorExit:
+            self.abandoned += 1
+            raise
+        if self.fail:
+            raise BackendFailed("the fake backend was told to fail")
+
+
 class FakeBackend:
     """Opens every path as the same kind of session; `sessions` holds them all."""
 
     name = "fake"
 
-    def __init__(self, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]) -> None:
+    def __init__(self, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo], *, decoupled: bool = False) -> None:
+        self._kind = FakeStreamSession if decoupled else FakeSession
         self._inputs = inputs
         self._outputs = outputs
         self.gate = Gate()
         self.sessions: list[FakeSession] = []
 
     def open(self, path: Path, options: EngineOptions) -> FakeSession:
-        session = FakeSession(self._inputs, self._outputs, gate=self.gate)
+        session = self._kind(self._inputs, self._outputs, gate=self.gate)
         self.sessions.append(session)
         return session

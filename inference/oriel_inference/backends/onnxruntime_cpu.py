@@ -4,6 +4,7 @@ The provider asked for is verified after loading: ONNX Runtime falls back to its
 deployment that believes to run elsewhere would never notice.
 """
 
+import ctypes
 import logging
 import re
 import warnings
@@ -31,6 +32,7 @@ _DATATYPES = {
     "tensor(int32)": "INT32",
     "tensor(int64)": "INT64",
     "tensor(float16)": "FP16",
+    "tensor(bfloat16)": "BF16",
     "tensor(float)": "FP32",
     "tensor(double)": "FP64",
     "tensor(string)": "BYTES",
@@ -42,6 +44,7 @@ _GRAPH_LEVELS = {
 }
 _REFUSALS = (ort.capi.onnxruntime_pybind11_state.InvalidArgument,)
 _SEVERITY_ERROR = 3
+_ONNX_BFLOAT16 = 16
 _PREFIX = re.compile(r"\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
 _FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s\"'/]+/)+")
 
@@ -92,18 +95,37 @@ class OnnxRuntimeSession:
         self.outputs = tuple(_info(node) for node in session.get_outputs())
         self._text_inputs = frozenset(info.name for info in self.inputs if info.datatype == "BYTES")
         self._text_outputs = any(info.datatype == "BYTES" for info in self.outputs)
+        self._brain_floats = frozenset(info.name for info in (*self.inputs, *self.outputs) if info.datatype == "BF16")
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         if self._text_inputs:
             inputs = {name: _to_text(a, name) if name in self._text_inputs else a for name, a in inputs.items()}
         try:
-            results: list[Array] = self._session.run(outputs, inputs)
+            results: list[Array]
+            if self._brain_floats:
+                results = self._run_values(inputs, outputs)
+            else:
+                results = self._session.run(outputs, inputs)
         except _REFUSALS as error:
             raise InvalidRequest(f"the model refuses the inputs{_for_clients(error)}") from error
         except Exception as error:
             # ONNX Runtime has no root of its own below Exception.
             raise BackendFailed(f"the model could not be executed{_for_clients(error)}") from error
         return [_from_text(array) for array in results] if self._text_outputs else results
+
+    def _run_values(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        """numpy has no BF16: its bits travel as uint16 in values that carry ONNX's own type."""
+        values = {
+            name: ort.OrtValue.ortvalue_from_numpy_with_onnx_type(np.ascontiguousarray(array), _ONNX_BFLOAT16)
+            if name in self._brain_floats
+            else ort.OrtValue.ortvalue_from_numpy(array)
+            for name, array in inputs.items()
+        }
+        results = self._session.run_with_ort_values(outputs, values)
+        return [
+            _bits(value) if name in self._brain_floats else value.numpy()
+            for name, value in zip(outputs, results, strict=True)
+        ]
 
     def close(self) -> None:
         self._session = None
@@ -133,6 +155,11 @@ def _from_text(array: Array) -> Array:
     data = np.empty(array.size, dtype=object)
     data[:] = [str(element).encode() for element in array.flat]
     return data.reshape(array.shape)
+
+
+def _bits(value: Any) -> Array:
+    data = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
+    return np.frombuffer(data, np.uint16).reshape(value.shape())
 
 
 def _plain(error: Exception) -> str:

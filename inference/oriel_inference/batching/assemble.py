@@ -11,7 +11,7 @@ from oriel_inference.errors import BackendFailed, InferenceError
 from oriel_inference.model import ModelSpec, TensorSpec
 from oriel_wire.v2.messages import Array
 
-__all__ = ["Outcome", "concatenate", "execute", "split"]
+__all__ = ["Outcome", "concatenate", "execute", "reshaped", "split"]
 
 _log = logging.getLogger(__name__)
 
@@ -51,14 +51,14 @@ def split(
     Raises BackendFailed if an output's first axis is not sum(sizes).
     """
     if not batched:
-        return [[_reshaped(array, spec, 0) for array, spec in zip(arrays, outputs, strict=True)]]
+        return [[reshaped(array, spec, 0) for array, spec in zip(arrays, outputs, strict=True)]]
     total = sum(sizes)
     shares: list[list[Array]] = [[] for _ in sizes]
     for array, spec in zip(arrays, outputs, strict=True):
         if not array.ndim or array.shape[0] != total:
             rows = array.shape[0] if array.ndim else "no"
             raise BackendFailed(f"output {spec.name[:64]!r} has {rows} rows for a batch of {total}")
-        array = _reshaped(array, spec, total)
+        array = reshaped(array, spec, total)
         start = 0
         for share, size in zip(shares, sizes, strict=True):
             share.append(array[start : start + size])
@@ -66,7 +66,8 @@ def split(
     return shares
 
 
-def _reshaped(array: Array, spec: TensorSpec, rows: int) -> Array:
+def reshaped(array: Array, spec: TensorSpec, rows: int) -> Array:
+    """An output as clients see it: undoes the configuration's `reshape`. rows: 0 without a batch dimension."""
     if spec.engine_dims is None:
         return array
     return array.reshape((rows, *spec.dims) if rows else spec.dims)

@@ -10,6 +10,8 @@ Rules.
 4. A caller that leaves (`leave`) frees its place at once. A running batch is not interrupted.
 5. A batch takes cores before it takes calls, so that the order is decided at the last moment.
 
+Calls of decoupled models run alone, see `stream`; what runs of them is told when its call ends early (`Call.relay`).
+
 Batches that take less than `inline_s` by experience run on the loop: handing them to a thread would cost more than the
 work. Dispatch is always deferred to the end of the loop's turn, so calls that arrive together run together.
 
@@ -18,12 +20,14 @@ Owner and single writer: the loop. Only `execute` runs in a worker.
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import cast
 
-from oriel_inference.backends import Session
+from oriel_inference.backends import DecoupledSession, Session
 from oriel_inference.batching.assemble import Outcome, execute
 from oriel_inference.batching.call import Answer, BatchTimes, Call
 from oriel_inference.batching.cores import Cores
+from oriel_inference.batching.stream import Relay, execute_stream
 from oriel_inference.batching.workers import Workers
 from oriel_inference.clock import Clock, Timer
 from oriel_inference.errors import (
@@ -145,6 +149,8 @@ class Batcher:
         if call.finished:
             return
         call.finished = True
+        if call.relay is not None:
+            call.relay.close()
         if self._queue.remove(call.ticket):
             self._rows -= call.rows
             _unwrap(call.ticket).inputs = {}
@@ -243,13 +249,25 @@ class Batcher:
         batch = _Running(self._take(decision), self._idle.pop(), self.units)
         self._running.add(batch)
         self._arm_running(batch)
-        clock, spec, names = self._clock, self.spec, self._output_names
+        clock = self._clock
+        work = self._streaming(batch) if self.spec.decoupled else self._executing(batch)
 
         def job() -> None:
-            results = execute(batch.session, spec, names, batch.calls, clock.now)
+            results = work()
             clock.call_from_thread(lambda: self._ended(batch, results))
 
         self._workers.submit(job)
+
+    def _executing(self, batch: _Running) -> Callable[[], _Results]:
+        spec, names, now = self.spec, self._output_names, self._clock.now
+        return lambda: execute(batch.session, spec, names, batch.calls, now)
+
+    def _streaming(self, batch: _Running) -> Callable[[], _Results]:
+        (call,) = batch.calls
+        session = cast(DecoupledSession, batch.session)  # seen to when the model was loaded
+        call.relay = relay = Relay(call, self._clock, self._fail)
+        spec, names, now = self.spec, self._output_names, self._clock.now
+        return lambda: [(batch.calls, execute_stream(session, spec, names, call, relay, now))]
 
     def _ended(self, batch: _Running, results: _Results) -> None:
         self._running.discard(batch)
@@ -280,6 +298,8 @@ class Batcher:
         self._deliver(results)
 
     def _learn(self, results: _Results) -> None:
+        if self.spec.decoupled:
+            return  # how long it takes is up to its reader as well
         for _, outcome in results:
             if not isinstance(outcome, InferenceError):
                 times = outcome[1]
@@ -311,6 +331,8 @@ class Batcher:
         if call.finished:
             return
         call.finished = True
+        if call.relay is not None:
+            call.relay.close()
         self.statistics.failed(error.outcome, self._clock.now() - call.arrived_s)
         self._reply(call, error)
 

@@ -2,12 +2,16 @@
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from oriel_inference.errors import InferenceError
 from oriel_policies.queue import Ticket
 from oriel_wire.v2.messages import Array
 
-__all__ = ["Answer", "BatchTimes", "Call", "Reply"]
+if TYPE_CHECKING:
+    from oriel_inference.batching.stream import Relay
+
+__all__ = ["Answer", "BatchTimes", "Call", "Emit", "Reply"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,7 @@ class Answer:
 _LEVEL_S = 1e7
 
 Reply = Callable[[Answer | InferenceError], None]
+Emit = Callable[[Sequence[Array], Callable[[], None]], None]
 
 
 class Call:
@@ -42,14 +47,17 @@ class Call:
     inputs: name -> [rows, ...]. signature: calls with equal ones may share a batch (every non-batch dimension and the
     set of inputs). deadline: absolute; give_up_s: when it leaves the queue at the latest (not above the deadline).
     level: the caller's own ranking, which orders only its own calls of its own tier: 0 goes before 1.
-    reply: called exactly once on the loop, unless the caller leaves first.
+    reply: called exactly once on the loop, unless the caller leaves first. emit: for decoupled models, called before
+    that with each response's outputs and what to call once they are written. relay: set while such a model runs it.
     """
 
     __slots__ = (
         "arrived_s",
         "deadline",
+        "emit",
         "finished",
         "inputs",
+        "relay",
         "reply",
         "rows",
         "signature",
@@ -71,6 +79,7 @@ class Call:
         size_bytes: int = 0,
         give_up_s: float | None = None,
         level: int = 0,
+        emit: Emit | None = None,
     ) -> None:
         self.inputs = inputs
         self.rows = rows
@@ -78,6 +87,8 @@ class Call:
         self.arrived_s = arrived_s
         self.deadline = deadline
         self.reply = reply
+        self.emit = emit
+        self.relay: Relay | None = None
         self.started_s = 0.0  # when it left the queue for a batch; 0 before
         self.finished = False
         self.ticket = Ticket(

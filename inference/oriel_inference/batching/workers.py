@@ -1,11 +1,14 @@
-"""The threads that execute batches: one bounded pool for all models, threads started on first use."""
+"""The threads that execute batches: one bounded pool for all models, threads started on first use.
+
+Executions that wait for their readers get threads of their own, or they would keep the others' from computing.
+"""
 
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Protocol
 
-__all__ = ["ManualWorkers", "Workers", "WorkerThreads"]
+__all__ = ["JobThreads", "ManualWorkers", "Workers", "WorkerThreads"]
 
 Job = Callable[[], None]
 
@@ -50,6 +53,30 @@ class WorkerThreads:
             with self._lock:
                 self._busy -= 1
             del job  # the arrays of a finished batch must not live until the next one
+
+
+class JobThreads:
+    """A daemon thread per job. How many there can be is up to who submits: a model's instances."""
+
+    def __init__(self) -> None:
+        self._threads: set[threading.Thread] = set()
+
+    def submit(self, job: Job) -> None:
+        thread = threading.Thread(target=self._work, args=(job,), name="oriel-stream", daemon=True)
+        self._threads.add(thread)
+        thread.start()
+
+    def close(self, timeout_s: float) -> bool:
+        """Wait for running jobs; False if some still run after `timeout_s` each."""
+        for thread in tuple(self._threads):
+            thread.join(timeout_s)
+        return not any(thread.is_alive() for thread in tuple(self._threads))
+
+    def _work(self, job: Job) -> None:
+        try:
+            job()
+        finally:
+            self._threads.discard(threading.current_thread())
 
 
 class ManualWorkers:

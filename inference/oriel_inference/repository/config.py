@@ -103,11 +103,9 @@ def _tensors(kind: str, tensors: Iterable[pb.ModelInput | pb.ModelOutput], refus
             raise refuse(f"{field}.name", f"{tensor.name[:128]!r} is given twice")
         names.add(tensor.name)
         try:
-            datatype = from_config_name(pb.DataType.Name(tensor.data_type))
+            from_config_name(pb.DataType.Name(tensor.data_type))
         except (BadMessage, ValueError) as error:
             raise refuse(f"{field}.data_type", "is missing or not a datatype") from error
-        if datatype == "BF16":
-            raise refuse(f"{field}.data_type", "TYPE_BF16 is not supported by the backend")
         if not tensor.dims:
             raise refuse(f"{field}.dims", "is missing (a scalar has dims [ 1 ] and reshape { shape: [ ] })")
         if any(dim < 1 and dim != -1 for dim in tensor.dims):
@@ -142,7 +140,6 @@ def _unsupported(config: pb.ModelConfig, refuse: _Refuse) -> None:
         "ensemble_scheduling": config.HasField("ensemble_scheduling"),
         "batch_input": bool(config.batch_input),
         "batch_output": bool(config.batch_output),
-        "model_transaction_policy.decoupled": config.model_transaction_policy.decoupled,
         "model_operations": bool(config.model_operations.op_library_filename),
         "model_repository_agents": bool(config.model_repository_agents.agents),
         "response_cache.enable": config.response_cache.enable,
@@ -197,6 +194,9 @@ def _without_effect(config: pb.ModelConfig) -> list[str]:
         "cc_model_filenames": bool(config.cc_model_filenames),
         "model_metrics": config.HasField("model_metrics"),
         "metric_tags": bool(config.metric_tags),
+        "dynamic_batching (the model is decoupled)": (
+            config.model_transaction_policy.decoupled and config.HasField("dynamic_batching")
+        ),
         "dynamic_batching.preserve_ordering": config.dynamic_batching.preserve_ordering,
         "optimization.cuda": optimization.HasField("cuda"),
         "optimization.priority": optimization.priority != 0,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from oriel_inference.backends import Backend, Session
-from oriel_inference.errors import InferenceError, LoadFailed
+from oriel_inference.errors import ConfigInvalid, InferenceError, LoadFailed
 from oriel_inference.model import ModelSpec
 from oriel_inference.repository.check import ModelCheck
 from oriel_inference.repository.config import CONFIG_FILE, parse, select_versions, validate
@@ -122,6 +122,12 @@ def _load_version(
     try:
         first = backend.open(path, options)
         sessions.append(first)
+        decoupled = config.model_transaction_policy.decoupled
+        if decoupled and not hasattr(first, "stream"):
+            reason = f"backend {config.backend!r} gives exactly one response per request"
+            raise ConfigInvalid(file, "model_transaction_policy.decoupled", reason)
+        if decoupled and config.model_warmup:
+            raise ConfigInvalid(file, "model_warmup", "warm-up of a decoupled model is not supported yet")
         complete(config, first.inputs, first.outputs)
         check_against_file(config, first.inputs, first.outputs, file)
         spec = build_spec(config, version, file, labels=lambda name: _labels(store, config.name, name))
@@ -136,7 +142,7 @@ def _load_version(
         config=config,
         sessions=tuple(sessions),
         units=options.intra_op_threads,
-        run_s=_warm_up(first, spec) if runs else None,
+        run_s=_warm_up(first, spec) if runs and not decoupled else None,
         identity=identity,
     )
 

@@ -84,7 +84,8 @@ def build_spec(config: pb.ModelConfig, version: int, file: str, *, labels: Calla
     switch = _parameter(config, BATCHING_KEY) or "on"
     if switch not in ("on", "off"):
         raise ConfigInvalid(file, f"parameters[{BATCHING_KEY!r}]", 'must be "on" or "off"')
-    if config.max_batch_size > 1 and switch == "on":
+    decoupled = config.model_transaction_policy.decoupled
+    if config.max_batch_size > 1 and switch == "on" and not decoupled:
         bounds = BatchBounds(
             max_rows=config.max_batch_size,
             preferred_rows=tuple(sorted(set(batching.preferred_batch_size))),
@@ -111,6 +112,7 @@ def build_spec(config: pb.ModelConfig, version: int, file: str, *, labels: Calla
             default_priority=batching.default_priority_level,
         ),
         instances=instance_count(config),
+        decoupled=decoupled,
         parameters={name: value.string_value for name, value in config.parameters.items()},
     )
 

@@ -12,12 +12,13 @@ from google.protobuf.message import DecodeError, Message
 
 from oriel_inference.dataplane import Completion
 from oriel_inference.errors import BackendFailed, InferenceError, InvalidRequest, ServerStopping
-from oriel_inference.servers.peers import address_of_grpc_peer
+from oriel_inference.servers.grpc_call import Context, abort, context_of, metadata_of
+from oriel_inference.servers.health import HealthWatch, is_serving
 from oriel_inference.servers.repository_api import GrpcRepository
-from oriel_inference.servers.statuses import as_inference_error, grpc_status
+from oriel_inference.servers.statuses import as_inference_error
+from oriel_inference.servers.stream import StreamFrontend
 from oriel_inference.servers.surface import EXTENSIONS, SERVER_NAME, SERVER_VERSION, Surface
 from oriel_inference.servers.trail import Trail
-from oriel_wire.context import CallContext, from_headers
 from oriel_wire.errors import BadMessage, StartFailed
 from oriel_wire.v2.grpc import HEALTH_METHODS, HEALTH_SERVICE, METHODS, SERVICE, decode_infer, encode_infer
 from oriel_wire.v2.metadata import metadata_message
@@ -32,8 +33,7 @@ MAX_METADATA_BYTES = 16 * 1024
 MAX_CALLS = 4096
 MIN_PING_INTERVAL_MS = 10_000
 
-_Context = grpc.aio.ServicerContext[Any, Any]
-_Handler = Callable[[Any, _Context], Awaitable[Message]]
+_Handler = Callable[[Any, Context], Awaitable[Message]]
 
 
 class GrpcFrontend:
@@ -41,6 +41,8 @@ class GrpcFrontend:
 
     def __init__(self, surface: Surface) -> None:
         self._surface = surface
+        self._streams = StreamFrontend(surface)
+        self._watch = HealthWatch(surface)
 
     def handlers(self) -> list["grpc.GenericRpcHandler[Any, Any]"]:
         """Everything to register with a server."""
@@ -53,64 +55,86 @@ class GrpcFrontend:
             "ModelConfig": self._model_config,
             "ModelStatistics": self._model_statistics,
             "ModelInfer": self._model_infer,
-            **GrpcRepository(self._surface, _abort).handlers(),
+            "LogSettings": self._log_settings,
+            **GrpcRepository(self._surface, abort).handlers(),
         }
         return [
             _generic(SERVICE, service, METHODS),
+            self._streams.handler(),
+            self._watch.handler(),
             _generic(HEALTH_SERVICE, {"Check": self._check}, HEALTH_METHODS),
         ]
 
-    async def _server_live(self, request: Message, context: _Context) -> Message:
+    def stop(self) -> None:
+        """The server drains: end what would stay open for ever."""
+        self._streams.stop()
+        self._watch.stop()
+
+    async def _server_live(self, request: Message, context: Context) -> Message:
         return v2_pb2.ServerLiveResponse(live=True)
 
-    async def _server_ready(self, request: Message, context: _Context) -> Message:
+    async def _server_ready(self, request: Message, context: Context) -> Message:
         return v2_pb2.ServerReadyResponse(ready=self._surface.readiness()[0])
 
-    async def _model_ready(self, request: v2_pb2.ModelReadyRequest, context: _Context) -> Message:
+    async def _model_ready(self, request: v2_pb2.ModelReadyRequest, context: Context) -> Message:
         try:
             return v2_pb2.ModelReadyResponse(ready=self._surface.model_ready(request.name, request.version))
         except InferenceError as error:
-            return await _abort(context, error)
+            return await abort(context, error)
 
-    async def _server_metadata(self, request: Message, context: _Context) -> Message:
+    async def _server_metadata(self, request: Message, context: Context) -> Message:
         return v2_pb2.ServerMetadataResponse(name=SERVER_NAME, version=SERVER_VERSION, extensions=EXTENSIONS)
 
-    async def _model_metadata(self, request: v2_pb2.ModelMetadataRequest, context: _Context) -> Message:
+    async def _model_metadata(self, request: v2_pb2.ModelMetadataRequest, context: Context) -> Message:
         catalog = self._surface.catalog
         try:
             return metadata_message(catalog.metadata(catalog.get(request.name, request.version)))
         except InferenceError as error:
-            return await _abort(context, error)
+            return await abort(context, error)
 
-    async def _model_config(self, request: v2_pb2.ModelConfigRequest, context: _Context) -> Message:
+    async def _model_config(self, request: v2_pb2.ModelConfigRequest, context: Context) -> Message:
         try:
             return v2_pb2.ModelConfigResponse(config=self._surface.catalog.get(request.name, request.version).config)
         except InferenceError as error:
-            return await _abort(context, error)
+            return await abort(context, error)
 
-    async def _model_statistics(self, request: v2_pb2.ModelStatisticsRequest, context: _Context) -> Message:
+    async def _model_statistics(self, request: v2_pb2.ModelStatisticsRequest, context: Context) -> Message:
         try:
             return self._surface.statistics(request.name, request.version)
         except InferenceError as error:
-            return await _abort(context, error)
+            return await abort(context, error)
 
-    async def _check(self, request: health_pb2.HealthCheckRequest, context: _Context) -> Message:
-        if request.service in ("", SERVICE):
-            serving = self._surface.readiness()[0]
-        else:
-            try:
-                serving = self._surface.model_ready(request.service, "")
-            except InferenceError as error:
-                return await _abort(context, error)
+    async def _check(self, request: health_pb2.HealthCheckRequest, context: Context) -> Message:
+        try:
+            serving = is_serving(self._surface, request.service)
+        except InferenceError as error:
+            return await abort(context, error)
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         return health_pb2.HealthCheckResponse(status=status)
 
-    async def _model_infer(self, message: v2_pb2.ModelInferRequest, context: _Context) -> Message:
+    async def _log_settings(self, request: v2_pb2.LogSettingsRequest, context: Context) -> Message:
+        log = self._surface.log
+        given = {name: (each.WhichOneof("parameter_choice"), each) for name, each in request.settings.items()}
+        try:
+            log.change({name: getattr(each, choice) if choice else None for name, (choice, each) in given.items()})
+        except InferenceError as error:
+            return await abort(context, error)
+        response = v2_pb2.LogSettingsResponse()
+        for name, value in log.shown().items():
+            if isinstance(value, bool):
+                response.settings[name].bool_param = value
+            elif isinstance(value, int):
+                response.settings[name].uint32_param = value
+            else:
+                response.settings[name].string_param = value
+        return response
+
+    async def _model_infer(self, message: v2_pb2.ModelInferRequest, context: Context) -> Message:
         """Cancelled when the caller leaves or gRPC's own deadline passes: the call leaves its queue at once."""
         surface = self._surface
         received_s = time.monotonic()
-        metadata = _metadata(context)
-        ctx = self._context(metadata, context, received_s)
+        metadata = metadata_of(context)
+        ctx = context_of(surface, metadata, context, received_s)
         parent_id = ctx.trace.span_id if "traceparent" in metadata else 0
         trail = Trail(ctx, received_s, surface.sink, parent_id=parent_id)
         ended: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
@@ -127,7 +151,7 @@ class GrpcFrontend:
         except (InferenceError, BadMessage) as refusal:
             error = as_inference_error(refusal)
             context.set_trailing_metadata(tuple(trail.refused(error, message.model_name[:128])))
-            return await _abort(context, error)
+            return await abort(context, error)
         try:
             completion = await ended
         except asyncio.CancelledError:
@@ -136,22 +160,11 @@ class GrpcFrontend:
         context.set_trailing_metadata(tuple(trail.ended(completion, request.model_name)))
         if completion.response is None:
             assert completion.error is not None
-            return await _abort(context, completion.error)
+            return await abort(context, completion.error)
         try:
             return encode_infer(completion.response)
         except BadMessage as bad:
-            return await _abort(context, as_inference_error(bad))
-
-    def _context(self, metadata: Mapping[str, str], context: _Context, now: float) -> CallContext:
-        surface = self._surface
-        remaining_s = context.time_remaining()
-        return from_headers(
-            metadata.get,
-            now=now,
-            trusted=address_of_grpc_peer(context.peer()) in surface.peers,
-            default_timeout_s=surface.default_timeout_s if remaining_s is None else remaining_s,
-            sample=False,
-        )
+            return await abort(context, as_inference_error(bad))
 
 
 async def open_grpc(
@@ -199,12 +212,12 @@ def _generic(
     )
 
 
-def _guarded(handler: _Handler, request_class: type[Message]) -> Callable[[bytes, _Context], Awaitable[Message]]:
-    async def call(data: bytes, context: _Context) -> Message:
+def _guarded(handler: _Handler, request_class: type[Message]) -> Callable[[bytes, Context], Awaitable[Message]]:
+    async def call(data: bytes, context: Context) -> Message:
         try:
             request = request_class.FromString(data)
         except DecodeError:
-            return await _abort(context, InvalidRequest("the message is not what this method takes"))
+            return await abort(context, InvalidRequest("the message is not what this method takes"))
         try:
             return await handler(request, context)
         except grpc.aio.AbortError:
@@ -212,20 +225,6 @@ def _guarded(handler: _Handler, request_class: type[Message]) -> Callable[[bytes
         except Exception:
             # A call's surprise is its own: the server goes on, and the client learns no insides.
             _log.exception("a call failed unexpectedly")
-            return await _abort(context, BackendFailed("the server failed on this request"))
+            return await abort(context, BackendFailed("the server failed on this request"))
 
     return call
-
-
-def _metadata(context: _Context) -> dict[str, str]:
-    """Text metadata by name; the first value wins, as over HTTP."""
-    found: dict[str, str] = {}
-    for name, value in context.invocation_metadata() or ():
-        if isinstance(value, str):
-            found.setdefault(name, value)
-    return found
-
-
-async def _abort(context: _Context, error: InferenceError) -> Message:
-    await context.abort(grpc_status(error), error.message)
-    raise AssertionError("abort does not return")

@@ -5,21 +5,22 @@ exchange until the batcher replies. Routes of known models are remembered by met
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import unquote
 
 import msgspec
 
 from oriel_inference.dataplane import Completion
-from oriel_inference.errors import BackendFailed, InferenceError, UnknownModel
+from oriel_inference.errors import BackendFailed, InferenceError, Outcome, UnknownModel
 from oriel_inference.model import is_model_name
 from oriel_inference.servers import repository_api
-from oriel_inference.servers.statuses import as_inference_error, error_body, http_status
+from oriel_inference.servers.encoding import ACCEPTED, MIN_BYTES, Encodings, is_encoded, is_known, negotiate
+from oriel_inference.servers.generate import generate
+from oriel_inference.servers.http_call import JSON, answer, begin, json_object, refuse
+from oriel_inference.servers.statuses import as_inference_error, head_refusal
 from oriel_inference.servers.surface import EXTENSIONS, SERVER_NAME, SERVER_VERSION, Surface
-from oriel_inference.servers.trail import Trail
-from oriel_wire.context import from_headers
-from oriel_wire.engine.buffered import Exchange
+from oriel_wire.engine.buffered import Exchange, Refusal
 from oriel_wire.errors import BadMessage
 from oriel_wire.h1 import RequestHead
 from oriel_wire.v2.http import decode_request, encode_response, parse_header_length
@@ -29,9 +30,7 @@ __all__ = ["HttpFrontend"]
 
 _log = logging.getLogger(__name__)
 
-JSON = ("content-type", "application/json")
 BINARY = ("content-type", "application/octet-stream")
-RETRY_AFTER = ("retry-after", "1")
 HEADER_LENGTH = "inference-header-content-length"
 _MAX_ROUTES = 4096
 
@@ -41,8 +40,11 @@ _SERVER_PATHS = {
     "/v2/health/live": "live",
     "/v2/health/ready": "ready",
     "/v2/models/stats": "all_stats",
+    "/v2/logging": "logging",
 }
 _MODEL_PATHS = {"": "model_metadata", "ready": "model_ready", "config": "config", "stats": "stats", "infer": "infer"}
+_MODEL_PATHS |= {"generate": "generate", "generate_stream": "generate_stream"}
+_CALLS = frozenset({"infer", "generate", "generate_stream"})
 _NOT_FOUND = (404, "Not Found")
 
 
@@ -56,34 +58,37 @@ class _Route:
 class HttpFrontend:
     """`refuse` and `handle` for `oriel_wire.engine.buffered.serve`."""
 
-    def __init__(self, surface: Surface) -> None:
+    def __init__(self, surface: Surface, encodings: Encodings) -> None:
         self._surface = surface
+        self._encodings = encodings
         self._routes: dict[tuple[str, str], _Route] = {}
-        self._repository = repository_api.HttpRepository(surface, _refuse)
+        self._repository = repository_api.HttpRepository(surface, refuse)
         self._plain: dict[str, Callable[[Exchange, _Route], None]] = {
             "metadata": self._server_metadata,
             "live": self._live,
             "ready": self._ready,
             "all_stats": self._stats,
+            "logging": self._logging,
             "stats": self._stats,
             "model_metadata": self._model_metadata,
             "model_ready": self._model_ready,
             "config": self._config,
         }
 
-    def refuse(self, head: RequestHead) -> tuple[int, str] | None:
+    def refuse(self, head: RequestHead) -> Refusal | None:
         """Path, method, encoding, model name: everything that needs no body."""
         route = self._route(head)
         if not isinstance(route, _Route):
-            return route
+            return head_refusal(head, *route)
         encoding = head.content_encoding
-        if encoding and encoding.lower() != "identity":
-            return 501, "content encodings are not supported, send the body as it is"
-        if route.kind == "infer":
+        if encoding and is_encoded(encoding) and not (is_known(encoding) and route.kind in _CALLS):
+            refusal = head_refusal(head, 501, f"send the body as it is or as one of {ACCEPTED}", Outcome.NOT_SUPPORTED)
+            return Refusal(refusal.status, [*refusal.headers, ("accept-encoding", ACCEPTED)], refusal.body)
+        if route.kind in _CALLS:
             try:
                 self._surface.catalog.get(route.model, route.version)
             except UnknownModel as error:
-                return 404, error.message
+                return head_refusal(head, 404, error.message, error.outcome)
             except InferenceError:
                 return None  # answered with Retry-After once the body is in
         return None
@@ -93,35 +98,47 @@ class HttpFrontend:
         route = self._route(exchange.head)
         assert isinstance(route, _Route)  # `refuse` has seen it
         try:
-            if route.kind == "infer":
-                self._infer(exchange, route)
+            if route.kind == "infer" and exchange.head.content_encoding is None:
+                self._infer(exchange, route, exchange.body)
             elif route.kind.startswith("repository_"):
                 self._repository.start(exchange, route.kind, route.version, route.model)
-            else:
+            elif route.kind not in _CALLS:
                 self._plain[route.kind](exchange, route)
+            elif is_encoded(exchange.head.content_encoding):
+                self._encodings.decompress(exchange.body, lambda body: self._decompressed(exchange, route, body))
+            else:
+                self._call(exchange, route, exchange.body)
         except InferenceError as error:
-            _refuse(exchange, error, [])
+            refuse(exchange, error, [])
         except Exception:
             # A request's surprise is its own: the server goes on, and the client learns no insides.
             _log.exception("a request failed unexpectedly")
-            _refuse(exchange, BackendFailed("the server failed on this request"), [])
+            refuse(exchange, BackendFailed("the server failed on this request"), [])
 
     # Inference --------------------------------------------------------------------------------------------------
 
-    def _infer(self, exchange: Exchange, route: _Route) -> None:
+    def _decompressed(self, exchange: Exchange, route: _Route, body: bytes | InferenceError) -> None:
+        if exchange.aborted:
+            return
+        if isinstance(body, InferenceError):
+            refuse(exchange, body, [])
+            return
+        try:
+            self._call(exchange, route, body)
+        except Exception:
+            # As in `handle`: this may be another turn of the loop.
+            _log.exception("a request failed unexpectedly")
+            refuse(exchange, BackendFailed("the server failed on this request"), [])
+
+    def _call(self, exchange: Exchange, route: _Route, body: bytes) -> None:
+        if route.kind == "infer":
+            self._infer(exchange, route, body)
+        else:
+            generate(self._surface, exchange, route.model, route.version, body, stream=route.kind != "generate")
+
+    def _infer(self, exchange: Exchange, route: _Route, body: bytes) -> None:
         surface = self._surface
-        body = exchange.body
-        fields = {field.name: field.value for field in reversed(exchange.head.fields)}
-        received_s = exchange.received_s
-        ctx = from_headers(
-            fields.get,
-            now=received_s,
-            trusted=exchange.peer in surface.peers,
-            default_timeout_s=surface.default_timeout_s,
-            sample=False,
-        )
-        parent_id = ctx.trace.span_id if "traceparent" in fields else 0
-        trail = Trail(ctx, received_s, surface.sink, parent_id=parent_id)
+        fields, ctx, trail = begin(surface, exchange)
         try:
             request = decode_request(route.model, route.version, body, parse_header_length(fields.get(HEADER_LENGTH)))
 
@@ -129,57 +146,69 @@ class HttpFrontend:
                 headers = trail.ended(completion, route.model)
                 if completion.response is None:
                     assert completion.error is not None
-                    _refuse(exchange, completion.error, headers)
+                    refuse(exchange, completion.error, headers)
                     return
                 try:
                     parts, json_length = encode_response(completion.response, request)
                 except BadMessage as error:
-                    _refuse(exchange, as_inference_error(error), headers)
+                    refuse(exchange, as_inference_error(error), headers)
                     return
                 if json_length is None:
                     headers.append(JSON)
                 else:
                     headers.append(BINARY)
                     headers.append((HEADER_LENGTH, str(json_length)))
-                exchange.respond(200, headers, parts)
+                encoding = negotiate(accept) if (accept := fields.get("accept-encoding")) else ""
+                if not encoding or sum([len(part) for part in parts]) < MIN_BYTES:
+                    exchange.respond(200, headers, parts)
+                    return
+                headers += (("content-encoding", encoding), ("vary", "accept-encoding"))
+                self._encodings.compress(parts, encoding, lambda packed: exchange.respond(200, headers, packed))
 
             leave = surface.dataplane.infer(request, ctx, size_bytes=len(body), reply=reply)
         except (InferenceError, BadMessage) as refusal:
             error = as_inference_error(refusal)
-            _refuse(exchange, error, trail.refused(error, route.model))
+            refuse(exchange, error, trail.refused(error, route.model))
             return
         exchange.on_abort = leave
 
     # Everything else --------------------------------------------------------------------------------------------
 
     def _live(self, exchange: Exchange, _: _Route) -> None:
-        _answer(exchange, b'{"live":true}')
+        answer(exchange, b'{"live":true}')
 
     def _ready(self, exchange: Exchange, _: _Route) -> None:
         ready, reason = self._surface.readiness()
         if ready:
-            _answer(exchange, b'{"ready":true}')
+            answer(exchange, b'{"ready":true}')
         else:
-            body = msgspec.json.encode({"ready": False, "error": reason})
-            _answer(exchange, body, 503 if self._surface.stopping else 400)
+            outcome = Outcome.STOPPING if self._surface.stopping else Outcome.NOT_READY
+            body = msgspec.json.encode({"ready": False, "error": reason, "reason": outcome.value})
+            answer(exchange, body, 503 if self._surface.stopping else 400)
 
     def _server_metadata(self, exchange: Exchange, _: _Route) -> None:
         document = {"name": SERVER_NAME, "version": SERVER_VERSION, "extensions": EXTENSIONS}
-        _answer(exchange, msgspec.json.encode(document))
+        answer(exchange, msgspec.json.encode(document))
 
     def _model_metadata(self, exchange: Exchange, route: _Route) -> None:
         catalog = self._surface.catalog
-        _answer(exchange, encode_metadata(catalog.metadata(catalog.get(route.model, route.version))))
+        answer(exchange, encode_metadata(catalog.metadata(catalog.get(route.model, route.version))))
 
     def _model_ready(self, exchange: Exchange, route: _Route) -> None:
         ready = self._surface.model_ready(route.model, route.version)
-        _answer(exchange, msgspec.json.encode({"name": route.model, "ready": ready}), 200 if ready else 400)
+        answer(exchange, msgspec.json.encode({"name": route.model, "ready": ready}), 200 if ready else 400)
 
     def _config(self, exchange: Exchange, route: _Route) -> None:
-        _answer(exchange, message_json(self._surface.catalog.get(route.model, route.version).config))
+        answer(exchange, message_json(self._surface.catalog.get(route.model, route.version).config))
 
     def _stats(self, exchange: Exchange, route: _Route) -> None:
-        _answer(exchange, message_json(self._surface.statistics(route.model, route.version)))
+        answer(exchange, message_json(self._surface.statistics(route.model, route.version)))
+
+    def _logging(self, exchange: Exchange, _: _Route) -> None:
+        log = self._surface.log
+        if exchange.head.method == "POST":
+            log.change(json_object(exchange.body))
+        answer(exchange, msgspec.json.encode(log.shown()))
 
     # Routing ----------------------------------------------------------------------------------------------------
 
@@ -192,7 +221,8 @@ class HttpFrontend:
         route = _resolve(line.path)
         if route is None:
             return _NOT_FOUND
-        allowed = ("POST",) if route.kind == "infer" or route.kind.startswith("repository_") else ("GET", "HEAD")
+        posted = route.kind in _CALLS or route.kind.startswith("repository_")
+        allowed = ("POST",) if posted else ("GET", "HEAD", "POST")[: 3 if route.kind == "logging" else 2]
         if line.method not in allowed:
             return 405, f"use {allowed[0]} for this path"
         # Only routes of models that exist are worth a place: their number is known.
@@ -232,13 +262,3 @@ def _resolve(path: str) -> _Route | None:
     if kind is None or rest == [""]:
         return None
     return _Route(kind, model, version)
-
-
-def _answer(exchange: Exchange, body: bytes, status: int = 200) -> None:
-    exchange.respond(status, [JSON], body)
-
-
-def _refuse(exchange: Exchange, error: InferenceError, headers: Sequence[tuple[str, str]]) -> None:
-    status = http_status(error)
-    extra = [JSON, RETRY_AFTER] if status == 503 else [JSON]
-    exchange.respond(status, [*headers, *extra], error_body(error))

@@ -4,12 +4,18 @@ import msgspec
 from grpc import StatusCode
 
 from oriel_inference.errors import InferenceError, InvalidRequest, Outcome
+from oriel_wire.context import REQUEST_ID, new_request_id, valid_request_id
+from oriel_wire.engine.buffered import Refusal
 from oriel_wire.errors import BadMessage
+from oriel_wire.h1 import RequestHead
 
-__all__ = ["as_inference_error", "error_body", "grpc_status", "http_status"]
+__all__ = ["as_inference_error", "error_body", "grpc_status", "head_refusal", "http_status", "identity"]
 
 _STATUSES: dict[Outcome, tuple[int, StatusCode]] = {
     Outcome.INVALID: (400, StatusCode.INVALID_ARGUMENT),
+    Outcome.TOO_LARGE: (413, StatusCode.RESOURCE_EXHAUSTED),
+    Outcome.NOT_FOUND: (404, StatusCode.UNIMPLEMENTED),
+    Outcome.WRONG_METHOD: (405, StatusCode.UNIMPLEMENTED),
     Outcome.UNKNOWN_MODEL: (404, StatusCode.NOT_FOUND),
     Outcome.NOT_READY: (503, StatusCode.UNAVAILABLE),
     Outcome.NOT_SUPPORTED: (501, StatusCode.UNIMPLEMENTED),
@@ -21,6 +27,14 @@ _STATUSES: dict[Outcome, tuple[int, StatusCode]] = {
     Outcome.CONTROL: (503, StatusCode.UNAVAILABLE),
     Outcome.LOAD: (400, StatusCode.INVALID_ARGUMENT),
     Outcome.BACKEND: (500, StatusCode.INTERNAL),
+}
+# What the engine refuses by itself has only a status.
+_HEAD_OUTCOMES = {
+    404: Outcome.NOT_FOUND,
+    405: Outcome.WRONG_METHOD,
+    413: Outcome.TOO_LARGE,
+    414: Outcome.TOO_LARGE,
+    431: Outcome.TOO_LARGE,
 }
 
 
@@ -42,3 +56,16 @@ def as_inference_error(error: InferenceError | BadMessage) -> InferenceError:
 def error_body(error: InferenceError) -> bytes:
     """`{"error": sentence, "reason": outcome}`."""
     return msgspec.json.encode({"error": error.message, "reason": error.outcome.value})
+
+
+def identity(head: RequestHead | None) -> tuple[str, str]:
+    """The `x-request-id` of an answer that has no trail: the caller's, if it is fit to be one."""
+    given = head.request_id if head is not None else None
+    return REQUEST_ID, given if given and valid_request_id(given) else new_request_id()
+
+
+def head_refusal(head: RequestHead | None, status: int, message: str, outcome: Outcome | None = None) -> Refusal:
+    """A refusal for the head alone: wrong framing, path, method or encoding. outcome: follows from status if None."""
+    reason = outcome or _HEAD_OUTCOMES.get(status, Outcome.INVALID)
+    body = msgspec.json.encode({"error": message, "reason": reason.value})
+    return Refusal(status, [identity(head), ("content-type", "application/json")], body)

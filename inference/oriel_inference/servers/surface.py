@@ -7,6 +7,7 @@ from oriel_inference.control import ModelControl
 from oriel_inference.dataplane import Dataplane
 from oriel_inference.errors import ModelNotReady, UnknownModel
 from oriel_inference.lifecycle import Catalog
+from oriel_inference.log_settings import LogSettings
 from oriel_inference.servers.peers import TrustedPeers
 from oriel_wire.trace import SpanSink
 from oriel_wire.v2.proto import v2_pb2
@@ -24,6 +25,7 @@ EXTENSIONS = (
     "trace",
     "model_repository",
     "model_repository(unload_dependents)",
+    "logging",
 )
 
 
@@ -36,6 +38,7 @@ class Surface:
     dataplane: Dataplane
     peers: TrustedPeers
     sink: SpanSink
+    log: LogSettings
     default_timeout_s: float
     strict_readiness: bool = True
     stopping: bool = False

@@ -28,12 +28,12 @@ class Trail:
     def refused(self, error: InferenceError, model: str = "") -> list[tuple[str, str]]:
         """The headers of a refusal that never reached a queue."""
         self._record(None, model, error)
-        return self._identity()
+        return self.identity()
 
     def ended(self, completion: Completion, model: str) -> list[tuple[str, str]]:
         """The headers of an answer: identity, stages as far as the request came, cost."""
         self._record(completion, model, completion.error)
-        headers = self._identity()
+        headers = self.identity()
         answer = completion.answer
         if answer is None:
             headers.append(("server-timing", server_timing([("queue", time.monotonic() - completion.queued_s)])))
@@ -44,7 +44,8 @@ class Trail:
         headers.append((COST_US, str(answer.cost_us)))
         return headers
 
-    def _identity(self) -> list[tuple[str, str]]:
+    def identity(self) -> list[tuple[str, str]]:
+        """The headers every answer has."""
         return [(REQUEST_ID, self._ctx.request_id), ("traceresponse", format_traceparent(self._span))]
 
     def _record(self, completion: Completion | None, model: str, error: InferenceError | None) -> None:

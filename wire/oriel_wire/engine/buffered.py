@@ -1,31 +1,60 @@
-"""Whole requests in, whole answers out: what an inference server needs of HTTP/1.1."""
+"""Whole requests in, answers whole or piece by piece: what an inference server needs of HTTP/1.1."""
 
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import monotonic
 
 import msgspec
 
+from oriel_wire.chunked import LAST_CHUNK, chunk
 from oriel_wire.engine.limits import HttpLimits, reason_phrase
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.server import ServerConnection
 from oriel_wire.h1 import RequestHead
 
-__all__ = ["Exchange", "HttpLimits", "HttpServer", "serve"]
+__all__ = ["Exchange", "HttpLimits", "HttpServer", "Refusal", "serve"]
 
 Handler = Callable[["Exchange"], None]
-Refuse = Callable[[RequestHead], tuple[int, str] | None]
+Refuse = Callable[[RequestHead], "Refusal | None"]
+Explain = Callable[[RequestHead | None, int, str], "Refusal"]
 _INLINE_BYTES = 64 * 1024
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An answer given for a head alone."""
+
+    status: int
+    headers: Sequence[tuple[str, str]]
+    body: bytes
+
+
+def explain(head: RequestHead | None, status: int, message: str) -> Refusal:
+    """`{"error": sentence}`: what is said of wrong framing unless the unit has words of its own."""
+    return Refusal(status, [("content-type", "application/json")], msgspec.json.encode({"error": message}))
+
+
 class Exchange:
-    """One request whose body has fully arrived, and the one answer to it.
+    """One request whose body has fully arrived, and the one answer to it: `respond`, or `start`, `write`s and `end`.
 
     body: the whole body. received_s: monotonic seconds at which its head was complete. on_abort: called once if the
-    client leaves before `respond`; `aborted` is set then.
+    client leaves before the answer has ended; `aborted` is set then. on_writable: called when a client that was slow to
+    read what is written has caught up.
     """
 
-    __slots__ = ("_connection", "aborted", "body", "head", "on_abort", "peer", "received_s")
+    __slots__ = (
+        "_chunked",
+        "_connection",
+        "aborted",
+        "body",
+        "head",
+        "on_abort",
+        "on_writable",
+        "peer",
+        "received_s",
+        "started",
+    )
 
     def __init__(self, connection: "_Buffered", head: RequestHead, body: bytes, received_s: float) -> None:
         self._connection: _Buffered | None = connection
@@ -34,7 +63,9 @@ class Exchange:
         self.peer = connection.peer
         self.received_s = received_s
         self.on_abort: Callable[[], None] | None = None
+        self.on_writable: Callable[[], None] | None = None
         self.aborted = False
+        self.started = False
 
     def respond(
         self, status: int, headers: Sequence[tuple[str, str]], body: bytes | Sequence[bytes | memoryview] = b""
@@ -45,8 +76,36 @@ class Exchange:
             if self.aborted:
                 return
             raise RuntimeError("this request was answered before")
+        if self.started:
+            raise RuntimeError("this answer has begun, it can only be written to")
         self._connection = None
         connection.write_answer(status, headers, body, head_only=self.head.method == "HEAD")
+
+    def start(self, status: int, headers: Sequence[tuple[str, str]]) -> None:
+        """Begin an answer whose length is not known; its body follows with `write`, its end with `end`.
+
+        Like these it is called on the loop's thread, and does nothing when the client has left.
+        """
+        if self._connection is not None and not self.started:
+            self.started = True
+            self._chunked = self.head.line.minor > 0
+            self._connection.start_answer(status, headers, chunked=self._chunked)
+
+    def write(self, data: bytes) -> None:
+        """Send a piece (not empty) of a started answer at once. It is kept for a slow client: look at `writable`."""
+        if self._connection is not None:
+            self._connection.transport.write(chunk(data) if self._chunked else data)
+
+    def end(self) -> None:
+        """The started answer is complete."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.end_answer(LAST_CHUNK if self._chunked else b"")
+
+    @property
+    def writable(self) -> bool:
+        """Whether the client keeps up. If not, `on_writable` tells when it does; one that never does is cut."""
+        return self._connection is not None and self._connection.keeps_up
 
     def abort(self) -> None:
         """The client left; called by the connection."""
@@ -60,12 +119,13 @@ class Exchange:
 
 
 class _Buffered(ServerConnection):
-    __slots__ = ("_exchange", "_handler", "_parts", "_received_s", "_refuse_head")
+    __slots__ = ("_exchange", "_explain", "_handler", "_parts", "_received_s", "_refuse_head")
 
-    def __init__(self, server: HttpServer, handler: Handler, refuse: Refuse | None) -> None:
+    def __init__(self, server: HttpServer, handler: Handler, refuse: Refuse | None, explain: Explain) -> None:
         super().__init__(server)
         self._handler = handler
         self._refuse_head = refuse
+        self._explain = explain
         self._parts: list[bytes] = []
         self._exchange: Exchange | None = None
         self._received_s = 0.0
@@ -75,7 +135,7 @@ class _Buffered(ServerConnection):
         if self._refuse_head is not None:
             refusal = self._refuse_head(head)
             if refusal is not None:
-                self.on_refused(*refusal)
+                self._write(refusal.status, refusal.headers, refusal.body, self.must_close, head.method == "HEAD")
                 self.answered(close=False)
                 return
         if head is not self._known:
@@ -100,10 +160,14 @@ class _Buffered(ServerConnection):
         if exchange is not None:
             exchange.abort()
 
+    def on_writable(self, writable: bool) -> None:
+        if writable and self._exchange is not None and self._exchange.on_writable is not None:
+            self._exchange.on_writable()
+
     def on_refused(self, status: int, message: str) -> None:
-        body = msgspec.json.encode({"error": message})
+        refusal = self._explain(self.head, status, message)
         head_only = self.head is not None and self.head.method == "HEAD"
-        self._write(status, [("content-type", "application/json")], body, self.must_close, head_only)
+        self._write(refusal.status, refusal.headers, refusal.body, self.must_close, head_only)
 
     def write_answer(
         self,
@@ -117,6 +181,21 @@ class _Buffered(ServerConnection):
         self._write(status, headers, body, close, head_only)
         self.answered(close=close)
 
+    def start_answer(self, status: int, headers: Sequence[tuple[str, str]], *, chunked: bool) -> None:
+        lines = [f"HTTP/1.1 {status} {reason_phrase(status)}\r\n"]
+        lines.extend([f"{name}: {value}\r\n" for name, value in headers])
+        if chunked:
+            lines.append("transfer-encoding: chunked\r\n")
+        if self.must_close:
+            lines.append("connection: close\r\n")
+        self.transport.write("".join(lines).encode("latin-1") + self.server.date + b"\r\n\r\n")
+
+    def end_answer(self, last: bytes) -> None:
+        self._exchange = None
+        if last:
+            self.transport.write(last)
+        self.answered(close=self.must_close)
+
     def _write(
         self,
         status: int,
@@ -127,11 +206,10 @@ class _Buffered(ServerConnection):
     ) -> None:
         parts: Sequence[bytes | memoryview] = (body,) if isinstance(body, bytes) else body
         size = sum([part.nbytes if isinstance(part, memoryview) else len(part) for part in parts])
-        lines = [f"HTTP/1.1 {status} {reason_phrase(status)}\r\ncontent-length: {size}\r\n"]
-        lines.extend([f"{name}: {value}\r\n" for name, value in headers])
-        if close:
-            lines.append("connection: close\r\n")
-        head = "".join(lines).encode("latin-1") + self.server.date + b"\r\n\r\n"
+        fields = "".join([f"{name}: {value}\r\n" for name, value in headers])
+        closing = "connection: close\r\n" if close else ""
+        start = f"HTTP/1.1 {status} {reason_phrase(status)}\r\ncontent-length: {size}\r\n{fields}{closing}"
+        head = b"%b%b\r\n\r\n" % (start.encode("latin-1"), self.server.date)
         if head_only:
             self.transport.write(head)
         elif size <= _INLINE_BYTES:
@@ -141,13 +219,18 @@ class _Buffered(ServerConnection):
 
 
 async def serve(
-    handler: Handler, sock: socket.socket, *, limits: HttpLimits | None = None, refuse: Refuse | None = None
+    handler: Handler,
+    sock: socket.socket,
+    *,
+    limits: HttpLimits | None = None,
+    refuse: Refuse | None = None,
+    explain: Explain = explain,
 ) -> HttpServer:
     """Serve whole requests on `sock`.
 
     handler: a plain function, called on the loop when a body is complete; it answers at once or keeps the Exchange.
-    refuse: judges a head before its body is read; (status, sentence) refuses it. Framing errors are answered here.
+    refuse: judges a head before its body is read. explain: words a framing error (head: None if it was not read).
     """
     server: HttpServer = HttpServer(limits or HttpLimits())
-    await server.open(lambda: _Buffered(server, handler, refuse), sock)
+    await server.open(lambda: _Buffered(server, handler, refuse, explain), sock)
     return server

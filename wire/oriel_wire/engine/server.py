@@ -209,6 +209,11 @@ class ServerConnection(asyncio.Protocol):
         self.due = monotonic() + self.limits.write_stall_s if self.transport.get_write_buffer_size() else 0.0
 
     @property
+    def keeps_up(self) -> bool:
+        """Whether the client takes what is written to it."""
+        return not self._stalled_at
+
+    @property
     def must_close(self) -> bool:
         """Whether the answer being written has to say `Connection: close`."""
         head = self.head

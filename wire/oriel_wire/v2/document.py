@@ -7,6 +7,7 @@ import msgspec
 
 from oriel_wire.errors import BadMessage, TooLarge
 from oriel_wire.v2.datatypes import decode_raw, lookup, quoted
+from oriel_wire.v2.depth import MAX_DEPTH, check_depth
 from oriel_wire.v2.jsondata import decode_data
 from oriel_wire.v2.messages import ParameterValue, RequestedOutput, Tensor, take_classes
 
@@ -71,6 +72,9 @@ class DocumentDecoder(Generic[_Document]):
             raise BadMessage(f"Inference-Header-Content-Length is {length}, the body has {len(body)} bytes")
         if length > limit:
             raise TooLarge(f"the JSON part has {length} bytes, at most {limit} are accepted: send tensors as binary")
+        # Hardly any body has more brackets than levels are allowed: counting here saves the call.
+        if body.count(b"[", 0, length) + body.count(b"{", 0, length) > MAX_DEPTH:
+            check_depth(body, length)
         head = body if header_length is None else memoryview(body)[:length]
         try:
             document = self._decoder.decode(head)

@@ -1,0 +1,117 @@
+"""gzip and deflate, both ways. What is not small is worked on in threads: zlib gives the interpreter free meanwhile.
+
+A body may inflate to `limit_bytes` and no further: zlib stops there, so a bomb costs no more than an honest body.
+"""
+
+import asyncio
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import TypeVar
+
+from oriel_inference.errors import InferenceError, InvalidRequest, RequestTooLarge
+
+__all__ = ["ACCEPTED", "Encodings", "is_encoded", "is_known", "negotiate"]
+
+ACCEPTED = "gzip, deflate"
+MIN_BYTES = 512  # a smaller answer is not worth compressing
+_INLINE_IN = 16 * 1024
+_INLINE_OUT = 256 * 1024
+_LEVEL = 1
+_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
+_WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+_THREADS = 2
+
+_T = TypeVar("_T")
+Parts = Sequence[bytes | memoryview]
+
+
+def is_encoded(encoding: str | None) -> bool:
+    """Whether a Content-Encoding says that the body is not as it is meant."""
+    return bool(encoding) and encoding.lower() != "identity"  # type: ignore[union-attr]
+
+
+def is_known(encoding: str) -> bool:
+    """Whether `Encodings.decompress` reads it."""
+    return encoding.lower() in ("gzip", "x-gzip", "deflate")
+
+
+@lru_cache(maxsize=256)
+def negotiate(accept: str) -> str:
+    """`Accept-Encoding` -> "gzip", "deflate" or "" for the body as it is; the higher q wins, gzip among equals."""
+    best, best_q = "", 0.0
+    for each in accept.lower().split(",")[:16]:
+        name, _, parameters = each.partition(";")
+        name = name.strip()
+        if name not in _WINDOWS:
+            continue
+        q = 1.0
+        key, _, value = parameters.strip().partition("=")
+        if key.strip() == "q":
+            try:
+                q = float(value)
+            except ValueError:
+                continue
+        if q > best_q or (q == best_q and q > 0.0 and name == "gzip"):
+            best, best_q = name, q
+    return best
+
+
+class Encodings:
+    """Both directions for one server. Callbacks come on the loop, at once for what is small. End with `close`."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._loop = asyncio.get_running_loop()
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="oriel-encoding")
+
+    def close(self) -> None:
+        """Forget what has not begun; blocks until what runs has ended."""
+        self._threads.shutdown(cancel_futures=True)
+
+    def decompress(self, body: bytes, then: Callable[[bytes | InferenceError], None]) -> None:
+        """Hand over the body as it is meant, or why that is not possible."""
+        if len(body) <= _INLINE_IN:
+            limit = min(_INLINE_OUT, self._limit)
+            result = _inflate(body, limit)
+            if not isinstance(result, RequestTooLarge) or limit == self._limit:
+                then(result)
+                return
+        self._in_thread(lambda: _inflate(body, self._limit), then)
+
+    def compress(self, parts: Parts, encoding: str, then: Callable[[bytes], None]) -> None:
+        """Hand over `parts` as one body. encoding: of `negotiate`."""
+        if sum(len(part) for part in parts) <= _INLINE_IN:
+            then(_deflate(parts, encoding))
+            return
+        self._in_thread(lambda: _deflate(parts, encoding), then)
+
+    def _in_thread(self, work: Callable[[], _T], then: Callable[[_T], None]) -> None:
+        def job() -> None:
+            result = work()
+            self._loop.call_soon_threadsafe(then, result)
+
+        self._threads.submit(job)
+
+
+def _inflate(body: bytes, limit: int) -> bytes | InferenceError:
+    stream = zlib.decompressobj(_GZIP_OR_ZLIB)
+    try:
+        data = stream.decompress(body, limit + 1)
+    except zlib.error:
+        return InvalidRequest("the body is not what its Content-Encoding says")
+    if len(data) > limit:
+        return RequestTooLarge(f"the body is larger than {limit} bytes once decompressed")
+    if not stream.eof:
+        return InvalidRequest("the compressed body ends early")
+    if stream.unused_data:
+        return InvalidRequest("the compressed body is followed by other bytes")
+    return data
+
+
+def _deflate(parts: Parts, encoding: str) -> bytes:
+    stream = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOWS[encoding])
+    pieces = [stream.compress(part) for part in parts]
+    pieces.append(stream.flush())
+    return b"".join(pieces)

@@ -1,0 +1,199 @@
+"""The generate extension: a model asked with plain JSON, answered whole (`generate`) or as events (`generate_stream`).
+
+Top-level members, and those of `parameters`, become inputs where the model has one of that name, else parameters.
+Events are `data: <JSON>`. The status is decided by the first one: a failure before it is a plain refusal, one after it
+is one more event with `error`. A client that is slow to read holds a decoupled model up, not the server.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from oriel_inference.dataplane import Completion
+from oriel_inference.errors import InferenceError, NotSupported
+from oriel_inference.model import ModelSpec, TensorSpec
+from oriel_inference.servers.http_call import JSON, begin, json_object, refuse
+from oriel_inference.servers.statuses import as_inference_error, error_body
+from oriel_inference.servers.surface import Surface
+from oriel_inference.servers.trail import Trail
+from oriel_wire.engine.buffered import Exchange
+from oriel_wire.errors import BadMessage
+from oriel_wire.v2.datatypes import lookup, quoted
+from oriel_wire.v2.jsondata import decode_data, encode_data
+from oriel_wire.v2.messages import InferRequest, InferResponse, Tensor
+
+__all__ = ["decode_generate", "encode_generate", "generate"]
+
+MAX_ELEMENTS = 1 << 18  # more would hold the loop up: those belong into binary tensors
+_EVENTS = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))
+
+
+def generate(surface: Surface, exchange: Exchange, model: str, version: str, body: bytes, *, stream: bool) -> None:
+    """Answer one request, now or when the model has."""
+    _, ctx, trail = begin(surface, exchange)
+    try:
+        serving = surface.catalog.get(model, version)
+        request = decode_generate(model, version, body, serving.spec)
+        call = _Events(exchange, trail, model) if stream else _Single(exchange, trail, model)
+        call.leave = surface.dataplane.infer(
+            request, ctx, size_bytes=len(body), reply=call.reply, emit=call.emit if serving.spec.decoupled else None
+        )
+    except (InferenceError, BadMessage) as refusal:
+        error = as_inference_error(refusal)
+        refuse(exchange, error, trail.refused(error, model))
+        return
+    exchange.on_abort = call.leave
+
+
+def decode_generate(model: str, version: str, body: bytes, spec: ModelSpec) -> InferRequest:
+    """The request for a model. Raises BadMessage or InvalidRequest."""
+    document = json_object(body)
+    identifier = document.pop("id", None) or ""
+    if not isinstance(identifier, str):
+        raise BadMessage("id must be text")
+    known = {tensor.name: tensor for tensor in spec.inputs}
+    nested = {} if "parameters" in known else document.pop("parameters", None) or {}
+    if not isinstance(nested, dict):
+        raise BadMessage("parameters must be an object")
+    request = InferRequest(model_name=model, model_version=version, id=identifier)
+    for name, value in (*document.items(), *nested.items()):
+        if name in known:
+            if any(tensor.name == name for tensor in request.inputs):
+                raise BadMessage(f"input {quoted(name)} is given more than once")
+            request.inputs.append(_tensor(known[name], value, batched=spec.batched))
+        elif name.startswith("triton_"):
+            raise BadMessage(f"parameter {quoted(name)}: names that start with triton_ are reserved")
+        elif not isinstance(value, str | bool | int | float):
+            raise BadMessage(
+                f"{quoted(name)} is no input of the model, and a parameter must be text, number or boolean"
+            )
+        else:
+            request.parameters[name] = value
+    return request
+
+
+def encode_generate(response: InferResponse) -> bytes:
+    """One JSON object: identity, and every output as a value, or a flat list if it has not exactly one element."""
+    document: dict[str, Any] = {"id": response.id} if response.id else {}
+    document |= {"model_name": response.model_name, "model_version": response.model_version, **response.parameters}
+    for output in response.outputs:
+        what = f"output {quoted(output.name)}"
+        data = encode_data(output.array, lookup(output.datatype, what), output.shape, what)
+        if output.array.size == 1:
+            document[output.name] = msgspec.Raw(bytes(data)[1:-1]) if isinstance(data, msgspec.Raw) else data[0]
+        else:
+            document[output.name] = data
+    return msgspec.json.encode(document)
+
+
+def _tensor(known: TensorSpec, value: Any, *, batched: bool) -> Tensor:
+    what = f"input {quoted(known.name)}"
+    values = value if isinstance(value, list) else [value]
+    nested: list[int] = []
+    level: Any = values
+    while isinstance(level, list):
+        nested.append(len(level))
+        level = level[0] if level else None
+    if math.prod(nested) > MAX_ELEMENTS:
+        raise BadMessage(f"{what}: more than {MAX_ELEMENTS} elements, send them as binary data to infer")
+    shape = (1, *known.dims) if batched else known.dims
+    if len(nested) == len(shape) > 1:
+        shape = tuple(nested)
+    elif len(nested) > 1:
+        shape = (1, *nested) if batched else tuple(nested)
+    else:
+        fixed = 1
+        for dim in shape:
+            fixed *= 1 if dim < 0 else dim
+        variable = [axis for axis, dim in enumerate(shape) if dim < 0]
+        filled = [1 if dim < 0 else dim for dim in shape]
+        if variable:
+            filled[variable[-1]] = nested[0] // max(1, fixed)
+        shape = tuple(filled)
+    return Tensor(known.name, known.datatype, shape, decode_data(values, lookup(known.datatype, what), shape, what))
+
+
+class _Single:
+    """`generate`: exactly one response, or a refusal."""
+
+    def __init__(self, exchange: Exchange, trail: Trail, model: str) -> None:
+        self._exchange = exchange
+        self._trail = trail
+        self._model = model
+        self._response: InferResponse | None = None
+        self.leave: Callable[[], None] | None = None
+
+    def emit(self, response: InferResponse, consumed: Callable[[], None]) -> None:
+        consumed()
+        if self._response is not None:
+            raise NotSupported(f"model {self._model!r} gives more than one response, use generate_stream")
+        self._response = response
+
+    def reply(self, completion: Completion) -> None:
+        headers = self._trail.ended(completion, self._model)
+        error = completion.error
+        response = completion.response or self._response
+        if error is None and response is None:
+            error = NotSupported(f"model {self._model!r} gave no response, use generate_stream")
+        if error is None and response is not None:
+            try:
+                self._exchange.respond(200, [*headers, JSON], encode_generate(response))
+                return
+            except BadMessage as bad:
+                error = as_inference_error(bad)
+        assert error is not None
+        refuse(self._exchange, error, headers)
+
+
+class _Events:
+    """`generate_stream`: every response as it comes."""
+
+    def __init__(self, exchange: Exchange, trail: Trail, model: str) -> None:
+        self._exchange = exchange
+        self._trail = trail
+        self._model = model
+        self._unread: list[Callable[[], None]] = []
+        self.leave: Callable[[], None] | None = None
+        exchange.on_writable = self._caught_up
+
+    def emit(self, response: InferResponse, consumed: Callable[[], None]) -> None:
+        try:
+            data = encode_generate(response)
+        except BadMessage as bad:
+            raise as_inference_error(bad) from bad
+        self._send(data)
+        if self._exchange.writable:
+            consumed()
+        else:
+            self._unread.append(consumed)
+
+    def reply(self, completion: Completion) -> None:
+        headers = self._trail.ended(completion, self._model)
+        error = completion.error
+        if error is None and completion.response is not None:
+            try:
+                self.emit(completion.response, lambda: None)
+            except InferenceError as failed:
+                error = failed
+        if error is not None:
+            if not self._exchange.started:
+                refuse(self._exchange, error, headers)
+                return
+            self._send(error_body(error))
+        self._start()
+        self._exchange.end()
+
+    def _send(self, data: bytes) -> None:
+        self._start()
+        self._exchange.write(b"data: " + data + b"\n\n")
+
+    def _start(self) -> None:
+        if not self._exchange.started:
+            self._exchange.start(200, [*self._trail.identity(), *_EVENTS])
+
+    def _caught_up(self) -> None:
+        unread, self._unread = self._unread, []
+        for consumed in unread:
+            consumed()

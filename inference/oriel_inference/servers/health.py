@@ -1,0 +1,65 @@
+"""`grpc.health.v1.Health`: the whole server by the empty name or the service's, a model by its own."""
+
+import asyncio
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from oriel_inference.errors import InvalidRequest, ServerStopping, UnknownModel
+from oriel_inference.servers.grpc_call import Context, abort
+from oriel_inference.servers.surface import Surface
+from oriel_wire.v2.grpc import HEALTH_SERVICE, SERVICE
+from oriel_wire.v2.proto import health_pb2
+
+__all__ = ["HealthWatch", "is_serving"]
+
+LOOK_S = 0.5
+
+_Response = health_pb2.HealthCheckResponse
+
+
+def is_serving(surface: Surface, service: str) -> bool:
+    """Raises UnknownModel."""
+    return surface.readiness()[0] if service in ("", SERVICE) else surface.model_ready(service, "")
+
+
+class HealthWatch:
+    """The method `Watch`: the state now, and every change within LOOK_S of it, until one of both sides ends."""
+
+    def __init__(self, surface: Surface) -> None:
+        self._surface = surface
+        self._stopping = asyncio.Event()
+
+    def handler(self) -> "grpc.GenericRpcHandler[object, object]":
+        """To register with a server."""
+        method = grpc.unary_stream_rpc_method_handler(self._watch, response_serializer=_Response.SerializeToString)
+        return grpc.method_handlers_generic_handler(HEALTH_SERVICE, {"Watch": method})
+
+    def stop(self) -> None:
+        """The server drains: every watcher is told, then its stream ends."""
+        self._stopping.set()
+
+    async def _watch(self, data: bytes, context: Context) -> None:
+        try:
+            service = health_pb2.HealthCheckRequest.FromString(data).service
+        except DecodeError:
+            await abort(context, InvalidRequest("the message is not what this method takes"))
+        told = None
+        while True:
+            status = self._status(service)
+            if status != told:
+                await context.write(_Response(status=status))
+                told = status
+            if self._stopping.is_set():
+                await abort(context, ServerStopping())
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    await self._stopping.wait()
+            except TimeoutError:
+                continue
+
+    def _status(self, service: str) -> health_pb2.HealthCheckResponse.ServingStatus:
+        try:
+            return _Response.SERVING if is_serving(self._surface, service) else _Response.NOT_SERVING
+        except UnknownModel:
+            return _Response.SERVICE_UNKNOWN

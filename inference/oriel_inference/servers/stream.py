@@ -1,0 +1,271 @@
+"""`ModelStreamInfer`: many requests and their responses on one gRPC stream.
+
+Each message is a request of its own: it has its own deadline (counted from its arrival), queue place and end. Responses
+of models that give one per request keep the order of the requests; those of decoupled models go out as they come. At
+most MAX_IN_FLIGHT messages are under way per stream: then it is read no further, and the client's own flow control
+holds it. A refusal is an `error_message` and the stream goes on, unless the client asked for `triton_grpc_error`: then
+it is the stream's status and its end.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+from google.protobuf.message import DecodeError
+from msgspec.structs import replace
+
+from oriel_inference.dataplane import Completion
+from oriel_inference.errors import BackendFailed, InferenceError, InvalidRequest, ServerStopping
+from oriel_inference.servers.grpc_call import Context, abort, context_of, metadata_of
+from oriel_inference.servers.statuses import as_inference_error
+from oriel_inference.servers.surface import Surface
+from oriel_inference.servers.trail import Trail
+from oriel_wire.context import REQUEST_ID
+from oriel_wire.errors import BadMessage
+from oriel_wire.v2.datatypes import quoted
+from oriel_wire.v2.grpc import SERVICE, decode_infer, encode_infer
+from oriel_wire.v2.messages import InferRequest, InferResponse
+from oriel_wire.v2.proto import v2_pb2
+
+__all__ = ["StreamFrontend"]
+
+_log = logging.getLogger(__name__)
+
+MAX_IN_FLIGHT = 64
+ERROR_MODE = "triton_grpc_error"
+FINAL = "triton_final_response"
+WANTS_FINAL = "triton_enable_empty_final_response"
+
+_Response = v2_pb2.ModelStreamInferResponse
+
+
+class StreamFrontend:
+    """The method, and every stream that is open."""
+
+    def __init__(self, surface: Surface) -> None:
+        self._surface = surface
+        self._open: set[_Stream] = set()
+
+    def handler(self) -> "grpc.GenericRpcHandler[object, object]":
+        """To register with a server."""
+        method = grpc.stream_stream_rpc_method_handler(self._infer, response_serializer=_Response.SerializeToString)
+        return grpc.method_handlers_generic_handler(SERVICE, {"ModelStreamInfer": method})
+
+    def stop(self) -> None:
+        """The server drains: streams end as soon as nothing of theirs is under way."""
+        for stream in self._open:
+            stream.wake()
+
+    async def _infer(self, messages: AsyncIterator[bytes], context: Context) -> None:
+        stream = _Stream(self._surface, context)
+        self._open.add(stream)
+        error: InferenceError | None
+        try:
+            error = await stream.run(messages)
+        except Exception:
+            # A stream's surprise is its own: the server goes on, and the client learns no insides.
+            _log.exception("a stream failed unexpectedly")
+            error = BackendFailed("the server failed on this stream")
+        finally:
+            self._open.discard(stream)
+        if error is not None:
+            await abort(context, error)
+
+
+class _Slot:
+    """One request of a stream. ended: what was put last, None while it runs. leave: calls its inference off."""
+
+    __slots__ = ("ended", "leave", "model", "ordered", "placed", "request_id", "version", "wants_final")
+
+    def __init__(self) -> None:
+        self.ended: _Response | InferenceError | None = None
+        self.leave: Callable[[], None] | None = None
+        self.model = ""
+        self.ordered = True
+        self.placed = False
+        self.request_id = ""
+        self.version = ""
+        self.wants_final = False
+
+
+class _Stream:
+    """One open stream: a task reads, the handler's own writes, the loop's callbacks put responses in between."""
+
+    def __init__(self, surface: Surface, context: Context) -> None:
+        self._surface = surface
+        self._context = context
+        metadata = metadata_of(context)
+        now = time.monotonic()
+        self._ctx = context_of(surface, metadata, context, now)
+        self._timeout_s = self._ctx.deadline - now
+        remaining_s = context.time_remaining()
+        self._ends_s = None if remaining_s is None else now + remaining_s
+        self._parent_id = self._ctx.trace.span_id if "traceparent" in metadata else 0
+        self._as_status = metadata.get(ERROR_MODE, "").lower() == "true"
+        self._slots: set[_Slot] = set()
+        self._order: deque[_Slot] = deque()
+        self._ready: deque[tuple[_Response | InferenceError, Callable[[], None]]] = deque()
+        self._room = asyncio.Semaphore(MAX_IN_FLIGHT)
+        self._wake = asyncio.Event()
+        self._all_read = False
+        context.set_trailing_metadata(((REQUEST_ID, self._ctx.request_id),))
+
+    def wake(self) -> None:
+        """Something has changed for the writer."""
+        self._wake.set()
+
+    async def run(self, messages: AsyncIterator[bytes]) -> InferenceError | None:
+        """Serve the stream to its end; an error is to be its status. Cancelled: everything under way is left."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                reader = group.create_task(self._read(messages))
+                error = await self._write()
+                reader.cancel()
+                return error
+        finally:
+            for slot in self._slots:
+                if slot.leave is not None:
+                    slot.leave()
+
+    async def _read(self, messages: AsyncIterator[bytes]) -> None:
+        async for data in messages:
+            await self._room.acquire()
+            self._begin(data)
+        self._all_read = True
+        self._wake.set()
+
+    async def _write(self) -> InferenceError | None:
+        while True:
+            while self._ready:
+                response, written = self._ready.popleft()
+                if isinstance(response, InferenceError):
+                    return response
+                await self._context.write(response)
+                written()
+            if not self._slots:
+                if self._all_read:
+                    return None
+                if self._surface.stopping:
+                    return ServerStopping()
+            self._wake.clear()
+            await self._wake.wait()
+
+    # Requests -----------------------------------------------------------------------------------------------------
+
+    def _begin(self, data: bytes) -> None:
+        received_s = time.monotonic()
+        slot = _Slot()
+        self._slots.add(slot)
+        deadline = received_s + self._timeout_s
+        if self._ends_s is not None:
+            deadline = min(deadline, self._ends_s)
+        ctx = replace(self._ctx, deadline=deadline)
+        trail = Trail(ctx, received_s, self._surface.sink, parent_id=self._parent_id)
+        try:
+            if self._surface.stopping:
+                raise ServerStopping
+            request = self._decode(data, slot)
+            serving = self._surface.catalog.get(request.model_name, request.model_version)
+            slot.version = serving.version
+            slot.ordered = not serving.spec.decoupled
+            self._place(slot)
+
+            def reply(completion: Completion) -> None:
+                trail.ended(completion, slot.model)
+                self._end(slot, completion)
+
+            def emit(response: InferResponse, consumed: Callable[[], None]) -> None:
+                response.parameters[FINAL] = False
+                self._put(_encode(response, slot), consumed)
+
+            slot.leave = self._surface.dataplane.infer(request, ctx, size_bytes=len(data), reply=reply, emit=emit)
+        except (InferenceError, BadMessage) as refusal:
+            error = as_inference_error(refusal)
+            trail.refused(error, slot.model)
+            self._refuse(slot, error)
+        except Exception:
+            # One message's surprise is not the stream's.
+            _log.exception("a message of a stream failed unexpectedly")
+            self._refuse(slot, BackendFailed("the server failed on this request"))
+
+    def _decode(self, data: bytes, slot: _Slot) -> InferRequest:
+        try:
+            message = v2_pb2.ModelInferRequest.FromString(data)
+        except DecodeError as error:
+            raise InvalidRequest("the message is not what this method takes") from error
+        slot.model = message.model_name[:128]
+        slot.request_id = message.id
+        request = decode_infer(message)
+        wants_final = request.parameters.pop(WANTS_FINAL, False)
+        if type(wants_final) is not bool:
+            raise InvalidRequest(f"parameter {quoted(WANTS_FINAL)} must be true or false")
+        slot.wants_final = wants_final
+        return request
+
+    # Responses ----------------------------------------------------------------------------------------------------
+
+    def _end(self, slot: _Slot, completion: Completion) -> None:
+        if completion.error is not None:
+            self._refuse(slot, completion.error)
+            return
+        response = completion.response
+        if response is None:
+            # A decoupled model has said all it has to say.
+            if slot.wants_final:
+                last = v2_pb2.ModelInferResponse(model_name=slot.model, model_version=slot.version, id=slot.request_id)
+                last.parameters[FINAL].bool_param = True
+                self._put(_Response(infer_response=last), lambda: self._finish(slot))
+            else:
+                self._finish(slot)
+            return
+        response.parameters[FINAL] = True
+        try:
+            slot.ended = _encode(response, slot)
+        except InferenceError as error:
+            self._refuse(slot, error)
+            return
+        self._flush()
+
+    def _refuse(self, slot: _Slot, error: InferenceError) -> None:
+        ended: _Response | InferenceError = error
+        if not self._as_status:
+            ended = _Response(error_message=error.message)
+            if slot.request_id:
+                ended.infer_response.id = slot.request_id
+        if not slot.ordered:
+            self._put(ended, lambda: self._finish(slot))
+            return
+        slot.ended = ended
+        self._place(slot)
+        self._flush()
+
+    def _place(self, slot: _Slot) -> None:
+        """Messages begin in the order they came, and so get their places."""
+        if slot.ordered and not slot.placed:
+            slot.placed = True
+            self._order.append(slot)
+
+    def _flush(self) -> None:
+        while self._order and (ended := self._order[0].ended) is not None:
+            slot = self._order.popleft()
+            self._put(ended, lambda slot=slot: self._finish(slot))  # type: ignore[misc]
+
+    def _put(self, response: _Response | InferenceError, written: Callable[[], None]) -> None:
+        self._ready.append((response, written))
+        self._wake.set()
+
+    def _finish(self, slot: _Slot) -> None:
+        self._slots.discard(slot)
+        self._room.release()
+        self._wake.set()
+
+
+def _encode(response: InferResponse, slot: _Slot) -> _Response:
+    response.id = slot.request_id
+    try:
+        return _Response(infer_response=encode_infer(response))
+    except BadMessage as bad:
+        raise as_inference_error(bad) from bad

@@ -1,0 +1,59 @@
+import json
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oriel_wire.errors import BadMessage
+from oriel_wire.v2.depth import MAX_DEPTH, check_depth
+
+
+def nested(depth: int) -> bytes:
+    return b"[" * depth + b"]" * depth
+
+
+def test_the_limit_is_exact() -> None:
+    check_depth(nested(MAX_DEPTH))
+    check_depth(b"[" + b"[],{}," * 500 + b"1]")
+    for text in (nested(MAX_DEPTH + 1), b'{"a":' * 65 + b"1" + b"}" * 65, b"[" * 100_000):
+        with pytest.raises(BadMessage, match="deeper than 64"):
+            check_depth(text)
+
+
+def test_brackets_in_text_neither_add_nor_take_away() -> None:
+    check_depth(json.dumps(["[" * 100, "\\", '"[[' * 50, "{" * 100]).encode())
+    hidden = b'["]]]]]]]]]]]]", "\\"]]]]]]]\\\\", ' * 65 + b"1" + b"]" * 65
+    json.loads(hidden)
+    with pytest.raises(BadMessage):
+        check_depth(hidden)
+
+
+def test_bytes_behind_the_json_part_do_not_count() -> None:
+    check_depth(b"{}" + b"[" * 1000, 2)
+
+
+_documents = st.recursive(st.text('[]{}"\\a') | st.integers(), lambda inner: st.lists(inner, max_size=4))
+
+
+@given(_documents, st.integers(0, 80))
+def test_agrees_with_a_parser(value: object, more: int) -> None:
+    for _ in range(more):
+        value = [value, "[" * 70]
+
+    def depth(each: object) -> int:
+        return 1 + max((depth(e) for e in each), default=0) if isinstance(each, list) else 0
+
+    text = json.dumps(value, ensure_ascii=False).encode()
+    if depth(value) > MAX_DEPTH:
+        with pytest.raises(BadMessage):
+            check_depth(text)
+    else:
+        check_depth(text)
+
+
+def test_four_mebibytes_take_no_longer_than_a_stall_may() -> None:
+    text = b'["' + b'\\"[]' * 1_000_000 + b'"' + b",[]" * 60 + b"]"
+    began = time.perf_counter()
+    check_depth(text)
+    assert time.perf_counter() - began < 0.5  # some 30 ms; the bound is for a busy machine
