@@ -6,6 +6,7 @@ drain time, what still waits is refused, threads end, sessions close.
 """
 
 import asyncio
+import gc
 import logging
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -62,6 +63,9 @@ class Unit:
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
     """Run until `stop` is set. Raises StartFailed."""
     async with open_unit(settings) as unit:
+        # What exists now lives as long as the process. Walking it again and again cost a stall of some 40 ms each time.
+        gc.collect()
+        gc.freeze()
         _log.info(
             "ready: HTTP %d, gRPC %d, metrics %d, %d model version(s) serve",
             unit.http_port,

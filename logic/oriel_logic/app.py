@@ -1,6 +1,7 @@
 """Puts a logic server together and runs it: the only place that knows all its parts."""
 
 import asyncio
+import gc
 import logging
 
 from starlette.applications import Starlette
@@ -37,6 +38,9 @@ async def serve_unit(settings: Settings, server: ForkServer, stop: asyncio.Event
     admin_stop = asyncio.Event()
     try:
         await unit.start()
+        # What exists now lives as long as the process: keep it out of every later collection.
+        gc.collect()
+        gc.freeze()
         async with asyncio.TaskGroup() as group:
             control = group.create_task(serve_control(unit.admin(stop), admin, admin_stop))
             _log.info("services on http://%s:%d/v1/services", *http.getsockname()[:2])
