@@ -55,7 +55,7 @@ class ServingModel:
         self.fitter = RequestFitter(spec)
         self.load_s = load_s
         self.identity = identity
-        self.recognises = len(spec.inputs) == 1 and not spec.decoupled
+        self.recognises = not spec.decoupled
         self.templates = Templates()
 
 

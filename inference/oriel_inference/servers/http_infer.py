@@ -4,7 +4,7 @@ A text is known when one like it, but for the numbers of its one input, was deco
 Such a request is what that one was with other numbers: it fits, and its answer differs only in numbers as well.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
 from oriel_inference.batching.call import Answer
 from oriel_inference.dataplane import Completion, respond
@@ -19,27 +19,30 @@ from oriel_inference.servers.trail import Trail
 from oriel_wire.context import CallContext
 from oriel_wire.engine.buffered import Exchange
 from oriel_wire.errors import BadMessage
+from oriel_wire.v2.answers import BinaryAnswers, JsonAnswers
 from oriel_wire.v2.http import decode_request, encode_response, parse_header_length
 from oriel_wire.v2.messages import Array, InferRequest, InferResponse
-from oriel_wire.v2.recognise import AnswerText, Template
+from oriel_wire.v2.recognise import Template
 
 __all__ = ["HttpInfer"]
 
 BINARY = ("content-type", "application/octet-stream")
 HEADER_LENGTH = "inference-header-content-length"
 _JSON_LINE = f"{JSON[0]}: {JSON[1]}\r\n"
+_BINARY_LINE = f"{BINARY[0]}: {BINARY[1]}\r\n"
+
+_Answers = JsonAnswers | BinaryAnswers
 
 
 class _Known:
-    """What was found about the requests of one text. picks: the outputs asked for, None for all in order."""
+    """What was found about the requests of one text. picks: positions of the outputs asked for."""
 
-    __slots__ = ("answer", "fitted", "name", "picks")
+    __slots__ = ("answers", "fitted", "picks")
 
-    def __init__(self, name: str, fitted: Fitted, picks: list[int] | None, answer: AnswerText) -> None:
-        self.name = name
+    def __init__(self, fitted: Fitted, picks: list[int], answers: _Answers) -> None:
         self.fitted = fitted
         self.picks = picks
-        self.answer = answer
+        self.answers = answers
 
 
 class HttpInfer:
@@ -55,11 +58,12 @@ class HttpInfer:
         plan, ctx, trail = begin(surface, exchange)
         try:
             serving = surface.catalog.get(model, version)
-            found = serving.templates.find(body) if plan.header_length is None else None
+            length = None if plan.header_length is None else parse_header_length(plan.header_length)
+            found = serving.templates.find(body, length)
             if found is not None:
                 exchange.on_abort = self._known(exchange, serving, *found, len(body), plan, ctx, trail)
             else:
-                exchange.on_abort = self._decoded(exchange, serving, version, body, plan, ctx, trail)
+                exchange.on_abort = self._decoded(exchange, serving, body, length, plan, ctx, trail)
         except (InferenceError, BadMessage) as refusal:
             error = as_inference_error(refusal)
             refuse(exchange, error, trail.refused(error, model))
@@ -71,7 +75,7 @@ class HttpInfer:
         exchange: Exchange,
         serving: ServingModel,
         template: Template,
-        array: Array,
+        inputs: Mapping[str, Array],
         size: int,
         plan: HeadPlan,
         ctx: CallContext,
@@ -85,18 +89,20 @@ class HttpInfer:
             if isinstance(result, InferenceError):
                 refuse(exchange, result, trail.ended(Completion(queued_s, error=result), serving.spec.name))
                 return
-            outputs = result.outputs if known.picks is None else [result.outputs[pick] for pick in known.picks]
-            text = known.answer.encode(outputs)
-            if text is None or (plan.accept_encoding and len(text) >= MIN_BYTES):
+            outputs = [result.outputs[pick] for pick in known.picks]
+            packed = plan.accept_encoding and negotiate(plan.accept_encoding)
+            encoded = None if packed else known.answers.encode(outputs)
+            if encoded is None:
                 response = respond(serving, template.request, result.outputs)
                 completion = Completion(queued_s, response=response, answer=result)
                 self._answer(exchange, completion, response, template.request, plan, trail, serving.spec.name)
-            else:
-                exchange.respond(200, trail.answered(queued_s, result, serving.spec.name) + _JSON_LINE, text)
+                return
+            body, length = encoded
+            lines = trail.answered(queued_s, result, serving.spec.name)
+            lines += _JSON_LINE if length is None else f"{_BINARY_LINE}{HEADER_LENGTH}: {length}\r\n"
+            exchange.respond(200, lines, body)
 
-        call = dataplane.call(
-            serving, known.fitted, {known.name: array}, ctx, queued_s=queued_s, size_bytes=size, finish=reply
-        )
+        call = dataplane.call(serving, known.fitted, inputs, ctx, queued_s=queued_s, size_bytes=size, finish=reply)
         serving.batcher.submit(call)
         return lambda: serving.batcher.leave(call)
 
@@ -106,15 +112,14 @@ class HttpInfer:
         self,
         exchange: Exchange,
         serving: ServingModel,
-        version: str,
         body: bytes,
+        length: int | None,
         plan: HeadPlan,
         ctx: CallContext,
         trail: Trail,
     ) -> Callable[[], None]:
         model = serving.spec.name
-        length = parse_header_length(plan.header_length)
-        request = decode_request(model, version, body, length)
+        request = decode_request(model, serving.version, body, length)
 
         def reply(completion: Completion) -> None:
             if completion.response is None:
@@ -125,10 +130,10 @@ class HttpInfer:
 
         leave = self._surface.dataplane.infer(request, ctx, size_bytes=len(body), reply=reply)
         # It fits, or it would have been refused.
-        if length is None and serving.recognises and (names := _answered_in_json(serving, request)):
-            template = serving.templates.learn(body, request)
+        if serving.recognises and (answers := _answers(serving, request)) is not None:
+            template = serving.templates.learn(body, length, request)
             if template is not None:
-                template.note = _note(serving, request, names)
+                template.note = _Known(serving.fitter.fit(request), *answers)
         return leave
 
     def _answer(
@@ -160,24 +165,19 @@ class HttpInfer:
         self._encodings.compress(parts, encoding, lambda packed: exchange.respond(200, headers, packed))
 
 
-def _answered_in_json(serving: ServingModel, request: InferRequest) -> list[tuple[str, str]]:
-    """(name, datatype) of the outputs in the order of the answer; empty if `AnswerText` cannot write them."""
-    datatypes = {output.name: output.datatype for output in serving.spec.outputs}
-    if request.outputs is None:
-        names = [] if request.binary_default else list(datatypes.items())
-    elif any(output.binary or output.classification for output in request.outputs):
-        names = []
-    else:
-        names = [(output.name, datatypes[output.name]) for output in request.outputs]
-    return names if AnswerText.fits(names) else []
-
-
-def _note(serving: ServingModel, request: InferRequest, names: Sequence[tuple[str, str]]) -> _Known:
+def _answers(serving: ServingModel, request: InferRequest) -> tuple[list[int], _Answers] | None:
+    """Which of the model's outputs are asked for, and who writes the answers; None if only the full encoder can."""
     order = [output.name for output in serving.spec.outputs]
-    picks = None if request.outputs is None else [order.index(name) for name, _ in names]
-    return _Known(
-        request.inputs[0].name,
-        serving.fitter.fit(request),
-        picks,
-        AnswerText(serving.spec.name, serving.version, request.id, names),
-    )
+    if request.outputs is None:
+        picks = list(range(len(order)))
+        binary = {request.binary_default}
+    else:
+        picks = [order.index(output.name) for output in request.outputs]
+        binary = {output.binary for output in request.outputs}
+        if any(output.classification for output in request.outputs):
+            return None
+    outputs = [(serving.spec.outputs[pick].name, serving.spec.outputs[pick].datatype) for pick in picks]
+    kind = BinaryAnswers if binary == {True} else JsonAnswers
+    if len(binary) != 1 or not kind.fits(outputs):
+        return None
+    return picks, kind(serving.spec.name, serving.version, request.id, outputs)
