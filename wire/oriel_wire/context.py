@@ -46,7 +46,10 @@ _MAX_BAND = 255
 
 
 class CallContext(msgspec.Struct, frozen=True, kw_only=True):
-    """One request's promise. deadline: absolute `time.monotonic()` seconds; band: 0 is the most urgent."""
+    """One request's promise. deadline: absolute `time.monotonic()` seconds; band: 0 is the most urgent.
+
+    trusted: whether the `x-oriel-*` headers of who sent it count.
+    """
 
     request_id: str
     deadline: float
@@ -55,6 +58,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
     models: tuple[str, ...]
     trace: TraceContext
+    trusted: bool = False
 
     def remaining_s(self, now: float) -> float:
         """Seconds left; negative once the deadline has passed."""
@@ -107,6 +111,7 @@ def from_headers(
         tenant=tenant,
         models=models,
         trace=trace or new_trace(sample),
+        trusted=trusted,
     )
 
 

@@ -5,7 +5,7 @@ exchange until the batcher replies. Routes of known models are remembered by met
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -18,7 +18,7 @@ from oriel_inference.servers import repository_api
 from oriel_inference.servers.encoding import ACCEPTED, MIN_BYTES, Encodings, is_encoded, is_known, negotiate
 from oriel_inference.servers.generate import generate
 from oriel_inference.servers.http_call import JSON, answer, begin, json_object, refuse
-from oriel_inference.servers.statuses import as_inference_error, head_refusal
+from oriel_inference.servers.statuses import as_inference_error, head_outcome, head_refusal
 from oriel_inference.servers.surface import EXTENSIONS, SERVER_NAME, SERVER_VERSION, Surface
 from oriel_wire.engine.buffered import Exchange, Refusal
 from oriel_wire.errors import BadMessage
@@ -75,20 +75,29 @@ class HttpFrontend:
             "config": self._config,
         }
 
+    def explain(
+        self, head: RequestHead | None, status: int, message: str, outcome: Outcome | None = None, model: str = ""
+    ) -> Refusal:
+        """A refusal for the head alone, or for wrong framing; it is counted."""
+        refusal = head_refusal(head, status, message, outcome)
+        self._surface.meter.turned_away(refusal.headers[0][1], status, head_outcome(status, outcome), model)
+        return refusal
+
     def refuse(self, head: RequestHead) -> Refusal | None:
         """Path, method, encoding, model name: everything that needs no body."""
         route = self._route(head)
         if not isinstance(route, _Route):
-            return head_refusal(head, *route)
+            return self.explain(head, *route)
         encoding = head.content_encoding
         if encoding and is_encoded(encoding) and not (is_known(encoding) and route.kind in _CALLS):
-            refusal = head_refusal(head, 501, f"send the body as it is or as one of {ACCEPTED}", Outcome.NOT_SUPPORTED)
+            what = f"send the body as it is or as one of {ACCEPTED}"
+            refusal = self.explain(head, 501, what, Outcome.NOT_SUPPORTED, route.model)
             return Refusal(refusal.status, [*refusal.headers, ("accept-encoding", ACCEPTED)], refusal.body)
         if route.kind in _CALLS:
             try:
                 self._surface.catalog.get(route.model, route.version)
             except UnknownModel as error:
-                return head_refusal(head, 404, error.message, error.outcome)
+                return self.explain(head, 404, error.message, error.outcome, route.model)
             except InferenceError:
                 return None  # answered with Retry-After once the body is in
         return None
@@ -143,15 +152,16 @@ class HttpFrontend:
             request = decode_request(route.model, route.version, body, parse_header_length(fields.get(HEADER_LENGTH)))
 
             def reply(completion: Completion) -> None:
+                parts: Sequence[bytes | memoryview] = ()
+                json_length: int | None = None
+                if completion.response is not None:
+                    try:
+                        parts, json_length = encode_response(completion.response, request)
+                    except BadMessage as error:
+                        completion.error = as_inference_error(error)
                 headers = trail.ended(completion, route.model)
-                if completion.response is None:
-                    assert completion.error is not None
+                if completion.error is not None:
                     refuse(exchange, completion.error, headers)
-                    return
-                try:
-                    parts, json_length = encode_response(completion.response, request)
-                except BadMessage as error:
-                    refuse(exchange, as_inference_error(error), headers)
                     return
                 if json_length is None:
                     headers.append(JSON)
@@ -165,7 +175,7 @@ class HttpFrontend:
                 headers += (("content-encoding", encoding), ("vary", "accept-encoding"))
                 self._encodings.compress(parts, encoding, lambda packed: exchange.respond(200, headers, packed))
 
-            leave = surface.dataplane.infer(request, ctx, size_bytes=len(body), reply=reply)
+            leave = surface.dataplane.infer(request, ctx, size_bytes=len(body), reply=reply, left=trail.left)
         except (InferenceError, BadMessage) as refusal:
             error = as_inference_error(refusal)
             refuse(exchange, error, trail.refused(error, route.model))

@@ -12,6 +12,7 @@ from oriel_inference.servers.trail import Trail
 from oriel_wire.context import CallContext, from_headers
 from oriel_wire.engine.buffered import Exchange
 from oriel_wire.errors import BadMessage
+from oriel_wire.orca import LOAD_FORMAT
 from oriel_wire.v2.depth import check_depth
 from oriel_wire.v2.http import JSON_LIMIT_BYTES
 
@@ -34,7 +35,17 @@ def begin(surface: Surface, exchange: Exchange) -> tuple[dict[str, str], CallCon
         sample=False,
     )
     parent_id = ctx.trace.span_id if "traceparent" in fields else 0
-    return fields, ctx, Trail(ctx, received_s, surface.sink, parent_id=parent_id)
+    trail = Trail(
+        ctx,
+        received_s,
+        surface.sink,
+        surface.meter,
+        parent_id=parent_id,
+        protocol="http",
+        size_bytes=len(exchange.body),
+        load_format=fields.get(LOAD_FORMAT, ""),
+    )
+    return fields, ctx, trail
 
 
 def answer(exchange: Exchange, body: bytes, status: int = 200) -> None:
