@@ -122,6 +122,16 @@ def litserve(folder: Path, model: Model, file: Path, threads: int) -> Contender:
     return Contender(command=command, http_port=port, path="/predict")
 
 
+def kserve(folder: Path, model: Model, file: Path, threads: int) -> Contender:
+    """Its Python model server, one worker."""
+    python = python_of("kserve")
+    http_port, grpc_port = free_port(), free_port()
+    command = [str(python), str(FILES / "kserve_app.py"), str(file), str(threads), model.name]
+    command += ["--http_port", str(http_port), "--grpc_port", str(grpc_port), "--model_name", model.name]
+    path = f"/v2/models/{model.name}/infer"
+    return Contender(command=command, http_port=http_port, grpc_port=grpc_port, path=path)
+
+
 def echo(folder: Path, model: Model, file: Path, threads: int) -> Contender:
     """What grpc.aio itself costs: ModelInfer that does nothing."""
     port = free_port()
@@ -133,5 +143,6 @@ CONTENDERS: dict[str, Callable[[Path, Model, Path, int], Contender]] = {
     "triton-python": triton,
     "mlserver": mlserver,
     "litserve": litserve,
+    "kserve": kserve,
     "grpc.aio echo": echo,
 }
