@@ -163,7 +163,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="of one phase (4)")
     parser.add_argument("--rounds", type=int, default=1, help="each with arrivals of its own (1)")
     parser.add_argument("--threads", type=int, default=1, help="ONNX Runtime's threads, everywhere (1)")
-    parser.add_argument("--fifo-delays", type=int, nargs="+", default=[5_000], metavar="US", help="the best counts (5000)")
+    parser.add_argument(
+        "--fifo-delays", type=int, nargs="+", default=[5_000], metavar="US", help="the best counts (5000)"
+    )
     parser.add_argument("--all-delays", action="store_true", help="all of Triton's delays in every cell")
     parser.add_argument("--no-triton", action="store_true")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")

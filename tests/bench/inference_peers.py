@@ -31,6 +31,7 @@ from inference_bench.contenders import CONTENDERS
 from inference_bench.report import as_document, as_text
 from inference_bench.targets import Target, from_url, is_listening
 from inference_bench.workloads import WORKLOADS, Measured, measure, side_by_side
+
 from oriel_cli.errors import CommandFailed
 
 
@@ -95,10 +96,10 @@ def main() -> None:
                 folder=folder,
                 more=targets,
             )
-    print(as_text(found))
+    document = as_document(found, threads=args.threads, seconds=args.seconds, rounds=args.rounds)
+    print(as_text(document))
     if args.json:
-        about = {"threads": args.threads, "seconds": args.seconds, "rounds": args.rounds}
-        args.json.write_text(json.dumps(as_document(found, **about), indent=1) + "\n")
+        args.json.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -52,7 +52,18 @@ def _wrk(target: Target, connections: int, seconds: int, _: int, folder: Path) -
         "request = function() return request_bytes end\n"
     )
     url = f"http://{target.host}:{target.port}{target.path}"
-    command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "10s", "--latency", "-s", str(script), url]
+    command = [
+        "wrk",
+        "-t1",
+        f"-c{connections}",
+        f"-d{seconds}s",
+        "--timeout",
+        "10s",
+        "--latency",
+        "-s",
+        str(script),
+        url,
+    ]
     out = _output(command, target)
     if "Non-2xx" in out or "Socket errors" in out:
         sys.exit(f"{target.name} failed requests:\n{out}")

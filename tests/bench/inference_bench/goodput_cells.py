@@ -75,7 +75,17 @@ def offer(served: Served, load: Load, deadlines: Deadlines, folder: Path) -> Cel
     scenario, answer = folder / "scenario.toml", folder / "answer.json"
     scenario.write_text(_scenario(served, load, deadlines, folder))
     answer.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "oriel_cli.main", "load", str(scenario), "--no-plot", "--quiet", "--json", str(answer)]
+    command = [
+        sys.executable,
+        "-m",
+        "oriel_cli.main",
+        "load",
+        str(scenario),
+        "--no-plot",
+        "--quiet",
+        "--json",
+        str(answer),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if not answer.exists():
         sys.exit(f"oriel load failed: {done.stderr[-1000:]}")

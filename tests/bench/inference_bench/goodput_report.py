@@ -4,9 +4,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from inference_bench.report import word
 from oriel_cli.table import columns
 
-__all__ = ["HEADING", "as_text", "rows", "verdicts"]
+__all__ = ["HEADING", "about", "as_text", "best", "rows", "verdicts"]
 
 # Oriel's goodput over the FIFO's, by share of the capacity.
 OVER_FIFO = {0.8: 1.0, 1.0: 1.2, 1.5: 2.0}
@@ -84,8 +85,7 @@ def as_text(document: Mapping[str, Any]) -> str:
     lines: list[str] = []
     for name, model in document["models"].items():
         lines += ["", about(name, model), *columns(HEADING, rows(model), right=set(range(2, 9)))]
-    words = {True: "met", False: "MISSED", None: "open"}
-    judged = [(text, found, words[met]) for text, found, met in verdicts(document)]
+    judged = [(text, found, word(met)) for text, found, met in verdicts(document)]
     return "\n".join([*lines, "", *columns(("target", "found", ""), judged)]).lstrip("\n")
 
 

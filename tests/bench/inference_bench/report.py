@@ -7,7 +7,7 @@ from typing import Any
 from inference_bench.workloads import IN_PROCESS, Measured
 from oriel_cli.table import columns
 
-__all__ = ["Verdict", "as_document", "as_markdown", "as_text", "verdicts"]
+__all__ = ["Verdict", "as_document", "as_markdown", "as_text", "table", "verdicts", "word"]
 
 HEADING = ("contender", "tensors", "connections", "req/s", "CPU-us", "p50 ms", "p99 ms", "PSS MB")
 
@@ -69,13 +69,13 @@ def verdicts(found: Sequence[Measured]) -> list[Verdict]:
 
 
 def as_document(found: Sequence[Measured], **about: Any) -> dict[str, Any]:
-    """Everything, for machines."""
+    """Everything, for machines; `as_text` and `as_markdown` read it."""
     return {
         **about,
         "workloads": {
             each.workload: {
-                "medians": each.medians(),
-                "runs": each.runs,
+                "medians": {str(connections): by_name for connections, by_name in each.medians().items()},
+                "runs": {str(connections): by_name for connections, by_name in each.runs.items()},
                 "pss_mb": each.pss_mb,
                 "encodings": each.encodings,
                 "left_out": each.left_out,
@@ -86,48 +86,49 @@ def as_document(found: Sequence[Measured], **about: Any) -> dict[str, Any]:
     }
 
 
-def _rows(measured: Measured) -> list[tuple[str, ...]]:
+def _rows(workload: Mapping[str, Any]) -> list[tuple[str, ...]]:
     rows = []
-    for connections, by_name in measured.medians().items():
+    for connections, by_name in workload["medians"].items():
         for name, m in by_name.items():
             shown = f"{name}, batches of {m['best_batch']:.0f}" if "best_batch" in m else name
+            rest = (("cpu_us", 1), ("p50_ms", 2), ("p99_ms", 2))
+            pss = workload["pss_mb"].get(name)
             rows.append(
                 (
                     shown,
-                    measured.encodings.get(name, "-"),
-                    "-" if name == IN_PROCESS else str(connections),
+                    workload["encodings"].get(name, "-"),
+                    "-" if name == IN_PROCESS else connections,
                     f"{m['rate']:,.0f}",
-                    *(f"{m[what]:,.{digits}f}" if what in m else "-" for what, digits in
-                      (("cpu_us", 1), ("p50_ms", 2), ("p99_ms", 2))),
-                    f"{measured.pss_mb[name]:.0f}" if name in measured.pss_mb else "-",
+                    *(f"{m[what]:,.{digits}f}" if what in m else "-" for what, digits in rest),
+                    "-" if pss is None else f"{pss:.0f}",
                 )
-            )  # fmt: skip
+            )
     return rows
 
 
-def as_text(found: Sequence[Measured]) -> str:
+def _targets(document: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    return [(each["target"], each["found"], word(each["met"])) for each in document["targets"]]
+
+
+def as_text(document: Mapping[str, Any]) -> str:
     """For a terminal."""
     lines: list[str] = []
-    for each in found:
-        lines += ["", each.workload, *(f"  {line}" for line in columns(HEADING, _rows(each), right=set(range(2, 8))))]
-        lines += [f"  left out: {name}: {why}" for name, why in each.left_out.items()]
-    judged = verdicts(found)
-    if judged:
-        lines += ["", *columns(("target", "found", ""), [(v.target, v.found, _word(v)) for v in judged])]
+    for name, each in document["workloads"].items():
+        lines += ["", name, *(f"  {line}" for line in columns(HEADING, _rows(each), right=set(range(2, 8))))]
+        lines += [f"  left out: {who}: {why}" for who, why in each["left_out"].items()]
+    if document["targets"]:
+        lines += ["", *columns(("target", "found", ""), _targets(document))]
     return "\n".join(lines).lstrip("\n")
 
 
-def as_markdown(found: Sequence[Measured]) -> str:
+def as_markdown(document: Mapping[str, Any]) -> str:
     """For docs/benchmarks."""
     parts = []
-    for each in found:
-        rows = _rows(each)
-        parts.append(f"## {each.workload}\n\n{table(HEADING, rows)}")
-        parts += [f"Left out: {name}: {why}" for name, why in each.left_out.items()]
-    judged = verdicts(found)
-    if judged:
-        rows = [(v.target, v.found, _word(v)) for v in judged]
-        parts.append(f"## Targets\n\n{table(('target', 'found', ''), rows)}")
+    for name, each in document["workloads"].items():
+        parts.append(f"## {name}\n\n{table(HEADING, _rows(each))}")
+        parts += [f"Left out: {who}: {why}" for who, why in each["left_out"].items()]
+    if document["targets"]:
+        parts.append(f"## Targets\n\n{table(('target', 'found', ''), _targets(document))}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -137,6 +138,6 @@ def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _word(verdict: Verdict) -> str:
-    words: Mapping[bool | None, str] = {True: "met", False: "MISSED", None: "open"}
-    return words[verdict.met]
+def word(met: bool | None) -> str:
+    """How a verdict is written."""
+    return {True: "met", False: "MISSED", None: "open"}[met]

@@ -1,6 +1,5 @@
 """What ModelInfer costs on grpc.aio when nothing is done: the message is parsed, its tensors go back. Argument: port."""
 
-import asyncio
 import sys
 from typing import Any
 
