@@ -5,8 +5,8 @@
 
 Offered by `oriel load` in a process of its own, which refuses phases in which it lagged: Poisson and bursty arrivals
 (bursts at three times the rate, 0.3 s on the mean), 30 % gold and 70 % bronze, at shares of the measured capacity: the
-closed-loop rate of Oriel at 128 connections. Deadlines are multiples of how long ONNX Runtime alone takes for the largest
-batch, 2 for gold, 6 for bronze. Models: a transformer of about 5 ms and a perceptron bound by reading its weights.
+closed-loop rate of Oriel at 128 connections. Deadlines are multiples of how long ONNX Runtime alone takes for the
+largest batch, 2 for gold, 6 for bronze. Models: a transformer of about 5 ms, a perceptron bound by reading its weights.
 
 Contenders: Oriel, deadlines and tiers by its headers; the same server as a plain FIFO with a fixed batching delay
 (tests/bench/inference_bench/serve.py), which knows neither; Triton with the same ONNX session in its Python backend,
@@ -163,9 +163,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="of one phase (4)")
     parser.add_argument("--rounds", type=int, default=1, help="each with arrivals of its own (1)")
     parser.add_argument("--threads", type=int, default=1, help="ONNX Runtime's threads, everywhere (1)")
-    parser.add_argument(
-        "--fifo-delays", type=int, nargs="+", default=[5_000], metavar="US", help="the best counts (5000)"
-    )
+    parser.add_argument("--fifo-delays", type=int, nargs="+", default=[5_000], metavar="US", help="(5000)")
     parser.add_argument("--all-delays", action="store_true", help="all of Triton's delays in every cell")
     parser.add_argument("--no-triton", action="store_true")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")

@@ -9,9 +9,9 @@ Workloads: a tiny perceptron (JSON over HTTP; gRPC) at 1 and 64 connections, a t
 image at 16, the last two binary over HTTP and raw over gRPC. Contenders: Oriel; Triton with its Python backend (the
 server binary inside the nvidia-pytriton wheel, dynamic batching on); MLServer (custom runtime); LitServe (its own
 batching, /predict, JSON only); for gRPC a no-op ModelInfer on grpc.aio; beside the larger models ONNX Runtime alone, in
-a process of its own, at its best batch. All of them run the same ONNX file with the same ONNX Runtime on as many threads;
-each one's answer is checked before it is measured. They take turns, medians are compared, CPU is that of the contender's
-own processes from /proc.
+a process of its own, at its best batch. All of them run the same ONNX file on the same ONNX Runtime with as many
+threads; each one's answer is checked before it is measured. They take turns, medians are compared, CPU is that of the
+contender's own processes from /proc.
 
 With --url any v2 servers are measured, with the same body for each: alone, or, with --workloads, beside the contenders
 (then they must serve that workload's model). CPU and memory need --pid.

@@ -61,7 +61,8 @@ def markdown(document: Mapping[str, Any]) -> str:
     shown = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     parts = [
         f"# {TITLE}, {about['date']}",
-        f"`make bench-inference`, commit {about['commit']}. {about['machine']}; load generators on the same cores. {shown}.",
+        f"`make bench-inference`, commit {about['commit']}. {about['machine']}; load generators on the same cores. "
+        f"{shown}.",
     ]
     if peers := document.get("peers"):
         parts.append(
@@ -71,8 +72,8 @@ def markdown(document: Mapping[str, Any]) -> str:
         parts.append(report.as_markdown(peers).strip())
     if goodput := document.get("goodput"):
         parts.append(
-            "# Goodput\n\nAnswers within their deadline per second, offered by `oriel load` on schedule; 30 % gold, 70 % "
-            f"bronze; phases of {goodput['seconds']:g} s, {goodput['rounds']} turn(s). `-`: the generator lagged, so "
+            "# Goodput\n\nAnswers within their deadline per second, offered by `oriel load` on schedule; 30 % gold, "
+            f"70 % bronze; phases of {goodput['seconds']:g} s, {goodput['rounds']} turn(s). `-`: the generator lagged, so "
             "nothing is quoted."
         )
         for name, model in goodput["models"].items():

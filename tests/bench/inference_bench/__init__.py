@@ -1,1 +1,1 @@
-"""Oriel's inference server and others under the same load. Commands: `inference_peers.py`, `goodput.py`, one folder up."""
+"""Inference servers under the same load. Commands: `inference_peers.py` and `goodput.py`, one folder up."""

@@ -1,4 +1,4 @@
-"""The contenders of the goodput table, each with one model: Oriel, the same server as a FIFO, Triton with priorities."""
+"""The contenders of the goodput table with one model: Oriel, the same server as a FIFO, Triton with priorities."""
 
 import json
 import sys

@@ -3,7 +3,7 @@
     python serve.py [--fifo] [--audit FILE] --model-repository DIR ...
 
 --fifo: calls go in order of arrival, whatever their deadline and tier; batches wait for the configuration's
-`max_queue_delay_microseconds`; nothing expires and nothing is refused for being late. Everything else is the same server.
+`max_queue_delay_microseconds`; nothing expires, nothing is refused for being late. All else is the same server.
 --audit: counts, where a batch begins to run, the calls whose deadline has passed by then; written to FILE at the end.
 """
 

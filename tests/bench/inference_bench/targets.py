@@ -1,4 +1,4 @@
-"""What a load generator needs of one contender: address, headers, the bytes of one request; and what the answer must be."""
+"""What a load generator needs of one contender: address, headers, one request's bytes; and whether answers are right."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ class Wrong(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """protocol: http or grpc. body: of one request; over gRPC the message, unframed. pid: to read its CPU time, or None.
+    """protocol: http or grpc. body: of one request; over gRPC the message, unframed. pid: of its CPU time, or None.
 
     encoding: how tensors travel, for the report.
     """
