@@ -1,4 +1,4 @@
-"""KServe's Python model server with the same ONNX session. Arguments: model file, threads, model name; its own flags."""
+"""KServe's Python model server with the same ONNX session. Arguments: model file, threads, name; then its own flags."""
 
 import sys
 
