@@ -37,6 +37,10 @@ class ModelStore(Protocol):
         """Versions of `model`, ascending."""
         ...
 
+    def files(self, model: str, version: int) -> Sequence[str]:
+        """Names in the folder of `version`, sorted; empty if it cannot be listed."""
+        ...
+
     def text(self, model: str, filename: str) -> str | None:
         """A small text file of `model` (its configuration, its labels); None if there is none."""
         ...

@@ -47,6 +47,12 @@ class LocalStore:
         names = self._entries(folder, f"model {model!r}")
         return sorted(int(name) for name in names if is_version(name) and (folder / name).is_dir())
 
+    def files(self, model: str, version: int) -> Sequence[str]:
+        try:
+            return self._entries(self._inside(model, str(version)), f"{model}/{version}")
+        except LoadFailed:
+            return ()  # loading the version says what is wrong
+
     def text(self, model: str, filename: str) -> str | None:
         data = self._read(model, filename, MAX_TEXT_BYTES)
         try:
