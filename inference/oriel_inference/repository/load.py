@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from oriel_inference.backends import Backend, Session, lacks, usable_gpus
 from oriel_inference.errors import ConfigInvalid, InferenceError, LoadFailed
@@ -11,6 +12,7 @@ from oriel_inference.model import ModelSpec
 from oriel_inference.repository.check import ModelCheck
 from oriel_inference.repository.config import CONFIG_FILE, parse, select_versions, validate
 from oriel_inference.repository.instances import Place, field_of, places
+from oriel_inference.repository.private import private_files
 from oriel_inference.repository.spec import build_spec, check_against_file, complete
 from oriel_inference.repository.warmup import run_warmup
 from oriel_inference.repository.zeros import row_of_zeros
@@ -76,6 +78,10 @@ def load_model(
         _log.warning("%s: %s", file, warning)
     versions = select_versions(config, available, file)
     backend = find_backend(config.backend)
+
+    def unchanged() -> bool:
+        return store.fingerprint(model) == before
+
     loaded: dict[int, LoadedVersion | LoadFailed | None] = {}
     for version in versions:
         identity = f"{before.shared}.{before.versions.get(version, '')}" if override is None else ""
@@ -94,11 +100,12 @@ def load_model(
                 cores=cores,
                 models=models * len(versions),
                 check=check,
+                unchanged=unchanged,
                 identity=identity,
             )
         except LoadFailed as failure:
             loaded[version] = failure
-    if store.fingerprint(model) != before:
+    if not unchanged():
         for each in loaded.values():
             if isinstance(each, LoadedVersion):
                 each.close()
@@ -116,6 +123,7 @@ def _load_version(
     cores: int,
     models: int,
     check: ModelCheck | None,
+    unchanged: Callable[[], bool],
     identity: str,
 ) -> LoadedVersion:
     gpus = usable_gpus(backend)
@@ -127,12 +135,35 @@ def _load_version(
         for name, _ in place.options.providers:
             if lack := lacks(backend, name):
                 raise ConfigInvalid(file, field_of(config, name), lack)
+    # Looked at before anything is copied or opened.
     paths = {place.filename: store.artifact(config.name, version, place.filename) for place in found}
+    with private_files(store, config.name, version, paths) as files:
+        return _open_version(
+            store, backend, config, version, file, found, files, check=check, unchanged=unchanged, identity=identity
+        )
+
+
+def _open_version(
+    store: ModelStore,
+    backend: Backend,
+    config: pb.ModelConfig,
+    version: int,
+    file: str,
+    found: Sequence[Place],
+    paths: Mapping[str, Path],
+    *,
+    check: ModelCheck | None,
+    unchanged: Callable[[], bool],
+    identity: str,
+) -> LoadedVersion:
+    instances = len(found)
     runs = True
     if check is not None:
         for place in _distinct(found):
             shown = f"{config.name}/{version}/{place.filename}"
             runs = check.check(paths[place.filename], shown, config.backend, place.options) and runs
+        if not unchanged():
+            raise LoadFailed(f"the files of {config.name} changed while they were being checked")
     sessions: list[Session] = []
     try:
         first = backend.open(paths[found[0].filename], found[0].options)

@@ -49,6 +49,13 @@ class ModelStore(Protocol):
         """A local path of a version's file, which lies beside everything else of that version."""
         ...
 
+    def copy(self, model: str, version: int, into: Path) -> bool:
+        """Copy all files of a version below the folder `into`, so that nobody else can change what is then opened.
+
+        False, with nothing copied, if they are too large for that.
+        """
+        ...
+
     def data(self, model: str, filename: str) -> bytes:
         """A file of `model` that is not a model (the inputs of its warm-up)."""
         ...
