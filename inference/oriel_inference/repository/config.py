@@ -7,6 +7,7 @@ what only tunes an engine it does not have is ignored with a warning.
 from collections.abc import Callable, Iterable, Sequence
 
 from oriel_inference.errors import ConfigInvalid
+from oriel_inference.repository.ensembles import check_ensemble, is_ensemble
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import from_config_name
 from oriel_wire.v2.metadata import parse_config_text
@@ -43,7 +44,8 @@ def validate(config: pb.ModelConfig, model: str, file: str) -> list[str]:
     if config.name and config.name != model:
         raise refuse("name", f"{config.name[:128]!r} differs from the folder's name {model!r}")
     config.name = model
-    _backend(config, refuse)
+    if not is_ensemble(config):
+        _backend(config, refuse)
     if config.max_batch_size < 0:
         raise refuse("max_batch_size", "must not be negative")
     _tensors("input", config.input, refuse)
@@ -54,6 +56,8 @@ def validate(config: pb.ModelConfig, model: str, file: str) -> list[str]:
         _dynamic_batching(config.dynamic_batching, config.max_batch_size, refuse)
     if any(version < 1 for version in config.version_policy.specific.versions):
         raise refuse("version_policy.specific.versions", "versions are positive numbers")
+    if is_ensemble(config):
+        check_ensemble(config, file)
     return _without_effect(config)
 
 
@@ -137,7 +141,6 @@ def _fixed(dims: Iterable[int]) -> int:
 def _unsupported(config: pb.ModelConfig, refuse: _Refuse) -> None:
     present = {
         "sequence_batching": config.HasField("sequence_batching"),
-        "ensemble_scheduling": config.HasField("ensemble_scheduling"),
         "batch_input": bool(config.batch_input),
         "batch_output": bool(config.batch_output),
         "model_operations": bool(config.model_operations.op_library_filename),

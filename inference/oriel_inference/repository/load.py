@@ -10,13 +10,14 @@ from oriel_inference.errors import ConfigInvalid, InferenceError, LoadFailed
 from oriel_inference.model import ModelSpec
 from oriel_inference.repository.check import ModelCheck
 from oriel_inference.repository.config import CONFIG_FILE, parse, select_versions, validate
+from oriel_inference.repository.ensembles import as_ensemble, is_ensemble, part_names
 from oriel_inference.repository.spec import build_spec, check_against_file, complete, engine_options, instance_count
 from oriel_inference.repository.warmup import run_warmup
 from oriel_inference.repository.zeros import zeros
 from oriel_inference.stores import ModelStore
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
-__all__ = ["LoadedVersion", "load_model"]
+__all__ = ["LoadedVersion", "load_model", "read_parts"]
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ def load_model(
     for warning in validate(config, model, file):
         _log.warning("%s: %s", file, warning)
     versions = select_versions(config, store.versions(model), file)
-    backend = find_backend(config.backend)
+    backend = None if is_ensemble(config) else find_backend(config.backend)
     loaded: dict[int, LoadedVersion | LoadFailed | None] = {}
     for version in versions:
         identity = f"{before.shared}.{before.versions.get(version, '')}" if override is None else ""
@@ -84,9 +85,12 @@ def load_model(
         copy = pb.ModelConfig()
         copy.CopyFrom(config)
         try:
-            loaded[version] = _load_version(
-                store, backend, copy, version, file, cores=cores, models=models, check=check, identity=identity
-            )
+            if backend is None:
+                loaded[version] = _load_ensemble(store, copy, version, file, identity)
+            else:
+                loaded[version] = _load_version(
+                    store, backend, copy, version, file, cores=cores, models=models, check=check, identity=identity
+                )
         except LoadFailed as failure:
             loaded[version] = failure
     if store.fingerprint(model) != before:
@@ -95,6 +99,14 @@ def load_model(
                 each.close()
         raise LoadFailed(f"the files of {model} changed while they were being loaded")
     return loaded
+
+
+def _load_ensemble(store: ModelStore, config: pb.ModelConfig, version: int, file: str, identity: str) -> LoadedVersion:
+    """Nothing to open: what it is made of is judged when it is known what the models of its steps are."""
+    spec = build_spec(config, version, file, labels=lambda name: _labels(store, config.name, name))
+    return LoadedVersion(
+        spec=as_ensemble(spec, config), config=config, sessions=(), units=0, run_s=None, identity=identity
+    )
 
 
 def _load_version(
@@ -145,6 +157,16 @@ def _load_version(
         run_s=_warm_up(first, spec) if runs and not decoupled else None,
         identity=identity,
     )
+
+
+def read_parts(store: ModelStore, model: str, override: pb.ModelConfig | None) -> list[str]:
+    """The models that `model` needs if it is an ensemble; what is wrong with it is for `load_model` to say."""
+    try:
+        text = store.text(model, CONFIG_FILE) if override is None else None
+        config = override or (parse(text, CONFIG_FILE) if text is not None else pb.ModelConfig())
+    except LoadFailed:
+        return []
+    return part_names(config)
 
 
 def _labels(store: ModelStore, model: str, filename: str) -> Sequence[str]:

@@ -1,0 +1,42 @@
+"""What the rest of the server asks of whatever runs a model's calls: a batcher, or the scheduler of an ensemble."""
+
+from typing import Protocol
+
+from oriel_inference.batching.call import Call
+from oriel_inference.statistics import Statistics
+
+__all__ = ["Scheduler"]
+
+
+class Scheduler(Protocol):
+    """Runs the calls of one model version; on the loop."""
+
+    @property
+    def statistics(self) -> Statistics: ...
+
+    @property
+    def units(self) -> int:
+        """Cores of one run, 0 if it runs nothing itself."""
+        ...
+
+    @property
+    def pending(self) -> int:
+        """Calls that wait."""
+        ...
+
+    @property
+    def running(self) -> int:
+        """What is under way: batches, or calls of an ensemble."""
+        ...
+
+    def submit(self, call: Call) -> None:
+        """Take `call`; its reply comes later on the loop, or now if it is refused."""
+        ...
+
+    def leave(self, call: Call) -> None:
+        """The caller went away: no reply. Its place is free at once."""
+        ...
+
+    def close(self) -> None:
+        """Fail what waits; what runs ends on its own. Nothing is taken afterwards."""
+        ...
