@@ -131,7 +131,8 @@ class Rollout:
                 entry = self._entry(made[version], old.get(version))
             entries[version] = entry
             if entry.reason:
-                _log.error("model %s version %s: %s", name, version, entry.reason)
+                level = logging.INFO if entry.state is ModelState.LOADING else logging.ERROR
+                _log.log(level, "model %s version %s: %s", name, version, entry.reason)
             elif loaded is not None:
                 _log_ready(made[version])
             if entry.reason and entry.state is not ModelState.LOADING:
@@ -223,8 +224,11 @@ class Rollout:
             kept = [entry.serving for entry in after.values()]
             newest_ones = self._ensembles[user].values()
             gone = [each for each in self._serving(user).values() if each not in kept and each not in newest_ones]
-            self._set(user, list(after.values()))
+            self._catalog.publish(user, list(after.values()))
             self._leave(gone)
+            # Reasons quote one another: only what changes for requests goes further.
+            if _seen(after) != _seen(before):
+                self._settle(user)
 
     def _forget(self, name: str, *, but: Sequence[ServingModel | None] = ()) -> None:
         """Ensembles that waited for a part and are wanted no more."""
@@ -293,6 +297,10 @@ def _refused(name: str, version: int, reason: str, serving: ServingModel | None)
         return Entry(name=name, version=version, state=ModelState.UNAVAILABLE, reason=reason)
     kept = f"the files it was loaded from still serve, newer ones were refused: {reason}"
     return Entry(name=name, version=version, state=ModelState.READY, reason=kept, serving=serving)
+
+
+def _seen(entries: Mapping[int, Entry]) -> dict[int, tuple[ModelState, int]]:
+    return {version: (entry.state, id(entry.serving)) for version, entry in entries.items()}
 
 
 def _why(entry: Entry) -> str:

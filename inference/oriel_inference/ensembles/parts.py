@@ -31,7 +31,7 @@ def judge(spec: ModelSpec, catalog: Catalog, file: str) -> Verdict:
         try:
             models.append(catalog.get(step.model, version))
         except InferenceError:
-            return _missing(step.model, version, catalog)
+            return _missing(spec.name, step.model, version, catalog)
     try:
         check_models(spec, [model.spec for model in models], file)
         _check_nesting(spec, catalog, file)
@@ -40,16 +40,29 @@ def judge(spec: ModelSpec, catalog: Catalog, file: str) -> Verdict:
     return Verdict(state=ModelState.READY, models=tuple(models))
 
 
-def _missing(model: str, version: str, catalog: Catalog) -> Verdict:
+def _missing(ensemble: str, model: str, version: str, catalog: Catalog) -> Verdict:
     entries = catalog.entries(model)
     shown = f"model {quoted(model)}" + (f" version {version}" if version else "")
-    if any(entry.state is ModelState.LOADING for entry in entries):
+    awaited = _awaited(model, catalog, {ensemble})
+    if awaited == ensemble:
+        reason = f"needs {shown}, which waits for ensemble {quoted(ensemble)} itself"
+        return Verdict(state=ModelState.UNAVAILABLE, reason=reason, needs=model)
+    if awaited:
         return Verdict(state=ModelState.LOADING, reason=f"waits for {shown}", needs=model)
-    why = next((entry.reason for entry in entries if entry.reason), "")
-    if not entries:
-        why = "it is not loaded"
+    why = next((entry.reason for entry in entries if entry.reason), "") if entries else "it is not loaded"
     reason = f"needs {shown}, which is not ready" + (f": {why}" if why else "")
     return Verdict(state=ModelState.UNAVAILABLE, reason=reason, needs=model)
+
+
+def _awaited(model: str, catalog: Catalog, above: set[str]) -> str:
+    """What is being loaded that `model` waits for, itself perhaps; empty if nothing is. One of `above`: a ring."""
+    while model not in above:
+        entry = next((each for each in catalog.entries(model) if each.state is ModelState.LOADING), None)
+        if entry is None or not entry.needs:
+            return model if entry is not None else ""
+        above.add(model)
+        model = entry.needs
+    return model
 
 
 def _check_nesting(spec: ModelSpec, catalog: Catalog, file: str) -> None:
