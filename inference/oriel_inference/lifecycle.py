@@ -11,6 +11,7 @@ from oriel_inference.model import ModelSpec, ModelState
 from oriel_wire.v2.datatypes import quoted
 from oriel_wire.v2.metadata import ModelMetadata, describe
 from oriel_wire.v2.proto import model_config_pb2 as pb
+from oriel_wire.v2.recognise import Templates
 
 __all__ = ["Catalog", "Entry", "ServingModel"]
 
@@ -18,8 +19,9 @@ __all__ = ["Catalog", "Entry", "ServingModel"]
 class ServingModel:
     """One version that serves. provider: the execution provider in use, as the runtime says.
 
-    identity: what its files looked like when they were loaded, "" if they came with a request. holds: requests of
-    ensembles that began with it and may still come to it; it does not close before they end. Writer: the ensembles.
+    identity: what its files looked like when they were loaded, "" if they came with a request. recognises: whether
+    `templates` may stand for the full decoder. holds: requests of ensembles that began with it and may still come to
+    it; it does not close before they end. Writer: the ensembles.
     """
 
     __slots__ = (
@@ -30,8 +32,10 @@ class ServingModel:
         "identity",
         "load_s",
         "provider",
+        "recognises",
         "sessions",
         "spec",
+        "templates",
         "version",
     )
 
@@ -54,6 +58,8 @@ class ServingModel:
         self.load_s = load_s
         self.identity = identity
         self.holds = 0
+        self.recognises = not spec.decoupled
+        self.templates = Templates()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
