@@ -177,7 +177,7 @@ class ModelControl:
                     await asyncio.to_thread(_write, folder / name, files)
                 except LoadFailed as failure:
                     raise LoadRefused(f"failed to load {quoted(name)}: {failure.reason}") from failure
-                failure_text = await self._load_from(name, (LocalStore(folder),), config)
+                failure_text = await self._load_from(name, (LocalStore(folder, runs_code=False),), config)
             finally:
                 # The runtime has read or mapped what it needs.
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
@@ -367,9 +367,9 @@ class ModelControl:
                 break
             await asyncio.sleep(LEAVE_POLL_S)
         batcher.close()
-        if not batcher.running:
-            for session in serving.sessions:
-                session.close()
+        if not batcher.running or serving.takes_requests:
+            # Ending processes takes a while.
+            await asyncio.to_thread(serving.close)
         self._catalog.leaving.remove(serving)
         _log.info("model %s version %s has left", serving.spec.name, serving.version)
 

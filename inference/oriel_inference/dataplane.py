@@ -6,6 +6,7 @@ no task per request.
 
 from collections.abc import Callable, Sequence
 
+from oriel_inference.backends import Outputs
 from oriel_inference.batching.call import Answer, Call
 from oriel_inference.classification import top_classes
 from oriel_inference.errors import InferenceError, NotSupported
@@ -102,6 +103,7 @@ class Dataplane:
             size_bytes=size_bytes,
             level=fitted.level,
             emit=_relayed(serving, request, emit) if decoupled and emit is not None else None,
+            source=(request, ctx) if serving.takes_requests else None,
         )
         serving.batcher.submit(call)
         return lambda: serving.batcher.leave(call)
@@ -114,21 +116,27 @@ def _relayed(
 
 
 def respond(serving: ServingModel, request: InferRequest, found: Sequence[Array]) -> InferResponse:
-    """The requested outputs (all by default), in the order asked for."""
+    """The requested outputs (all by default), in the order asked for; a Python model may leave some out."""
     spec = serving.spec
     if request.outputs is None:
         outputs = [
             Tensor(known.name, known.datatype, array.shape, array)
             for known, array in zip(spec.outputs, found, strict=True)
+            if array is not None
         ]
     else:
         arrays = {known.name: (known, array) for known, array in zip(spec.outputs, found, strict=True)}
         outputs = []
         for wanted in request.outputs:
             known, array = arrays[wanted.name]
+            if array is None:
+                continue
             datatype = known.datatype
             if wanted.classification:
                 array = top_classes(array, known, wanted.classification, batched=spec.batched)
                 datatype = "BYTES"
             outputs.append(Tensor(known.name, datatype, array.shape, array))
-    return InferResponse(model_name=spec.name, model_version=serving.version, id=request.id, outputs=outputs)
+    response = InferResponse(model_name=spec.name, model_version=serving.version, id=request.id, outputs=outputs)
+    if type(found) is Outputs:
+        response.parameters = found.parameters
+    return response

@@ -1,9 +1,10 @@
 """Which models there are and which of them serve: the catalog. `control` fills it. Single writer: the loop."""
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from oriel_inference.backends import Session
+from oriel_inference.backends import Session, takes_requests
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.errors import ModelNotReady, UnknownModel
 from oriel_inference.fitting import RequestFitter
@@ -18,10 +19,22 @@ __all__ = ["Catalog", "Entry", "ServingModel"]
 class ServingModel:
     """One version that serves. provider: the execution provider in use, as the runtime says.
 
-    identity: what its files looked like when they were loaded, "" if they came with a request.
+    identity: what its files looked like when they were loaded, "" if they came with a request. takes_requests: its
+    sessions want to know what the client sent.
     """
 
-    __slots__ = ("batcher", "config", "fitter", "identity", "load_s", "provider", "sessions", "spec", "version")
+    __slots__ = (
+        "batcher",
+        "config",
+        "fitter",
+        "identity",
+        "load_s",
+        "provider",
+        "sessions",
+        "spec",
+        "takes_requests",
+        "version",
+    )
 
     def __init__(
         self,
@@ -38,9 +51,19 @@ class ServingModel:
         self.batcher = batcher
         self.sessions = sessions
         self.provider = sessions[0].provider
+        self.takes_requests = takes_requests(sessions[0])
         self.fitter = RequestFitter(spec)
         self.load_s = load_s
         self.identity = identity
+
+    def close(self) -> None:
+        """Close the sessions, together; blocks. Nothing may run, unless they take requests one by one."""
+        if self.takes_requests:
+            with ThreadPoolExecutor(len(self.sessions)) as closers:
+                list(closers.map(lambda session: session.close(), self.sessions))
+            return
+        for session in self.sessions:
+            session.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,16 +2,14 @@
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from oriel_inference.errors import InferenceError
 from oriel_policies.queue import Ticket
-from oriel_wire.v2.messages import Array
+from oriel_wire.context import CallContext
+from oriel_wire.v2.messages import Array, InferRequest
 
-if TYPE_CHECKING:
-    from oriel_inference.batching.stream import Relay
-
-__all__ = ["Answer", "BatchTimes", "Call", "Emit", "Reply"]
+__all__ = ["Answer", "BatchTimes", "Call", "Closable", "Emit", "Reply"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +39,12 @@ Reply = Callable[[Answer | InferenceError], None]
 Emit = Callable[[Sequence[Array], Callable[[], None]], None]
 
 
+class Closable(Protocol):
+    """What wants to know when a call ends before its answer has come."""
+
+    def close(self) -> None: ...
+
+
 class Call:
     """A request as the batcher sees it.
 
@@ -48,7 +52,8 @@ class Call:
     set of inputs). deadline: absolute; give_up_s: when it leaves the queue at the latest (not above the deadline).
     level: the caller's own ranking, which orders only its own calls of its own tier: 0 goes before 1.
     reply: called exactly once on the loop, unless the caller leaves first. emit: for decoupled models, called before
-    that with each response's outputs and what to call once they are written. relay: set while such a model runs it.
+    that with each response's outputs and what to call once they are written. relay: set while such a model runs it, or
+    a Python model. source: what the client sent and on whose behalf, for models that take requests one by one.
     """
 
     __slots__ = (
@@ -61,6 +66,7 @@ class Call:
         "reply",
         "rows",
         "signature",
+        "source",
         "started_s",
         "ticket",
     )
@@ -80,6 +86,7 @@ class Call:
         give_up_s: float | None = None,
         level: int = 0,
         emit: Emit | None = None,
+        source: tuple[InferRequest, CallContext] | None = None,
     ) -> None:
         self.inputs = inputs
         self.rows = rows
@@ -88,7 +95,8 @@ class Call:
         self.deadline = deadline
         self.reply = reply
         self.emit = emit
-        self.relay: Relay | None = None
+        self.relay: Closable | None = None
+        self.source = source
         self.started_s = 0.0  # when it left the queue for a batch; 0 before
         self.finished = False
         self.ticket = Ticket(

@@ -84,6 +84,8 @@ def _backend(config: pb.ModelConfig, refuse: _Refuse) -> None:
     backend = config.backend or _PLATFORMS.get(config.platform, "")
     if config.backend and config.platform and _PLATFORMS[config.platform] != config.backend:
         raise refuse("backend", f"{config.backend[:64]!r} contradicts platform {config.platform!r}")
+    if not backend and config.default_model_filename.endswith(".py"):
+        backend = "python"
     if not backend and (config.default_model_filename or "model.onnx").endswith(".onnx"):
         backend = "onnxruntime"
     if not backend:

@@ -5,11 +5,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from oriel_inference.backends import Backend, Session
+from oriel_inference.backends import Backend, Session, takes_requests
 from oriel_inference.errors import ConfigInvalid, InferenceError, LoadFailed
 from oriel_inference.model import ModelSpec
 from oriel_inference.repository.check import ModelCheck
 from oriel_inference.repository.config import CONFIG_FILE, parse, select_versions, validate
+from oriel_inference.repository.python_model import (
+    PYTHON_FILE,
+    check_python,
+    detect_python,
+    is_configured,
+    open_first,
+)
 from oriel_inference.repository.spec import build_spec, check_against_file, complete, engine_options, instance_count
 from oriel_inference.repository.warmup import run_warmup
 from oriel_inference.repository.zeros import zeros
@@ -71,10 +78,13 @@ def load_model(
     else:
         text = store.text(model, CONFIG_FILE)
         config = parse(text, file) if text is not None else pb.ModelConfig()
+    detect_python(config, store, model)
     for warning in validate(config, model, file):
         _log.warning("%s: %s", file, warning)
     versions = select_versions(config, store.versions(model), file)
     backend = find_backend(config.backend)
+    if is_configured(backend):
+        check_python(config, store, file)
     loaded: dict[int, LoadedVersion | LoadFailed | None] = {}
     for version in versions:
         identity = f"{before.shared}.{before.versions.get(version, '')}" if override is None else ""
@@ -113,17 +123,25 @@ def _load_version(
     # A lone model gets all cores. Several share: a long batch of one must leave room for the others.
     share = max(1, cores // max(instances, min(2, models)))
     options = engine_options(config, file, default_threads=share)
-    filename = config.default_model_filename or DEFAULT_FILE
+    configured = is_configured(backend)
+    filename = config.default_model_filename or (PYTHON_FILE if configured else DEFAULT_FILE)
     path = store.artifact(config.name, version, filename)
-    runs = True
-    if check is not None:
+    runs = not configured
+    if check is not None and not configured:
         runs = check.check(path, f"{config.name}/{version}/{filename}", config.backend, options)
     sessions: list[Session] = []
     try:
-        first = backend.open(path, options)
+        first: Session
+        if is_configured(backend):
+            first = open_first(
+                backend, path, config, options, version, file, lambda found: validate(found, config.name, file)
+            )
+            instances = instance_count(config)
+        else:
+            first = backend.open(path, options)
         sessions.append(first)
         decoupled = config.model_transaction_policy.decoupled
-        if decoupled and not hasattr(first, "stream"):
+        if decoupled and not (takes_requests(first) or hasattr(first, "stream")):
             reason = f"backend {config.backend!r} gives exactly one response per request"
             raise ConfigInvalid(file, "model_transaction_policy.decoupled", reason)
         if decoupled and config.model_warmup:
@@ -131,7 +149,11 @@ def _load_version(
         complete(config, first.inputs, first.outputs)
         check_against_file(config, first.inputs, first.outputs, file)
         spec = build_spec(config, version, file, labels=lambda name: _labels(store, config.name, name))
-        sessions.extend(backend.open(path, options) for _ in range(instances - 1))
+        for index in range(1, instances):
+            if is_configured(backend):
+                sessions.append(backend.open_next(path, config, options, version, index))
+            else:
+                sessions.append(backend.open(path, options))
         run_warmup(config, spec, sessions, file, read=lambda name: store.data(config.name, f"warmup/{name}"))
     except LoadFailed:
         for session in sessions:

@@ -26,8 +26,11 @@ class Fingerprint:
 class ModelStore(Protocol):
     """Read-only view of one model repository. Methods block: call them from a thread.
 
-    Each raises LoadFailed with a reason that holds no absolute path.
+    Each raises LoadFailed with a reason that holds no absolute path. runs_code: whether its Python models may run.
     """
+
+    @property
+    def runs_code(self) -> bool: ...
 
     def models(self) -> Sequence[str]:
         """Names of the models, sorted; entries whose names no model may have are left out."""
@@ -35,6 +38,10 @@ class ModelStore(Protocol):
 
     def versions(self, model: str) -> Sequence[int]:
         """Versions of `model`, ascending."""
+        ...
+
+    def has(self, model: str, filename: str) -> bool:
+        """Whether `model` has that file."""
         ...
 
     def text(self, model: str, filename: str) -> str | None:

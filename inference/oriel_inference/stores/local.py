@@ -28,12 +28,13 @@ MAX_VERSION_BYTES = 16 << 30
 class LocalStore:
     """Models below `root`. Raises LoadFailed at once if `root` is not a folder that can be read.
 
-    max_version_bytes: the files of one version together.
+    max_version_bytes: the files of one version together. runs_code: the operator put the files there.
     """
 
-    def __init__(self, root: Path, *, max_version_bytes: int = MAX_VERSION_BYTES) -> None:
+    def __init__(self, root: Path, *, max_version_bytes: int = MAX_VERSION_BYTES, runs_code: bool = True) -> None:
         self._root = root.resolve()
         self._max_version_bytes = max_version_bytes
+        self.runs_code = runs_code
         if not self._root.is_dir():
             raise LoadFailed(f"model repository {str(root)!r} is not a folder")
 
@@ -46,6 +47,9 @@ class LocalStore:
         folder = self._inside(model)
         names = self._entries(folder, f"model {model!r}")
         return sorted(int(name) for name in names if is_version(name) and (folder / name).is_dir())
+
+    def has(self, model: str, filename: str) -> bool:
+        return self._inside(model, *_parts(filename)).is_file()
 
     def text(self, model: str, filename: str) -> str | None:
         data = self._read(model, filename, MAX_TEXT_BYTES)

@@ -1,0 +1,330 @@
+"""What server and child say to one another, and its bytes.
+
+A frame is a header (mark, length of the head, length of the body), a MessagePack head and the raw bytes of the
+tensors that the head describes. Head and tensors are padded to ALIGN bytes, so that arrays can be views of what was
+received. There is no pickle anywhere. Lengths are checked before anything is allocated.
+
+There are two sockets. On `work` the server says what is to be done and the child everything it has to say; on
+`control` the server says what must be heard while the child works (cancellation, credit, answers of other models).
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from oriel_wire.v2.datatypes import DATATYPES, decode_raw, raw_view
+from oriel_wire.v2.messages import Array, ParameterValue
+
+__all__ = [
+    "AHEAD",
+    "Answers",
+    "Assembler",
+    "Cancel",
+    "Credit",
+    "Execute",
+    "Failed",
+    "Finalize",
+    "Finalized",
+    "FrameError",
+    "Infer",
+    "Inferred",
+    "Initialize",
+    "Load",
+    "Loaded",
+    "Message",
+    "Ready",
+    "RequestHead",
+    "Respond",
+    "ResultHead",
+    "Returned",
+    "Say",
+    "TensorHead",
+    "encode",
+    "read_tensors",
+    "tensor_parts",
+]
+
+ALIGN = 16
+MAX_HEAD_BYTES = 16 << 20
+MAX_BODY_BYTES = 1 << 30
+SCRATCH_BYTES = 64 * 1024
+AHEAD = 16  # responses of one request that may be on their way before its reader has taken one
+_MARK = b"oPY1"
+_HEADER = struct.Struct("<4sIQ")
+_PADDING = bytes(ALIGN)
+
+Buffer = bytes | bytearray | memoryview
+Part = tuple[str, str, Array]  # name, datatype, array
+
+
+class FrameError(Exception):
+    """The other side sent what no frame is, or more than a frame may hold."""
+
+
+class TensorHead(msgspec.Struct, array_like=True):
+    """size: bytes in the body, without padding."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    size: int
+
+
+class RequestHead(msgspec.Struct, array_like=True):
+    """deadline, ends: monotonic seconds, the machine's, see `backends.Request`."""
+
+    id: int
+    request_id: str
+    correlation: int | str
+    flags: int
+    timeout_us: int
+    parameters: dict[str, ParameterValue]
+    outputs: list[str]
+    deadline: float
+    ends: float
+    idle_s: float
+    inputs: list[TensorHead]
+
+
+class ResultHead(msgspec.Struct, array_like=True):
+    """error: a code of TritonError and a sentence."""
+
+    tensors: list[TensorHead] = []
+    parameters: dict[str, ParameterValue] = {}
+    error: tuple[int, str] | None = None
+
+
+class Load(msgspec.Struct, array_like=True, tag=1):
+    """First message to a child. config: the model configuration as JSON."""
+
+    file: str
+    name: str
+    version: str
+    config: str
+    max_body_bytes: int
+
+
+class Loaded(msgspec.Struct, array_like=True, tag=2):
+    """The file was imported. config: what `auto_complete_config` made of it; None if the model has no such function."""
+
+    config: str | None
+
+
+class Initialize(msgspec.Struct, array_like=True, tag=3):
+    """args: of `initialize`. outputs: every output's name."""
+
+    args: dict[str, str]
+    decoupled: bool
+    outputs: list[str]
+
+
+class Ready(msgspec.Struct, array_like=True, tag=4):
+    """`initialize` has returned."""
+
+
+class Failed(msgspec.Struct, array_like=True, tag=5):
+    """Loading or initialising raised. detail: the traceback."""
+
+    reason: str
+    detail: str
+
+
+class Execute(msgspec.Struct, array_like=True, tag=6):
+    batch: int
+    requests: list[RequestHead]
+
+
+class Answers(msgspec.Struct, array_like=True, tag=7):
+    """One result per request of the batch. began, ended: of `execute`, monotonic seconds."""
+
+    batch: int
+    began: float
+    ended: float
+    results: list[ResultHead]
+
+
+class Respond(msgspec.Struct, array_like=True, tag=8):
+    """One response of a decoupled model, or only its end."""
+
+    request: int
+    result: ResultHead | None
+    final: bool
+
+
+class Returned(msgspec.Struct, array_like=True, tag=9):
+    """`execute` of a decoupled model has returned; its responses may come later."""
+
+    batch: int
+
+
+class Finalize(msgspec.Struct, array_like=True, tag=10):
+    pass
+
+
+class Finalized(msgspec.Struct, array_like=True, tag=11):
+    pass
+
+
+class Cancel(msgspec.Struct, array_like=True, tag=12):
+    """Nobody waits for this request any more."""
+
+    request: int
+
+
+class Credit(msgspec.Struct, array_like=True, tag=13):
+    """So many responses of this request have been taken."""
+
+    request: int
+    count: int
+
+
+class Say(msgspec.Struct, array_like=True, tag=14):
+    """A line for the server's log. level: of `logging`."""
+
+    level: int
+    text: str
+
+
+class Infer(msgspec.Struct, array_like=True, tag=15):
+    """A model asks another model."""
+
+    id: int
+    model: str
+    version: str
+    request_id: str
+    parameters: dict[str, ParameterValue]
+    outputs: list[str]
+    timeout_us: int
+    decoupled: bool
+    inputs: list[TensorHead]
+
+
+class Inferred(msgspec.Struct, array_like=True, tag=16):
+    """What the other model said. final: nothing more comes."""
+
+    id: int
+    result: ResultHead | None
+    final: bool
+
+
+Message = (
+    Load
+    | Loaded
+    | Initialize
+    | Ready
+    | Failed
+    | Execute
+    | Answers
+    | Respond
+    | Returned
+    | Finalize
+    | Finalized
+    | Cancel
+    | Credit
+    | Say
+    | Infer
+    | Inferred
+)
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Message)
+
+
+def tensor_parts(parts: Sequence[Part], into: list[Buffer]) -> list[TensorHead]:
+    """Append the arrays' bytes to `into`, views where possible. Raises BadMessage if an array is not what it says."""
+    heads = []
+    for name, datatype, array in parts:
+        data = raw_view(array, datatype, array.shape, f"tensor {name[:64]!r}")
+        size = len(data)
+        heads.append(TensorHead(name, datatype, array.shape, size))
+        into.append(data)
+        if size % ALIGN:
+            into.append(_PADDING[size % ALIGN :])
+    return heads
+
+
+def encode(message: Message, body: Sequence[Buffer] = (), *, max_body_bytes: int = MAX_BODY_BYTES) -> list[Buffer]:
+    """The frame in pieces. body: of `tensor_parts`. Raises FrameError if it is larger than a frame may be."""
+    head = _encoder.encode(message)
+    size = sum(map(len, body))
+    if len(head) > MAX_HEAD_BYTES or size > max_body_bytes:
+        raise FrameError(f"{max(size, len(head))} bytes are more than fit into one message ({max_body_bytes})")
+    head += _PADDING[len(head) % ALIGN or ALIGN :]
+    return [_HEADER.pack(_MARK, len(head), size) + head, *body]
+
+
+def read_tensors(heads: Sequence[TensorHead], body: memoryview, at: int = 0) -> tuple[list[Part], int]:
+    """The tensors that lie in `body` from `at` on, and where they end. Raises BadMessage if they do not fit."""
+    parts = []
+    for head in heads:
+        what = f"tensor {head.name[:64]!r}"
+        entry = DATATYPES.get(head.datatype)
+        if entry is None or head.size < 0 or at + head.size > len(body):
+            raise FrameError(f"{what} does not lie in its message")
+        parts.append((head.name, head.datatype, decode_raw(body, at, head.size, entry, head.shape, what)))
+        at += head.size + -head.size % ALIGN
+    return parts, at
+
+
+class Assembler:
+    """Cuts a stream into frames: read into `buffer()`, then say how much with `received`.
+
+    Bodies are private to their frame and writable; large ones are received where they stay.
+    """
+
+    def __init__(self, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+        self._max_body_bytes = max_body_bytes
+        self._scratch = bytearray(SCRATCH_BYTES)
+        self._view = memoryview(self._scratch)
+        self._filled = 0
+        self._large: memoryview | None = None  # a whole frame that does not fit the scratch
+        self._large_filled = 0
+        self._head = 0
+
+    def buffer(self) -> memoryview:
+        """Where the next bytes go; never empty."""
+        if self._large is not None:
+            return self._large[self._large_filled :]
+        return self._view[self._filled :]
+
+    def received(self, count: int) -> list[tuple[Message, memoryview]]:
+        """`count` bytes are in the buffer; the frames that are whole now. Raises FrameError."""
+        if self._large is not None:
+            self._large_filled += count
+            if self._large_filled < len(self._large):
+                return []
+            frame, self._large = self._large, None
+            return [self._decode(frame[_HEADER.size :], self._head)]
+        self._filled += count
+        frames, at = [], 0
+        while self._filled - at >= _HEADER.size:
+            mark, head, body = _HEADER.unpack_from(self._scratch, at)
+            if mark != _MARK or head > MAX_HEAD_BYTES or body > self._max_body_bytes:
+                raise FrameError("a message is malformed or too large")
+            total = _HEADER.size + head + body
+            if self._filled - at >= total:
+                data = memoryview(self._scratch[at + _HEADER.size : at + total])
+                frames.append(self._decode(data, head))
+                at += total
+                continue
+            if total > SCRATCH_BYTES:
+                # Not a bytearray: that would be zeroed first.
+                self._large = np.empty(total, np.uint8).data.cast("B")
+                self._large_filled, self._head = self._filled - at, head
+                self._large[: self._large_filled] = self._view[at : self._filled]
+                at = self._filled
+            break
+        rest = self._filled - at
+        if at and rest:
+            self._scratch[:rest] = self._scratch[at : self._filled]
+        self._filled = rest
+        return frames
+
+    def _decode(self, data: memoryview, head: int) -> tuple[Message, memoryview]:
+        try:
+            message: Any = _decoder.decode(data[:head])
+        except msgspec.MsgspecError as error:
+            raise FrameError(f"a message cannot be read: {str(error)[:200]}") from error
+        return message, data[head:]
