@@ -12,6 +12,7 @@ from oriel_inference.model import ModelSpec, ModelState
 from oriel_wire.v2.datatypes import quoted
 from oriel_wire.v2.metadata import ModelMetadata, describe
 from oriel_wire.v2.proto import model_config_pb2 as pb
+from oriel_wire.v2.recognise import Templates
 
 __all__ = ["Catalog", "Entry", "ServingModel"]
 
@@ -19,8 +20,8 @@ __all__ = ["Catalog", "Entry", "ServingModel"]
 class ServingModel:
     """One version that serves. provider: the execution provider in use, as the runtime says.
 
-    identity: what its files looked like when they were loaded, "" if they came with a request. takes_requests: its
-    sessions want to know what the client sent.
+    identity: what its files looked like when they were loaded, "" if they came with a request. recognises: whether
+    `templates` may stand for the full decoder. takes_requests: its sessions want to know what the client sent.
     """
 
     __slots__ = (
@@ -30,9 +31,11 @@ class ServingModel:
         "identity",
         "load_s",
         "provider",
+        "recognises",
         "sessions",
         "spec",
         "takes_requests",
+        "templates",
         "version",
     )
 
@@ -55,6 +58,8 @@ class ServingModel:
         self.fitter = RequestFitter(spec)
         self.load_s = load_s
         self.identity = identity
+        self.recognises = not spec.decoupled and not self.takes_requests
+        self.templates = Templates()
 
     def close(self) -> None:
         """Close the sessions, together; blocks. Nothing may run, unless they take requests one by one."""

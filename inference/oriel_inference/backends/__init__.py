@@ -90,8 +90,8 @@ class Outputs(list[Any]):
 class Request:
     """One request of a batch, for sessions that take them one by one.
 
-    inputs: name -> array as the runtime wants it. deadline: absolute; each response of a stream moves it to `idle_s` from
-    there, at most to `ends`.
+    inputs: name -> array as the runtime wants it. deadline: absolute; each response of a stream moves it to `idle_s`
+    from there, at most to `ends`.
     asked, context: what the client sent and on whose behalf, None in a warm-up.
     """
 

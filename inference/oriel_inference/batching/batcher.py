@@ -105,7 +105,8 @@ class Batcher:
         self._expiry: Timer | None = None
         self._expiry_at = 0.0
         self._wait: Timer | None = None
-        self._inline_s = inline_s
+        # Whoever answers later cannot run on the loop.
+        self._inline_s = 0.0 if sessions and takes_requests(sessions[0]) else inline_s
         self._inline_penalty = 0
         self._fastest = RecentMinimum()
 

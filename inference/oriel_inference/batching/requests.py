@@ -22,7 +22,7 @@ Results = Sequence[tuple[Sequence[Call], Outcome]]
 class RequestBatch:
     """The Execution of `calls`.
 
-    finish: takes results, of some of the calls or of none; ended is true with the last. free: the instance is idle again.
+    finish: takes the results of some of the calls, and whether they are the last. free: the instance is idle again.
     fail: ends a call with an error.
     """
 

@@ -2,6 +2,7 @@
 
 import time
 
+from oriel_inference.batching.call import Answer
 from oriel_inference.dataplane import Completion
 from oriel_inference.errors import InferenceError
 from oriel_wire.context import COST_US, REQUEST_ID, CallContext
@@ -43,6 +44,20 @@ class Trail:
         headers.append(("server-timing", server_timing(stages)))
         headers.append((COST_US, str(answer.cost_us)))
         return headers
+
+    def answered(self, queued_s: float, answer: Answer, model: str) -> str:
+        """What `ended` gives for an answer, as header lines."""
+        span = self._span
+        if span.sampled:
+            self._record(Completion(queued_s, answer=answer), model, None)
+        times = answer.times
+        return (
+            f"{REQUEST_ID}: {self._ctx.request_id}\r\n"
+            f"traceresponse: 00-{span.trace_id:032x}-{span.span_id:016x}-0{1 if span.sampled else 0}\r\n"
+            f"server-timing: queue;dur={(times.started_s - queued_s) * 1e3:.3f}, "
+            f"compute;dur={(times.split_s - times.started_s) * 1e3:.3f}\r\n"
+            f"{COST_US}: {answer.cost_us}\r\n"
+        )
 
     def identity(self) -> list[tuple[str, str]]:
         """The headers every answer has."""
