@@ -13,6 +13,7 @@ from oriel_inference.batching.stream import IDLE_S, MAX_S, deliver
 from oriel_inference.clock import Clock
 from oriel_inference.errors import BackendFailed, InferenceError
 from oriel_inference.model import ModelSpec
+from oriel_wire.v2.messages import Array
 
 __all__ = ["RequestBatch"]
 
@@ -127,7 +128,7 @@ class RequestBatch:
     def _all(self) -> Results:
         """Those that have rows are one batch; the others fail one by one."""
         good: list[Call] = []
-        shares: list[list[object]] = []
+        shares: list[list[Array]] = []
         results: list[tuple[Sequence[Call], Outcome]] = []
         for call, result in zip(self._calls, self._results, strict=True):
             if result is None:

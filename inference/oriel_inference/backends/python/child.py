@@ -98,9 +98,10 @@ class Instance:
         # Behind what is installed: a model's own files replace nothing.
         sys.path += [str(folder), str(folder.parent)]
         module = _import(Path(load.file), load.version)
-        self._class = getattr(module, CLASS, None)
-        if not inspect.isclass(self._class):
+        found = getattr(module, CLASS, None)
+        if not inspect.isclass(found):
             raise TritonModelException(f"{Path(load.file).name} has no class {CLASS}")
+        self._class: Any = found
         if not hasattr(self._class, "execute"):
             raise TritonModelException(f"{CLASS} has no function execute")
 

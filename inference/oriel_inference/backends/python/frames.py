@@ -251,8 +251,7 @@ def encode(message: Message, body: Sequence[Buffer] = (), *, max_body_bytes: int
     size = sum(map(len, body))
     if len(head) > MAX_HEAD_BYTES or size > max_body_bytes:
         raise FrameError(f"{max(size, len(head))} bytes are more than fit into one message ({max_body_bytes})")
-    head += _PADDING[len(head) % ALIGN or ALIGN :]
-    return [_HEADER.pack(_MARK, len(head), size) + head, *body]
+    return [_HEADER.pack(_MARK, len(head), size) + head + _PADDING[: -len(head) % ALIGN], *body]
 
 
 def read_tensors(heads: Sequence[TensorHead], body: memoryview, at: int = 0) -> tuple[list[Part], int]:
@@ -303,7 +302,7 @@ class Assembler:
             mark, head, body = _HEADER.unpack_from(self._scratch, at)
             if mark != _MARK or head > MAX_HEAD_BYTES or body > self._max_body_bytes:
                 raise FrameError("a message is malformed or too large")
-            total = _HEADER.size + head + body
+            total = _HEADER.size + head + -head % ALIGN + body
             if self._filled - at >= total:
                 data = memoryview(self._scratch[at + _HEADER.size : at + total])
                 frames.append(self._decode(data, head))
@@ -327,4 +326,4 @@ class Assembler:
             message: Any = _decoder.decode(data[:head])
         except msgspec.MsgspecError as error:
             raise FrameError(f"a message cannot be read: {str(error)[:200]}") from error
-        return message, data[head:]
+        return message, data[head + -head % ALIGN :]

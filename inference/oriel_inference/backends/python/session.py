@@ -286,7 +286,7 @@ class PythonSession:
         """The requests it works on now."""
         return [each.execution.requests[i] for each in self._batches.values() for i in each.waiting - each.left]
 
-    def inferred(self, message: Message, body: Sequence[Buffer]) -> None:
+    def inferred(self, message: Message, body: Sequence[Buffer] = ()) -> None:
         """What another model said to this one. Raises FrameError."""
         if self._process is not None:
             self._process.tell(message, body)
