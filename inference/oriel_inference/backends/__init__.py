@@ -7,13 +7,16 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 from oriel_inference.errors import InferenceError, LoadFailed
 from oriel_inference.model import EngineOptions, TensorInfo
-from oriel_wire.context import CallContext
 from oriel_wire.v2.messages import Array, InferRequest, ParameterValue
-from oriel_wire.v2.proto import model_config_pb2 as pb
+
+if TYPE_CHECKING:
+    # The processes of Python models import this package: they start sooner without protobuf.
+    from oriel_wire.context import CallContext
+    from oriel_wire.v2.proto import model_config_pb2 as pb
 
 __all__ = [
     "Backend",
@@ -101,7 +104,7 @@ class Request:
     ends: float
     idle_s: float = 0.0
     asked: InferRequest | None = None
-    context: CallContext | None = None
+    context: "CallContext | None" = None
 
 
 class Execution(Protocol):
@@ -159,10 +162,10 @@ class ConfiguredBackend(Backend, Protocol):
     def open_first(
         self,
         path: Path,
-        config: pb.ModelConfig,
+        config: "pb.ModelConfig",
         options: EngineOptions,
         version: int,
-        judge: Callable[[pb.ModelConfig], None],
+        judge: "Callable[[pb.ModelConfig], None]",
     ) -> RequestSession:
         """Let the model complete `config` in place, have it judged, initialise the first instance; blocks.
 
@@ -171,7 +174,7 @@ class ConfiguredBackend(Backend, Protocol):
         ...
 
     def open_next(
-        self, path: Path, config: pb.ModelConfig, options: EngineOptions, version: int, index: int
+        self, path: Path, config: "pb.ModelConfig", options: EngineOptions, version: int, index: int
     ) -> RequestSession:
         """Instance `index` of a model whose configuration is complete; blocks. Raises LoadFailed."""
         ...
