@@ -58,7 +58,7 @@ class ServingModel:
         self.fitter = RequestFitter(spec)
         self.load_s = load_s
         self.identity = identity
-        self.recognises = not spec.decoupled and not self.takes_requests
+        self.recognises = not spec.decoupled
         self.templates = Templates()
 
     def close(self) -> None:
@@ -113,6 +113,14 @@ class Catalog:
         """Forget a model that has left its repository."""
         self.publish(name, ())
         del self._entries[name]
+
+    def knows(self, name: str) -> bool:
+        """Whether a model has that name, serving or not."""
+        return name in self._entries
+
+    def serves(self, name: str, version: int) -> bool:
+        """Whether that version serves."""
+        return (name, str(version)) in self._by_request
 
     def names(self) -> list[str]:
         """Every model known, sorted."""

@@ -51,7 +51,6 @@ class Scripting:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self.dataplane: Dataplane | None = None
-        self._under_way: dict[PythonSession, int] = {}
 
     def __call__(self, session: PythonSession, message: Infer, body: memoryview) -> None:
         """Answer `message` in time, whatever happens."""
@@ -64,8 +63,7 @@ class Scripting:
         behalf = [each for each in session.asked_by() if each.context is not None]
         if self.dataplane is None or not behalf:
             raise InvalidRequest("other models can only be asked on behalf of a client's request")
-        count = self._under_way.get(session, 0)
-        if count >= MAX_ASKED:
+        if len(session.asks) >= MAX_ASKED:
             raise InvalidRequest(f"more than {MAX_ASKED} requests to other models are under way")
         chain = self._chain(session, message, behalf)
         parts, _ = read_tensors(message.inputs, body)
@@ -84,29 +82,29 @@ class Scripting:
             context = msgspec.structs.replace(context, deadline=min(context.deadline, ends))
 
         def reply(completion: Completion) -> None:
-            self._under_way[session] -= 1
-            if not self._under_way[session]:
-                del self._under_way[session]
-            if completion.error is not None:
-                _tell(session, message, _refusal(completion.error), final=True)
-            else:
-                _tell(session, message, completion.response, final=True)
+            session.asks.pop(message.id, None)
+            said = completion.response if completion.error is None else _refusal(completion.error)
+            _tell(session, message, said, final=True)
 
         def emit(response: InferResponse, consumed: Callable[[], None]) -> None:
             _tell(session, message, response, final=False)
             consumed()
 
-        self._under_way[session] = count + 1
+        session.asks[message.id] = lambda: None  # an answer may come before there is something to leave
         try:
-            self.dataplane.infer(
+            leave = self.dataplane.infer(
                 request,
                 context,
                 size_bytes=len(body),
                 reply=reply,
+                left=reply,
                 emit=emit if message.decoupled else None,
             )
-        except (InferenceError, BadMessage) as error:
-            reply(Completion(self._now(), error=error if isinstance(error, InferenceError) else _invalid(error)))
+        except (InferenceError, BadMessage):
+            session.asks.pop(message.id, None)
+            raise
+        if message.id in session.asks:
+            session.asks[message.id] = leave
 
     def _chain(self, session: PythonSession, message: Infer, behalf: Sequence[Request]) -> tuple[str, ...]:
         before = max(
@@ -129,10 +127,6 @@ def _context(behalf: Sequence[Request]) -> CallContext:
         tenant=first.tenant if all(each.tenant == first.tenant for each in contexts) else "",
         tier=first.tier if all(each.tier == first.tier for each in contexts) else "",
     )
-
-
-def _invalid(error: BadMessage) -> InvalidRequest:
-    return InvalidRequest(error.message)
 
 
 def _refusal(error: Exception) -> ResultHead:

@@ -17,6 +17,7 @@ import tritonclient.grpc
 from oriel_inference.app import Unit, open_unit
 from oriel_inference.backends.python.frames import AHEAD
 from oriel_inference.settings import Settings
+from oriel_wire.context import from_headers
 from oriel_wire.trace import ListSink
 from oriel_wire.v2.grpc import encode_infer_request
 from oriel_wire.v2.messages import InferRequest, tensor
@@ -131,14 +132,13 @@ async def test_a_reader_that_does_not_read_holds_the_sender_up(unit: Unit, chann
     (before,) = await told(channel, -1)
     serving = unit.catalog.get("repeat")
     emitted: list[Any] = []
-    from oriel_wire.context import from_headers
-
     context = from_headers(lambda _: None, now=0.0, trusted=False, default_timeout_s=1e9, sample=False)
     leave = unit.surface.dataplane.infer(
         InferRequest(model_name="repeat", inputs=[tensor("n", np.array([1000], np.int32))]),
         context,
         size_bytes=4,
         reply=lambda completion: None,
+        left=lambda completion: None,
         emit=lambda response, consumed: emitted.append(consumed),
     )
     await until(lambda: len(emitted) == AHEAD)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, runtime_checkable
 
 from oriel_inference.errors import InferenceError, LoadFailed
-from oriel_inference.model import EngineOptions, TensorInfo
+from oriel_inference.model import EngineOptions, Gpu, TensorInfo
 from oriel_wire.v2.messages import Array, InferRequest, ParameterValue
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from oriel_wire.v2.proto import model_config_pb2 as pb
 
 __all__ = [
+    "AcceleratedBackend",
     "Backend",
     "ConfiguredBackend",
     "DecoupledSession",
@@ -28,10 +29,12 @@ __all__ = [
     "RequestSession",
     "Session",
     "find_backend",
+    "lacks",
     "takes_requests",
+    "usable_gpus",
 ]
 
-_BACKENDS = {"onnxruntime": "oriel_inference.backends.onnxruntime_cpu:OnnxRuntimeCpu"}
+_BACKENDS = {"onnxruntime": "oriel_inference.backends.onnx_runtime:OnnxRuntime"}
 
 
 class Session(Protocol):
@@ -79,14 +82,15 @@ class DecoupledSession(Session, Protocol):
 class Outputs(list[Any]):
     """A response that may leave outputs out: arrays in the order of the model's outputs, None for those it has not.
 
-    parameters: the response's own.
+    parameters: the response's own. plain: it has neither, and is like any other model's.
     """
 
-    __slots__ = ("parameters",)
+    __slots__ = ("parameters", "plain")
 
     def __init__(self, arrays: Sequence[Array | None] = (), parameters: Mapping[str, ParameterValue] | None = None):
         super().__init__(arrays)
         self.parameters = dict(parameters or {})
+        self.plain = not parameters and not any(array is None for array in arrays)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +187,29 @@ class ConfiguredBackend(Backend, Protocol):
 def takes_requests(session: Session) -> TypeGuard[RequestSession]:
     """Whether it wants the requests of a batch one by one."""
     return hasattr(session, "execute")
+
+
+@runtime_checkable
+class AcceleratedBackend(Backend, Protocol):
+    """A backend with execution providers beside the CPU's."""
+
+    def gpus(self) -> Sequence[Gpu]:
+        """The GPUs it surely runs on: tried, not only listed."""
+        ...
+
+    def lacks(self, provider: str) -> str:
+        """Why `provider` cannot be used in this installation and what to install; empty if it is there."""
+        ...
+
+
+def usable_gpus(backend: Backend) -> Sequence[Gpu]:
+    """What `backend` can run on beside the CPU; may block when it is asked first."""
+    return backend.gpus() if isinstance(backend, AcceleratedBackend) else ()
+
+
+def lacks(backend: Backend, provider: str) -> str:
+    """Why `backend` cannot use `provider`; empty if it can, as far as can be told before a session is open."""
+    return backend.lacks(provider) if isinstance(backend, AcceleratedBackend) else ""
 
 
 def find_backend(name: str) -> Backend:

@@ -4,22 +4,21 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
-from oriel_inference.backends import Backend, Session, takes_requests
+from oriel_inference.backends import Backend, ConfiguredBackend, Session, lacks, usable_gpus
 from oriel_inference.errors import ConfigInvalid, InferenceError, LoadFailed
-from oriel_inference.model import ModelSpec
+from oriel_inference.model import EngineOptions, ModelSpec
 from oriel_inference.repository.check import ModelCheck
 from oriel_inference.repository.config import CONFIG_FILE, parse, select_versions, validate
-from oriel_inference.repository.python_model import (
-    PYTHON_FILE,
-    check_python,
-    detect_python,
-    is_configured,
-    open_first,
-)
-from oriel_inference.repository.spec import build_spec, check_against_file, complete, engine_options, instance_count
+from oriel_inference.repository.engines import default_file
+from oriel_inference.repository.instances import Place, field_of, places
+from oriel_inference.repository.private import private_files
+from oriel_inference.repository.python_model import check_python, instance_count, is_configured, open_first
+from oriel_inference.repository.spec import build_spec, check_against_file, complete
 from oriel_inference.repository.warmup import run_warmup
-from oriel_inference.repository.zeros import zeros
+from oriel_inference.repository.zeros import row_of_zeros
 from oriel_inference.stores import ModelStore
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
@@ -27,7 +26,6 @@ __all__ = ["LoadedVersion", "load_model"]
 
 _log = logging.getLogger(__name__)
 
-DEFAULT_FILE = "model.onnx"
 WARM_UP_RUNS = 3
 WARM_UP_S = 1.0
 
@@ -65,10 +63,10 @@ def load_model(
 ) -> dict[int, LoadedVersion | LoadFailed | None]:
     """Every version the policy selects -> loaded, why not, or None if it is loaded already.
 
-    cores, models: the machine's cores and how many models share them; they size the default number of threads.
-    check: tries each file elsewhere first. override: takes the place of the configuration file. have: version ->
-    identity of what serves. Raises LoadFailed if the model as a whole is unusable (its configuration, no versions) or
-    if its files changed meanwhile.
+    cores, models: the machine's cores and how many models share them (versions that serve at once count each); they
+    size the default number of threads. check: tries each file elsewhere first. override: takes the place of the
+    configuration file. have: version -> identity of what serves. Raises LoadFailed if the model as a whole is unusable
+    (its configuration, no versions) or if its files changed meanwhile.
     """
     file = f"{model}/{CONFIG_FILE}"
     before = store.fingerprint(model)
@@ -78,13 +76,15 @@ def load_model(
     else:
         text = store.text(model, CONFIG_FILE)
         config = parse(text, file) if text is not None else pb.ModelConfig()
-    detect_python(config, store, model)
-    for warning in validate(config, model, file):
+    available = store.versions(model)
+    for warning in validate(config, model, file, store.files(model, available[-1]) if available else ("model.onnx",)):
         _log.warning("%s: %s", file, warning)
-    versions = select_versions(config, store.versions(model), file)
+    versions = select_versions(config, available, file)
     backend = find_backend(config.backend)
-    if is_configured(backend):
-        check_python(config, store, file)
+
+    def unchanged() -> bool:
+        return store.fingerprint(model) == before
+
     loaded: dict[int, LoadedVersion | LoadFailed | None] = {}
     for version in versions:
         identity = f"{before.shared}.{before.versions.get(version, '')}" if override is None else ""
@@ -95,11 +95,20 @@ def load_model(
         copy.CopyFrom(config)
         try:
             loaded[version] = _load_version(
-                store, backend, copy, version, file, cores=cores, models=models, check=check, identity=identity
+                store,
+                backend,
+                copy,
+                version,
+                file,
+                cores=cores,
+                models=models * len(versions),
+                check=check,
+                unchanged=unchanged,
+                identity=identity,
             )
         except LoadFailed as failure:
             loaded[version] = failure
-    if store.fingerprint(model) != before:
+    if not unchanged():
         for each in loaded.values():
             if isinstance(each, LoadedVersion):
                 each.close()
@@ -117,43 +126,105 @@ def _load_version(
     cores: int,
     models: int,
     check: ModelCheck | None,
+    unchanged: Callable[[], bool],
     identity: str,
 ) -> LoadedVersion:
-    instances = instance_count(config)
+    if is_configured(backend):
+        share = max(1, cores // max(instance_count(config), min(2, models)))
+        options = EngineOptions(intra_op_threads=share)
+        return _open_configured(store, backend, config, version, file, options, identity=identity)
+    gpus = usable_gpus(backend)
+    instances = len(places(config, file, threads=1, gpus=gpus))
     # A lone model gets all cores. Several share: a long batch of one must leave room for the others.
     share = max(1, cores // max(instances, min(2, models)))
-    options = engine_options(config, file, default_threads=share)
-    configured = is_configured(backend)
-    filename = config.default_model_filename or (PYTHON_FILE if configured else DEFAULT_FILE)
-    path = store.artifact(config.name, version, filename)
-    runs = not configured
-    if check is not None and not configured:
-        runs = check.check(path, f"{config.name}/{version}/{filename}", config.backend, options)
+    found = places(config, file, threads=share, gpus=gpus)
+    for place in found:
+        for name, _ in place.options.providers:
+            if lack := lacks(backend, name):
+                raise ConfigInvalid(file, field_of(config, name), lack)
+    # Looked at before anything is copied or opened.
+    paths = {place.filename: store.artifact(config.name, version, place.filename) for place in found}
+    with private_files(store, config.name, version, paths) as files:
+        return _open_version(
+            store, backend, config, version, file, found, files, check=check, unchanged=unchanged, identity=identity
+        )
+
+
+def _open_version(
+    store: ModelStore,
+    backend: Backend,
+    config: pb.ModelConfig,
+    version: int,
+    file: str,
+    found: Sequence[Place],
+    paths: Mapping[str, Path],
+    *,
+    check: ModelCheck | None,
+    unchanged: Callable[[], bool],
+    identity: str,
+) -> LoadedVersion:
+    instances = len(found)
+    runs = True
+    if check is not None:
+        for place in _distinct(found):
+            shown = f"{config.name}/{version}/{place.filename}"
+            runs = check.check(paths[place.filename], shown, config.backend, place.options) and runs
+        if not unchanged():
+            raise LoadFailed(f"the files of {config.name} changed while they were being checked")
     sessions: list[Session] = []
     try:
-        first: Session
-        if is_configured(backend):
-            first = open_first(
-                backend, path, config, options, version, file, lambda found: validate(found, config.name, file)
-            )
-            instances = instance_count(config)
-        else:
-            first = backend.open(path, options)
+        first = backend.open(paths[found[0].filename], found[0].options)
         sessions.append(first)
         decoupled = config.model_transaction_policy.decoupled
-        if decoupled and not (takes_requests(first) or hasattr(first, "stream")):
+        if decoupled and not hasattr(first, "stream"):
             reason = f"backend {config.backend!r} gives exactly one response per request"
             raise ConfigInvalid(file, "model_transaction_policy.decoupled", reason)
         if decoupled and config.model_warmup:
             raise ConfigInvalid(file, "model_warmup", "warm-up of a decoupled model is not supported yet")
         complete(config, first.inputs, first.outputs)
         check_against_file(config, first.inputs, first.outputs, file)
-        spec = build_spec(config, version, file, labels=lambda name: _labels(store, config.name, name))
-        for index in range(1, instances):
-            if is_configured(backend):
-                sessions.append(backend.open_next(path, config, options, version, index))
-            else:
-                sessions.append(backend.open(path, options))
+        spec = build_spec(
+            config, version, file, instances=instances, labels=lambda name: _labels(store, config.name, name)
+        )
+        sessions.extend(backend.open(paths[place.filename], place.options) for place in found[1:])
+        run_warmup(config, spec, sessions, file, read=lambda name: store.data(config.name, f"warmup/{name}"))
+    except LoadFailed:
+        for session in sessions:
+            session.close()
+        raise
+    return LoadedVersion(
+        spec=spec,
+        config=config,
+        sessions=tuple(sessions),
+        units=max(place.options.intra_op_threads for place in found),
+        run_s=_warm_up(first, spec) if runs and not decoupled else None,
+        identity=identity,
+    )
+
+
+def _open_configured(
+    store: ModelStore,
+    backend: ConfiguredBackend,
+    config: pb.ModelConfig,
+    version: int,
+    file: str,
+    options: EngineOptions,
+    *,
+    identity: str,
+) -> LoadedVersion:
+    """Code is not tried elsewhere first: each of its instances is a process of its own anyway."""
+    check_python(config, store, file)
+    path = store.artifact(config.name, version, config.default_model_filename or default_file(config.backend))
+    validated = partial(validate, model=config.name, file=file)
+    sessions: list[Session] = [open_first(backend, path, config, options, version, file, validated)]
+    try:
+        if config.model_transaction_policy.decoupled and config.model_warmup:
+            raise ConfigInvalid(file, "model_warmup", "warm-up of a decoupled model is not supported yet")
+        instances = instance_count(config)
+        spec = build_spec(
+            config, version, file, instances=instances, labels=lambda name: _labels(store, config.name, name)
+        )
+        sessions.extend(backend.open_next(path, config, options, version, index) for index in range(1, instances))
         run_warmup(config, spec, sessions, file, read=lambda name: store.data(config.name, f"warmup/{name}"))
     except LoadFailed:
         for session in sessions:
@@ -164,9 +235,14 @@ def _load_version(
         config=config,
         sessions=tuple(sessions),
         units=options.intra_op_threads,
-        run_s=_warm_up(first, spec) if runs and not decoupled else None,
+        run_s=None,
         identity=identity,
     )
+
+
+def _distinct(found: Sequence[Place]) -> list[Place]:
+    """One place per file and set of providers: an instance like another needs no trial of its own."""
+    return list({(p.filename, tuple(name for name, _ in p.options.providers)): p for p in reversed(found)}.values())
 
 
 def _labels(store: ModelStore, model: str, filename: str) -> Sequence[str]:
@@ -178,7 +254,7 @@ def _labels(store: ModelStore, model: str, filename: str) -> Sequence[str]:
 
 def _warm_up(session: Session, spec: ModelSpec) -> float | None:
     """Run one row of zeros a few times: the first request must not pay for lazy set-up. Seconds of the last run."""
-    inputs = {info.name: zeros(info) for info in session.inputs}
+    inputs = row_of_zeros(session.inputs)
     names = [output.name for output in spec.outputs]
     began = time.monotonic()
     duration: float | None = None

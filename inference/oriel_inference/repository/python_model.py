@@ -10,9 +10,8 @@ from oriel_inference.model import EngineOptions
 from oriel_inference.stores import ModelStore
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
-__all__ = ["PYTHON_FILE", "check_python", "detect_python", "is_configured", "open_first"]
+__all__ = ["check_python", "instance_count", "is_configured", "open_first"]
 
-PYTHON_FILE = "model.py"
 _ENVIRONMENT_KEY = "EXECUTION_ENV_PATH"
 
 
@@ -21,14 +20,9 @@ def is_configured(backend: Backend) -> TypeGuard[ConfiguredBackend]:
     return hasattr(backend, "open_first")
 
 
-def detect_python(config: pb.ModelConfig, store: ModelStore, model: str) -> None:
-    """Name the backend of a folder without a configuration of it that holds a `model.py` and no `model.onnx`."""
-    if config.backend or config.platform or config.default_model_filename:
-        return
-    versions = store.versions(model)
-    if versions and store.has(model, f"{versions[-1]}/{PYTHON_FILE}"):
-        if not store.has(model, f"{versions[-1]}/model.onnx"):
-            config.backend = "python"
+def instance_count(config: pb.ModelConfig) -> int:
+    """Processes asked for, over all groups and the GPUs they list; 1 if none is given."""
+    return sum((group.count or 1) * max(1, len(group.gpus)) for group in config.instance_group) or 1
 
 
 def check_python(config: pb.ModelConfig, store: ModelStore, file: str) -> None:

@@ -186,9 +186,8 @@ class Instance:
 
     def _requests(self, message: Execute, body: memoryview) -> list[ServedRequest]:
         requests, at = [], 0
-        for head in message.requests:
-            parts, at = read_tensors(head.inputs, body, at)
-            pending = self._runtime.open(head, decoupled=self._decoupled)
+        for pending in self._runtime.open(message.requests, decoupled=self._decoupled):
+            parts, at = read_tensors(pending.head.inputs, body, at)
             requests.append(ServedRequest(pending, list(map(Tensor.received, parts)), self._name, self._version))
         return requests
 

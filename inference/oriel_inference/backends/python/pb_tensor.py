@@ -21,6 +21,7 @@ __all__ = [
 
 # In the order of their numbers, from 1; BF16 (14) has no numpy type.
 _NAMES = "BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 FP16 FP32 FP64 BYTES BF16".split()
+_WIRE = {entry.dtype: name for name, entry in DATATYPES.items() if name not in ("BYTES", "BF16")}
 _NUMBERS = {name: number for number, name in enumerate(_NAMES, 1)}
 TRITON_STRING_TO_NUMPY: dict[str, Any] = {
     DATATYPES[name].config_name: np.object_ if name == "BYTES" else DATATYPES[name].dtype.type
@@ -37,14 +38,7 @@ class Tensor:
             raise TritonModelException("the name of a Tensor must be a string")
         if not isinstance(numpy_array, np.ndarray):
             numpy_array = np.asarray(numpy_array)
-        if numpy_array.dtype.kind in "UV" and numpy_array.dtype.name != "bfloat16":
-            raise TritonModelException(
-                f"tensor {name!r}: arrays of {numpy_array.dtype} are not supported, use dtype np.object_ for text"
-            )
-        try:
-            self._datatype = name_of(numpy_array.dtype)
-        except BadMessage as error:
-            raise TritonModelException(f"tensor {name!r}: {error.message}") from error
+        self._datatype = _WIRE.get(numpy_array.dtype) or _datatype(numpy_array, name)
         self._name = name
         self._array = numpy_array
 
@@ -104,9 +98,9 @@ class Tensor:
                 array = array.astype(object)
             if any(type(element) is not bytes for element in array.flat):
                 array = _as_bytes(array)
-        elif array.dtype.name == "bfloat16":
+        elif self._datatype == "BF16":
             array = array.view(np.uint16)
-        elif array.dtype != DATATYPES[self._datatype].dtype:
+        elif array.dtype not in _WIRE:
             array = array.astype(DATATYPES[self._datatype].dtype)
         return self._name, self._datatype, array
 
@@ -114,6 +108,18 @@ class Tensor:
         if self._datatype in ("BYTES", "BF16"):
             raise TritonModelException(f"tensor {self._name!r} is {self._datatype}, which cannot travel as DLPack here")
         return export(self._array)
+
+
+def _datatype(array: Array, name: str) -> str:
+    """Of an array that does not have the wire's form already."""
+    if array.dtype.kind in "UV" and array.dtype.name != "bfloat16":
+        raise TritonModelException(
+            f"tensor {name!r}: arrays of {array.dtype} are not supported, use dtype np.object_ for text"
+        )
+    try:
+        return name_of(array.dtype)
+    except BadMessage as error:
+        raise TritonModelException(f"tensor {name!r}: {error.message}") from error
 
 
 class _Capsule:

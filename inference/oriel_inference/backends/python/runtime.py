@@ -51,7 +51,7 @@ class Pending:
         self._left = False
         self._deadline = head.deadline
         self._credit = AHEAD
-        self._changed = threading.Condition()
+        self._changed = threading.Condition() if decoupled else None
 
     def remaining_s(self) -> float:
         return self._deadline - time.monotonic()
@@ -60,21 +60,21 @@ class Pending:
         return self._left or self.remaining_s() <= 0.0
 
     def leave(self) -> None:
-        with self._changed:
-            self._left = True
-            self._changed.notify_all()
+        self._left = True
+        self.grant(0)
 
     def grant(self, count: int) -> None:
-        with self._changed:
-            self._credit += count
-            self._changed.notify_all()
+        if self._changed is not None:
+            with self._changed:
+                self._credit += count
+                self._changed.notify_all()
 
     def respond(self, result: ResultHead | None, body: list[Buffer], *, final: bool) -> None:
         """Send one response, waiting while the reader has AHEAD of them; what nobody wants any more is dropped."""
         if self.final:
             raise ValueError("the final response of this request has been sent")
         self.final = final
-        if not self.decoupled:
+        if self._changed is None:
             if result is not None:
                 self.reply = (result, body)
             return
@@ -104,7 +104,8 @@ class Runtime:
         self._assembler = Assembler()
         self._frames: list[tuple[Message, memoryview]] = []
         self._sending = threading.Lock()
-        self._pending: WeakValueDictionary[int, Pending] = WeakValueDictionary()
+        self._batch: dict[int, Pending] = {}  # under way, of a model that is not decoupled
+        self._open: WeakValueDictionary[int, Pending] = WeakValueDictionary()  # of one that is
         self._left: set[int] = set()
         self._newest = -1
         self._table = threading.Lock()
@@ -135,16 +136,20 @@ class Runtime:
         """A line for the server's log."""
         self.send(Say(level, text[:8000]))
 
-    def open(self, head: RequestHead, *, decoupled: bool) -> Pending:
-        """A request that has just arrived."""
-        pending = Pending(self, head, decoupled=decoupled)
+    def open(self, heads: Sequence[RequestHead], *, decoupled: bool) -> list[Pending]:
+        """A batch that has just arrived."""
+        batch = {head.id: Pending(self, head, decoupled=decoupled) for head in heads}
         with self._table:
-            self._newest = max(self._newest, head.id)
-            self._pending[head.id] = pending
-            if head.id in self._left:
-                self._left.discard(head.id)
-                pending.leave()
-        return pending
+            self._newest = max(self._newest, *batch)
+            if decoupled:
+                self._open.update(batch)
+            else:
+                self._batch = batch
+            overtaken = self._left.intersection(batch)
+            self._left -= overtaken
+        for request in overtaken:
+            batch[request].leave()
+        return list(batch.values())
 
     def ask(self, make: Callable[[int], Infer], body: Sequence[Buffer], inbox: Inbox) -> int:
         """Ask another model. inbox: gets what it says, on the control thread; the last has `final`."""
@@ -167,7 +172,7 @@ class Runtime:
                     case Cancel():
                         self._cancel(message.request)
                     case Credit():
-                        pending = self._pending.get(message.request)
+                        pending = self._open.get(message.request)
                         if pending is not None:
                             pending.grant(message.count)
                             del pending
@@ -178,7 +183,7 @@ class Runtime:
 
     def _cancel(self, request: int) -> None:
         with self._table:
-            pending = self._pending.get(request)
+            pending = self._batch.get(request) or self._open.get(request)
             if pending is None and request > self._newest:
                 self._left.add(request)  # overtook the request itself
         if pending is not None:

@@ -127,6 +127,7 @@ class PythonSession:
         self._stuck: list[Execution] = []  # were there when the process died
         self._deaths = 0
         self._restart: asyncio.Task[None] | None = None
+        self.asks: dict[int, Callable[[], None]] = {}  # what it asks of other models -> how to give that up
         self._closing = False
         self._gone: asyncio.Future[None] | None = None
 
@@ -214,6 +215,7 @@ class PythonSession:
         """The process is gone."""
         model, was_ready = self.launch.model, self._ready
         self._ready = False
+        self._give_up()
         if self._gone is not None and not self._gone.done():
             self._gone.set_result(None)
         if self._step is not None and not self._step.done():
@@ -274,6 +276,8 @@ class PythonSession:
             return
         self._process.tell(Cancel(opened.first + index))
         opened.left.add(index)
+        if not self.asked_by():
+            self._give_up()
         if opened.returned and self.launch.decoupled:
             # Whatever the model still says of it is dropped: nothing to wait for.
             self._answer(opened, index, None)
@@ -285,6 +289,12 @@ class PythonSession:
     def asked_by(self) -> Sequence[Request]:
         """The requests it works on now."""
         return [each.execution.requests[i] for each in self._batches.values() for i in each.waiting - each.left]
+
+    def _give_up(self) -> None:
+        """Nobody waits for what was asked of other models."""
+        asks, self.asks = self.asks, {}
+        for leave in asks.values():
+            leave()
 
     def inferred(self, message: Message, body: Sequence[Buffer] = ()) -> None:
         """What another model said to this one. Raises FrameError."""
