@@ -94,6 +94,11 @@ class TritonPythonModel:
                 return None
             case "missing":
                 return said(getattr(pb_utils, rest))
+            case "large":
+                return said("x" * int(rest))
+            case "lie":
+                request.pending.runtime._work.sendall(b"not a frame, though it is long enough for a head")
+                time.sleep(600)
             case "log":
                 pb_utils.Logger.log_warn(rest)
                 print("printed", rest, flush=True)
