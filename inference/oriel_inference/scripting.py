@@ -16,11 +16,13 @@ from oriel_inference.backends import Request
 from oriel_inference.backends.python.frames import (
     Buffer,
     FrameError,
+    read_tensors,
+    tensor_parts,
+)
+from oriel_inference.backends.python.messages import (
     Infer,
     Inferred,
     ResultHead,
-    read_tensors,
-    tensor_parts,
 )
 from oriel_inference.backends.python.outcomes import code_of
 from oriel_inference.backends.python.session import PythonSession

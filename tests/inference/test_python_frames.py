@@ -9,18 +9,20 @@ from hypothesis import strategies as st
 
 from oriel_inference.backends.python.frames import (
     ALIGN,
-    Answers,
     Assembler,
+    FrameError,
+    encode,
+    read_tensors,
+    tensor_parts,
+)
+from oriel_inference.backends.python.messages import (
+    Answers,
     Cancel,
     Execute,
-    FrameError,
     RequestHead,
     ResultHead,
     Say,
     TensorHead,
-    encode,
-    read_tensors,
-    tensor_parts,
 )
 from oriel_wire.errors import BadMessage
 

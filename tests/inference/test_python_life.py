@@ -19,7 +19,8 @@ import tritonclient.http.aio
 from oriel_inference.app import open_unit
 from oriel_inference.backends import Request
 from oriel_inference.backends.python.backend import PythonBackend
-from oriel_inference.backends.python.session import PythonLimits, PythonSession
+from oriel_inference.backends.python.launch import PythonLimits
+from oriel_inference.backends.python.session import PythonSession
 from oriel_inference.errors import BackendFailed, InferenceError, LoadFailed, Outcome
 from oriel_inference.model import EngineOptions
 from oriel_inference.settings import Settings

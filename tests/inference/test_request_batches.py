@@ -1,4 +1,4 @@
-"""Sessions that take the requests of a batch one by one, in virtual time: who gets what, and when an instance is free."""
+"""Sessions that take the requests of a batch one by one, in virtual time: who gets what, when an instance is free."""
 
 import numpy as np
 import pytest

@@ -6,7 +6,8 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from oriel_inference.backends.python.session import Launch, PythonLimits, PythonSession, Scripting
+from oriel_inference.backends.python.launch import Launch, PythonLimits
+from oriel_inference.backends.python.session import PythonSession, Scripting
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import EngineOptions, TensorInfo
 from oriel_wire.errors import BadMessage

@@ -24,21 +24,19 @@ from pathlib import Path
 from typing import Any
 
 from oriel_inference.backends.python import pb_request, pb_utils
-from oriel_inference.backends.python.frames import (
+from oriel_inference.backends.python.frames import Buffer, FrameError, read_tensors
+from oriel_inference.backends.python.messages import (
     Answers,
-    Buffer,
     Execute,
     Failed,
     Finalize,
     Finalized,
-    FrameError,
     Initialize,
     Load,
     Loaded,
     Ready,
     ResultHead,
     Returned,
-    read_tensors,
 )
 from oriel_inference.backends.python.pb_errors import TritonError, TritonModelException
 from oriel_inference.backends.python.pb_request import InferenceResponse, ServedRequest, encode_response

@@ -14,11 +14,13 @@ from typing import Any
 from oriel_inference.backends.python.frames import (
     Buffer,
     FrameError,
+    read_tensors,
+    tensor_parts,
+)
+from oriel_inference.backends.python.messages import (
     Infer,
     Inferred,
     ResultHead,
-    read_tensors,
-    tensor_parts,
 )
 from oriel_inference.backends.python.pb_errors import TritonError, TritonModelException
 from oriel_inference.backends.python.pb_tensor import Tensor
@@ -317,4 +319,6 @@ def _checked(parameters: Mapping[str, ParameterValue] | None) -> dict[str, Param
     for key, value in found.items():
         if not isinstance(key, str) or not isinstance(value, bool | int | float | str):
             raise TritonModelException(f"parameter {key!r} must have a string, number or boolean")
+        if isinstance(value, int) and not -(2**63) <= value < 2**64:
+            raise TritonModelException(f"parameter {key!r} does not fit into 64 bits")
     return found

@@ -15,7 +15,15 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from oriel_inference.backends.python.frames import Assembler, Buffer, FrameError, Message, encode
+from oriel_inference.backends.python.frames import (
+    Assembler,
+    Buffer,
+    FrameError,
+    encode,
+)
+from oriel_inference.backends.python.messages import (
+    Message,
+)
 
 __all__ = ["ModelProcess"]
 

@@ -17,6 +17,9 @@ from oriel_inference.backends.python.frames import (
     AHEAD,
     Assembler,
     Buffer,
+    encode,
+)
+from oriel_inference.backends.python.messages import (
     Cancel,
     Credit,
     Infer,
@@ -26,7 +29,6 @@ from oriel_inference.backends.python.frames import (
     Respond,
     ResultHead,
     Say,
-    encode,
 )
 
 __all__ = ["Pending", "Runtime"]

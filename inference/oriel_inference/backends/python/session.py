@@ -5,8 +5,7 @@ Rules.
 2. When the process dies, every request it has fails and the instance counts as busy until a new process is ready. The
    first restart is immediate, further ones wait longer and longer until an execution has returned again.
 3. When nobody waits for any request of a batch that still runs, it may go on for `grace_s`; then the process is killed.
-4. Responses of decoupled requests are numbered by credit: the child sends AHEAD of them and one more for each that was
-   consumed, so a slow reader holds up only the thread that produces for it. At most MAX_OPEN batches are under way.
+4. What comes while there is no process waits for the next one, unless its callers go meanwhile.
 
 Everything belongs to the loop, except `run` and `close`, which are for other threads and block.
 """
@@ -16,94 +15,36 @@ import concurrent.futures
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from oriel_inference.backends import Execution, Outputs, Request
-from oriel_inference.backends.python.frames import (
+from oriel_inference.backends.python.executions import Executions, refuse
+from oriel_inference.backends.python.frames import Buffer
+from oriel_inference.backends.python.launch import Launch, PythonLimits
+from oriel_inference.backends.python.messages import (
     Answers,
-    Buffer,
-    Cancel,
-    Credit,
-    Execute,
     Failed,
     Finalize,
     Finalized,
-    FrameError,
     Infer,
     Initialize,
     Load,
     Loaded,
     Message,
     Ready,
-    RequestHead,
     Respond,
-    ResultHead,
     Returned,
     Say,
-    read_tensors,
-    tensor_parts,
 )
-from oriel_inference.backends.python.outcomes import error_of
 from oriel_inference.backends.python.process import ModelProcess
 from oriel_inference.errors import BackendFailed, InferenceError, LoadFailed, ServerStopping
-from oriel_inference.model import TensorInfo
-from oriel_wire.errors import BadMessage
 from oriel_wire.v2.messages import Array
 
-__all__ = ["Launch", "PythonLimits", "PythonSession", "Scripting"]
+__all__ = ["PythonSession", "Scripting"]
 
 _log = logging.getLogger(__name__)
 
-MAX_OPEN = 1024
-# What the v2 protocol gives a meaning of its own.
-_RESERVED = frozenset(("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "binary_data_output"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PythonLimits:
-    """start_s: import and `initialize`. finalize_s: `finalize` and the end of the process. grace_s: see rule 3.
-
-    max_body_bytes: tensors of one message. backoff_s: the wait before the second restart in a row, doubled for each
-    further one up to max_backoff_s.
-    """
-
-    start_s: float = 120.0
-    finalize_s: float = 5.0
-    grace_s: float = 10.0
-    max_body_bytes: int = 512 << 20
-    backoff_s: float = 0.5
-    max_backoff_s: float = 30.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """What a process is started with. threads: of its numeric libraries."""
-
-    file: str
-    model: str
-    version: str
-    config: str
-    args: Mapping[str, str]
-    decoupled: bool
-    threads: int
-    inputs: tuple[TensorInfo, ...]
-    outputs: tuple[TensorInfo, ...]
-
-
 Scripting = Callable[["PythonSession", Infer, memoryview], None]
-
-
-@dataclass(slots=True, eq=False)
-class _Open:
-    """A batch in the child. first: id of its first request; waiting: indexes without an answer."""
-
-    execution: Execution
-    first: int
-    waiting: set[int]
-    left: set[int] = field(default_factory=set)
-    returned: bool = False
-    timer: asyncio.TimerHandle | None = None
 
 
 class PythonSession:
@@ -117,13 +58,9 @@ class PythonSession:
         self._scripting = scripting
         self._loop = asyncio.get_running_loop()
         self._process: ModelProcess | None = None
-        self._ready = False
+        self._executions: Executions | None = None  # while the process is ready
         self._step: asyncio.Future[Message] | None = None
-        self._batches: dict[int, _Open] = {}
-        self._by_request: dict[int, _Open] = {}
-        self._numbers = 0
-        self._held: list[Execution] = []  # returned while MAX_OPEN batches were under way
-        self._waiting: list[Execution] = []  # came while there was no process
+        self._waiting: dict[Execution, set[int]] = {}  # came while there was no process -> whose callers have gone
         self._stuck: list[Execution] = []  # were there when the process died
         self._deaths = 0
         self._restart: asyncio.Task[None] | None = None
@@ -141,8 +78,6 @@ class PythonSession:
         self.launch = launch
         self.inputs = launch.inputs
         self.outputs = launch.outputs
-        self._input_types = {info.name: info.datatype for info in launch.inputs}
-        self._names = [info.name for info in launch.outputs]
 
     # Life ---------------------------------------------------------------------------------------------------------
 
@@ -174,9 +109,12 @@ class PythonSession:
         async with self._limited("initialised"):
             assert self._process is not None
             self._step = self._loop.create_future()
-            self._process.send(Initialize(dict(self.launch.args), self.launch.decoupled, self._names))
+            names = [info.name for info in self.outputs]
+            self._process.send(Initialize(dict(self.launch.args), self.launch.decoupled, names))
             await self._step
-        self._ready = True
+            self._executions = Executions(
+                self.launch, self._process, grace_s=self._limits.grace_s, progressed=self._progressed
+            )
 
     async def end(self) -> None:
         """Finalise the model if it can be, end its process in any case; what it has fails."""
@@ -185,11 +123,11 @@ class PythonSession:
             self._restart.cancel()
         process, gone = self._process, self._gone
         if process is None or gone is None or gone.done():
-            self._abandon(ServerStopping())
+            self._abandon()
             return
         try:
             async with asyncio.timeout(self._limits.finalize_s):
-                if self._ready:
+                if self._executions is not None:
                     self._step = self._loop.create_future()
                     process.send(Finalize())
                     await self._step
@@ -198,7 +136,7 @@ class PythonSession:
             _log.warning("model %s did not finalise in time, its process is killed", self.launch.model)
         process.kill("it was unloaded")
         await gone
-        self._abandon(ServerStopping())
+        self._abandon()
 
     def close(self) -> None:
         concurrent.futures.wait([asyncio.run_coroutine_threadsafe(self.end(), self._loop)])
@@ -213,17 +151,18 @@ class PythonSession:
 
     def _ended(self, how: str) -> None:
         """The process is gone."""
-        model, was_ready = self.launch.model, self._ready
-        self._ready = False
+        model, executions = self.launch.model, self._executions
+        self._executions = None
         self._give_up()
         if self._gone is not None and not self._gone.done():
             self._gone.set_result(None)
         if self._step is not None and not self._step.done():
             self._step.set_exception(LoadFailed(f"the model's process died ({how})"))
-        if self._closing:
-            return
-        self._fail_all(BackendFailed(f"the process of model {model!r} died ({how}), it is being started again"))
-        if was_ready:
+        if executions is not None and self._closing:
+            self._stuck += executions.fail_all(ServerStopping())
+        elif executions is not None:
+            error = BackendFailed(f"the process of model {model!r} died ({how}), it is being started again")
+            self._stuck += executions.fail_all(error)
             _log.error("model %s: its process died (%s), it is started again", model, how)
             self._restart = self._loop.create_task(self._start_again())
 
@@ -243,52 +182,39 @@ class PythonSession:
         stuck, self._stuck = self._stuck, []
         for execution in stuck:
             execution.returned()
-        waiting, self._waiting = self._waiting, []
-        for execution in waiting:
+        waiting, self._waiting = self._waiting, {}
+        for execution, left in waiting.items():
+            if len(left) == len(execution.requests):
+                refuse(execution, BackendFailed("nobody waits any more"))
+                continue
             self.execute(execution)
+            for index in left:
+                self.leave(execution, index)
 
     # Executing ------------------------------------------------------------------------------------------------------
 
     def execute(self, execution: Execution) -> None:
-        if not self._ready:
-            if self._closing:
-                _refuse(execution, ServerStopping())
-            else:
-                self._waiting.append(execution)
-            return
-        first = self._numbers
-        self._numbers += len(execution.requests)
-        body: list[Buffer] = []
-        try:
-            heads = [self._head(first + i, request, body) for i, request in enumerate(execution.requests)]
-            assert self._process is not None
-            self._process.send(Execute(first, heads), body)
-        except (FrameError, BadMessage, ValueError, OverflowError) as error:
-            _refuse(execution, BackendFailed(f"the batch cannot be sent to the model: {error}"))
-            return
-        opened = _Open(execution, first, set(range(len(heads))))
-        self._batches[first] = opened
-        self._by_request.update((first + i, opened) for i in range(len(heads)))
+        if self._executions is not None:
+            self._executions.begin(execution)
+        elif self._closing:
+            refuse(execution, ServerStopping())
+        else:
+            self._waiting[execution] = set()
 
     def leave(self, execution: Execution, index: int) -> None:
-        opened = next((each for each in self._batches.values() if each.execution is execution), None)
-        if opened is None or self._process is None or index not in opened.waiting:
-            return
-        self._process.tell(Cancel(opened.first + index))
-        opened.left.add(index)
-        if not self.asked_by():
-            self._give_up()
-        if opened.returned and self.launch.decoupled:
-            # Whatever the model still says of it is dropped: nothing to wait for.
-            self._answer(opened, index, None)
-        elif opened.left == opened.waiting and opened.timer is None:
-            opened.timer = self._loop.call_later(
-                self._limits.grace_s, self.kill, "it went on working when nobody waited any more"
-            )
+        if execution in self._waiting:
+            self._waiting[execution].add(index)
+        if self._executions is not None:
+            self._executions.leave(execution, index)
+            if not self._executions.asked_by():
+                self._give_up()
 
     def asked_by(self) -> Sequence[Request]:
-        """The requests it works on now."""
-        return [each.execution.requests[i] for each in self._batches.values() for i in each.waiting - each.left]
+        """The requests it works on now, and for which somebody waits."""
+        return self._executions.asked_by() if self._executions is not None else ()
+
+    def _progressed(self) -> None:
+        self._deaths = 0
 
     def _give_up(self) -> None:
         """Nobody waits for what was asked of other models."""
@@ -310,44 +236,22 @@ class PythonSession:
         except TimeoutError as error:
             self._loop.call_soon_threadsafe(self.kill, "its warm-up took too long")
             raise BackendFailed(f"the model gave no answer within {self._limits.start_s:g} s") from error
-        arrays = dict(zip(self._names, found, strict=True))
+        arrays = dict(zip((info.name for info in self.outputs), found, strict=True))
         missing = [name for name in outputs if arrays[name] is None]
         if missing:
             raise BackendFailed(f"the model gave no output {missing[0][:64]!r}")
         return [arrays[name] for name in outputs]
 
-    def _head(self, number: int, request: Request, body: list[Buffer]) -> RequestHead:
-        asked = request.asked
-        parameters = asked.parameters if asked is not None else {}
-        sequence, timeout = parameters.get("sequence_id", 0), parameters.get("timeout", 0)
-        return RequestHead(
-            id=number,
-            request_id=asked.id if asked is not None else "",
-            correlation=sequence if isinstance(sequence, int | str) else 0,
-            flags=bool(parameters.get("sequence_start")) + 2 * bool(parameters.get("sequence_end")),
-            timeout_us=timeout if isinstance(timeout, int) else 0,
-            parameters={key: value for key, value in parameters.items() if key not in _RESERVED} if parameters else {},
-            outputs=list(request.outputs),
-            deadline=request.deadline,
-            ends=request.ends,
-            idle_s=request.idle_s,
-            inputs=tensor_parts(
-                [(name, self._input_types[name], array) for name, array in request.inputs.items()], body
-            ),
-        )
-
     # What the child says --------------------------------------------------------------------------------------------
 
     def _message(self, message: Message, body: memoryview) -> None:
         match message:
-            case Answers():
-                self._answers(message, body)
-            case Respond():
-                self._respond(message, body)
-            case Returned():
-                opened = self._batches.get(message.batch)
-                if opened is not None:
-                    self._returned(opened)
+            case Answers() if self._executions is not None:
+                self._executions.answers(message, body)
+            case Respond() if self._executions is not None:
+                self._executions.respond(message, body)
+            case Returned() if self._executions is not None:
+                self._executions.returned(message)
             case Say():
                 _log.log(message.level, "model %s: %s", self.launch.model, message.text)
             case Infer():
@@ -368,105 +272,13 @@ class PythonSession:
         else:
             self._step.set_result(what)
 
-    def _answers(self, message: Answers, body: memoryview) -> None:
-        opened = self._batches.get(message.batch)
-        if opened is None or len(message.results) != len(opened.execution.requests):
-            self.kill("it answered what it was not asked")
-            return
-        opened.execution.computing(message.began, message.ended)
-        self._returned(opened)  # the next batch starts before this one's answers are written
-        at = 0
-        for index, head in enumerate(message.results):
-            result, at = self._result(head, body, at)
-            self._answer(opened, index, result)
-
-    def _respond(self, message: Respond, body: memoryview) -> None:
-        opened = self._by_request.get(message.request)
-        if opened is None:
-            return
-        index = message.request - opened.first
-        if message.result is not None:
-            result, _ = self._result(message.result, body, 0)
-            if isinstance(result, InferenceError):
-                if self._process is not None and not message.final:
-                    self._process.tell(Cancel(message.request))
-                self._answer(opened, index, result)
-                return
-            opened.execution.respond(index, result, lambda: self._consumed(message.request))
-        if message.final:
-            self._answer(opened, index, None)
-
-    def _consumed(self, request: int) -> None:
-        if self._process is not None and request in self._by_request:
-            self._process.tell(Credit(request, 1))
-
-    def _result(self, head: ResultHead, body: memoryview, at: int) -> tuple[Outputs | InferenceError, int]:
-        try:
-            parts, at = read_tensors(head.tensors, body, at)
-        except (FrameError, BadMessage) as error:
-            return BackendFailed(f"the model's answer cannot be read: {error}"), at
-        if head.error is not None:
-            return error_of(*head.error), at
-        found = {name: (datatype, array) for name, datatype, array in parts}
-        arrays: list[Array | None] = []
-        for info in self.outputs:
-            datatype, array = found.get(info.name, (info.datatype, None))
-            if datatype != info.datatype:
-                text = f"output {info.name[:64]!r} of the model is {datatype}, its configuration says {info.datatype}"
-                return BackendFailed(text), at
-            arrays.append(array)
-        return Outputs(arrays, head.parameters), at
-
-    def _answer(self, opened: _Open, index: int, result: Outputs | InferenceError | None) -> None:
-        if index not in opened.waiting:
-            return
-        opened.waiting.discard(index)
-        opened.left.discard(index)
-        del self._by_request[opened.first + index]
-        opened.execution.answer(index, result)
-        self._forget(opened)
-
-    def _returned(self, opened: _Open) -> None:
-        if opened.returned:
-            return
-        self._deaths = 0
-        opened.returned = True
-        if opened.timer is not None:
-            opened.timer.cancel()
-        for index in tuple(opened.left) if self.launch.decoupled else ():
-            self._answer(opened, index, None)
-        self._held.append(opened.execution)
-        self._forget(opened)
-
-    def _forget(self, opened: _Open) -> None:
-        """What has returned and has no request left is done with; there is room for more then."""
-        if opened.returned and not opened.waiting:
-            self._batches.pop(opened.first, None)
-        while self._held and len(self._batches) < MAX_OPEN:
-            self._held.pop().returned()
-
-    def _fail_all(self, error: InferenceError) -> None:
-        """Of a process that is gone. Its executions return when there is a new one."""
-        batches, self._batches = list(self._batches.values()), {}
-        self._by_request.clear()
-        for opened in batches:
-            if opened.timer is not None:
-                opened.timer.cancel()
-            for index in sorted(opened.waiting):
-                opened.execution.answer(index, error)
-            if not opened.returned:
-                self._stuck.append(opened.execution)
-        self._stuck += self._held
-        self._held = []
-
-    def _abandon(self, error: InferenceError) -> None:
+    def _abandon(self) -> None:
         """There will be no new process."""
-        self._fail_all(error)
         for execution in self._stuck:
             execution.returned()
         for execution in self._waiting:
-            _refuse(execution, error)
-        self._stuck, self._waiting = [], []
+            refuse(execution, ServerStopping())
+        self._stuck, self._waiting = [], {}
 
 
 class _Limit:
@@ -512,9 +324,3 @@ class _Once:
 
     def returned(self) -> None:
         pass
-
-
-def _refuse(execution: Execution, error: InferenceError) -> None:
-    for index in range(len(execution.requests)):
-        execution.answer(index, error)
-    execution.returned()
