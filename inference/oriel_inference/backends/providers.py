@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
+from threading import Lock
 from typing import Any
 
 import onnxruntime as ort
@@ -31,6 +32,7 @@ _PROPERTIES = {
 }
 _PRECISIONS = {"FP32": "f32", "FP16": "f16", "ACCURACY": "f32"}
 
+_registering = Lock()
 Provider = tuple[str, Mapping[str, str]]
 
 
@@ -89,9 +91,14 @@ def _preload() -> None:
         ort.preload_dlls()
 
 
-@cache
 def _plug_in() -> list[Any]:
     """OpenVINO's CPU device if its plug-in is installed beside a plain ONNX Runtime; registered once per process."""
+    with _registering:
+        return _registered()
+
+
+@cache
+def _registered() -> list[Any]:
     if OPENVINO in ort.get_available_providers():
         return []  # built in
     try:
