@@ -107,6 +107,8 @@ def test_silent_fallback_is_found_out() -> None:
         providers.verify(Session(["CPUExecutionProvider"]), [CUDA])
     with pytest.raises(LoadFailed, match=f"{CUDA} takes no part of this model"):
         providers.verify(Session([CUDA, "CPUExecutionProvider"], ["CPUExecutionProvider"]), [CUDA])
+    with pytest.raises(LoadFailed, match=f"{providers.TENSORRT} takes no part of this model"):
+        providers.verify(Session([providers.TENSORRT, CUDA], [CUDA]), [providers.TENSORRT, CUDA])
 
 
 def test_a_package_that_lists_cuda_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
