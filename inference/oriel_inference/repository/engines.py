@@ -97,8 +97,8 @@ def default_file(backend: str) -> str:
 def name_engine(config: pb.ModelConfig, file: str, files: Sequence[str]) -> None:
     """Fill in `backend` from `platform`, the model's file name or the files of a version, and `platform` if it has one.
 
-    files: names in the newest version's folder. Raises ConfigInvalid for an engine this server does not have, and
-    LoadFailed if nothing says which engine is meant.
+    files: names in the newest version's folder. Raises ConfigInvalid for an engine this server is known not to have,
+    and LoadFailed if nothing says which engine is meant. Names nobody knows are for `find_backend` to judge.
     """
     named = config.platform and _platform(config.platform, file)
     backend = config.backend.lower()
@@ -122,8 +122,6 @@ def name_engine(config: pb.ModelConfig, file: str, files: Sequence[str]) -> None
             if field
             else LoadFailed(f"{file.partition('/')[0]}: {_REFUSED[backend]}")
         )
-    if backend not in BACKENDS:
-        raise ConfigInvalid(file, field, f"{backend[:64]!r} is not supported, use one of {', '.join(BACKENDS)}")
     config.backend = backend
     config.platform = config.platform or PLATFORM_OF.get(backend, "")
 

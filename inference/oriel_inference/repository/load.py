@@ -77,7 +77,10 @@ def load_model(
     for warning in validate(config, model, file, store.files(model, available[-1]) if available else ("model.onnx",)):
         _log.warning("%s: %s", file, warning)
     versions = select_versions(config, available, file)
-    backend = find_backend(config.backend)
+    try:
+        backend = find_backend(config.backend)
+    except LoadFailed as failure:
+        raise ConfigInvalid(file, "backend", failure.reason) from failure
 
     def unchanged() -> bool:
         return store.fingerprint(model) == before
