@@ -175,6 +175,20 @@ def test_a_hundred_thousand_files_cost_a_bounded_look(tmp_path: Path) -> None:
     assert refusal(tmp_path) == "double/1 has more than 10000 entries"
 
 
+def test_a_look_enters_only_so_many_folders(tmp_path: Path) -> None:
+    folder = models.put(tmp_path, "double", models.double(), models.DOUBLE) / "1"
+    store = LocalStore(tmp_path)
+    before = store.fingerprint("double")
+    deep = folder / "/".join("d" * 16)
+    deep.mkdir(parents=True)
+    seen = store.fingerprint("double")
+    assert seen != before
+    (deep / "f").touch()
+    assert store.fingerprint("double").shared == seen.shared
+    (folder / "d/f").touch()
+    assert store.fingerprint("double") != seen
+
+
 # --- names and links ----------------------------------------------------------------------------------------------
 
 
