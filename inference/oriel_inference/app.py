@@ -103,6 +103,7 @@ async def open_unit(
             units=1 if loaded.spec.decoupled else loaded.units,
             max_items=settings.max_queue_items,
             max_bytes=settings.max_queue_bytes,
+            max_batch_bytes=settings.max_batch_bytes,
         )
         if loaded.run_s is not None:
             batcher.curve.observe(1, loaded.run_s)

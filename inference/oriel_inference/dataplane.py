@@ -70,10 +70,8 @@ class Dataplane:
             )
         now = self._now()
         fitted = serving.fitter.fit(request)
-        queue = serving.spec.queue
-        deadline = ctx.deadline
-        if fitted.timeout_s is not None and now + fitted.timeout_s < deadline:
-            deadline = now + fitted.timeout_s
+        policy = serving.spec.queue.of(fitted.level)
+        deadline, give_up_s = policy.limits(now, ctx.deadline, fitted.timeout_s)
 
         def finish(result: Answer | InferenceError) -> None:
             if isinstance(result, InferenceError):
@@ -95,7 +93,8 @@ class Dataplane:
             signature=fitted.signature,
             arrived_s=now,
             deadline=deadline,
-            give_up_s=None if queue.timeout_s is None else now + queue.timeout_s,
+            give_up_s=give_up_s,
+            delays=policy.delays,
             reply=finish,
             band=ctx.band,
             tenant=ctx.tenant,

@@ -20,6 +20,7 @@ LoadFailed                  a model version cannot serve; the text is for the op
 """
 
 from enum import Enum
+from typing import ClassVar
 
 __all__ = [
     "BackendFailed",
@@ -118,13 +119,18 @@ class QueueTimeout(InferenceError):
 
 
 class DeadlineExceeded(InferenceError):
-    """The call's deadline passed. `stage`: where it was then, "queue" or "compute"."""
+    """The call's deadline passed. `stage`: where it was then, a key of `STAGES`."""
+
+    STAGES: ClassVar[dict[str, str]] = {
+        "queue": "waited in the queue",
+        "compute": "was being computed",
+        "order": "was answered, but waited for the answers before it",
+    }
 
     outcome = Outcome.DEADLINE
 
     def __init__(self, stage: str) -> None:
-        verb = "waited in the queue" if stage == "queue" else "was being computed"
-        super().__init__(f"the deadline passed while the request {verb}")
+        super().__init__(f"the deadline passed while the request {self.STAGES[stage]}")
         self.stage = stage
 
 

@@ -7,9 +7,9 @@ batch runs. Waiting for a fuller batch happens only when the model's owner asked
 deadline minus the time the batch needs (the "schedulable window" of Symphony, arXiv 2308.07470). Service times are
 learned per row count, which works because inference is predictable (Clockwork, OSDI 2020).
 
-How many rows: calls join in queue order while the batch stays within the row bound and still ends before the
-tightest deadline among its members. A member that would be late even alone binds nobody: shrinking the batch for it
-helps no one. The first call is always taken, whatever its size.
+How many rows: calls join in queue order while the batch stays within its bounds of rows and bytes and still ends
+before the tightest deadline among its members. A member that would be late even alone binds nobody: shrinking the
+batch for it helps no one. The first call is always taken, whatever its size.
 
 Times are absolute monotonic seconds, durations seconds.
 """
@@ -35,26 +35,33 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchBounds:
-    """What the model's owner allows. max_rows: rows of one execution; the others as Triton's `dynamic_batching`."""
+    """What the model's owner allows. max_rows: rows of one execution; the others as Triton's `dynamic_batching`.
+
+    max_bytes: input bytes of one execution, so that many large calls do not make one huge copy.
+    """
 
     max_rows: int
+    max_bytes: float = inf
     preferred_rows: tuple[int, ...] = ()
     max_delay_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.max_rows < 1:
             raise ValueError("max_rows must be at least 1")
+        if self.max_bytes <= 0:
+            raise ValueError("max_bytes must be positive")
         if any(not 1 <= rows <= self.max_rows for rows in self.preferred_rows):
             raise ValueError("every preferred size must lie between 1 and max_rows")
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What waits: rows of all calls, when the oldest of them arrived, the tightest deadline among them."""
+    """What waits: rows and bytes of all calls, when the oldest of them arrived, the tightest deadline among them."""
 
     rows: int
     oldest_s: float
     tightest_s: float
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +221,8 @@ def decide(backlog: Backlog, bounds: BatchBounds, curve: ServiceCurve, now: floa
         return Run(reached, "preferred")
     if bounds.max_delay_s <= 0.0:
         return Run(rows, "idle_instance")
+    if backlog.size_bytes >= bounds.max_bytes:
+        return Run(rows, "bytes")
     patience = backlog.oldest_s + bounds.max_delay_s
     last_moment = backlog.tightest_s - curve.bound(rows)
     if min(patience, last_moment) > now:
@@ -224,27 +233,32 @@ def decide(backlog: Backlog, bounds: BatchBounds, curve: ServiceCurve, now: floa
 class Fill:
     """One batch being filled in queue order, at one moment.
 
-    limit_rows: from `Run.rows`. `admit` answers for the next call in the order and adds it if the answer is yes;
-    after the first no the batch is complete.
+    limit_rows: from `Run.rows`; limit_bytes: of the batch's inputs. `admit` answers for the next call in the order and
+    adds it if the answer is yes; after the first no the batch is complete.
     """
 
-    __slots__ = ("_curve", "_limit", "_now", "_tightest", "rows")
+    __slots__ = ("_curve", "_limit", "_limit_bytes", "_now", "_tightest", "rows", "size_bytes")
 
-    def __init__(self, limit_rows: int, curve: ServiceCurve, now: float) -> None:
+    def __init__(self, limit_rows: int, curve: ServiceCurve, now: float, limit_bytes: float = inf) -> None:
         self.rows = 0
+        self.size_bytes = 0
         self._limit = limit_rows
+        self._limit_bytes = limit_bytes
         self._curve = curve
         self._now = now
         self._tightest = inf
 
-    def admit(self, rows: int, deadline: float) -> bool:
-        """Whether a call of `rows` rows and `deadline` joins."""
-        total = self.rows + rows
+    def admit(self, rows: int, deadline: float, size_bytes: int = 0) -> bool:
+        """Whether a call of `rows` rows, `deadline` and `size_bytes` joins."""
+        total, total_bytes = self.rows + rows, self.size_bytes + size_bytes
         curve, now, tightest = self._curve, self._now, self._tightest
         if deadline < tightest and now + curve.bound(rows) <= deadline:
             tightest = deadline
-        if self.rows and (total > self._limit or now + curve.bound(total) > tightest):
+        if self.rows and (
+            total > self._limit or total_bytes > self._limit_bytes or now + curve.bound(total) > tightest
+        ):
             return False
         self.rows = total
+        self.size_bytes = total_bytes
         self._tightest = tightest
         return True

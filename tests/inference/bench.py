@@ -19,7 +19,13 @@ Y = TensorInfo(name="y", datatype="INT64", shape=(-1, -1))
 
 
 def spec(
-    *, max_rows: int = 8, delay_s: float = 0.0, alone: bool = False, instances: int = 1, **queue: object
+    *,
+    max_rows: int = 8,
+    delay_s: float = 0.0,
+    alone: bool = False,
+    instances: int = 1,
+    decoupled: bool = False,
+    **queue: object,
 ) -> ModelSpec:
     return ModelSpec(
         name="double",
@@ -32,6 +38,7 @@ def spec(
         bounds=None if alone else BatchBounds(max_rows=max_rows, max_delay_s=delay_s),
         queue=QueueRules(**queue),  # type: ignore[arg-type]
         instances=instances,
+        decoupled=decoupled,
     )
 
 
@@ -60,6 +67,7 @@ class Bench:
         tenant: str = "",
         size_bytes: int = 0,
         give_up_s: float | None = None,
+        delays: bool = False,
         level: int = 0,
     ) -> int:
         """Submit a call whose rows are full of its own number; returns the number."""
@@ -73,6 +81,7 @@ class Bench:
             arrived_s=now,
             deadline=now + timeout_s,
             give_up_s=None if give_up_s is None else now + give_up_s,
+            delays=delays,
             reply=lambda result: self._replied(number, result),
             level=level,
             band=band,

@@ -15,6 +15,7 @@ from oriel_inference.errors import (
     QueueTimeout,
     ServerStopping,
 )
+from oriel_inference.model import QueuePolicy
 
 from .bench import Bench, spec
 
@@ -213,7 +214,7 @@ def test_a_more_urgent_call_displaces_the_newest_of_the_lowest_band() -> None:
 
 
 def test_the_models_queue_size_wins_over_the_servers() -> None:
-    bench = Bench(spec(max_items=1))
+    bench = Bench(spec(policy=QueuePolicy(max_items=1)))
     bench.call()
     bench.clock.run()
     bench.call()
@@ -303,7 +304,12 @@ def test_statistics_count_rows_batches_and_failures() -> None:
 steps = st.lists(
     st.one_of(
         st.tuples(
-            st.just("call"), st.integers(1, 4), st.sampled_from([0.01, 0.5, 60.0]), st.integers(0, 2), st.integers(1, 2)
+            st.just("call"),
+            st.integers(1, 4),
+            st.sampled_from([0.01, 0.5, 60.0]),
+            st.integers(0, 2),
+            st.integers(1, 2),
+            st.integers(1, 2),
         ),
         st.tuples(st.just("leave"), st.integers(0, 40)),
         st.tuples(st.just("advance"), st.sampled_from([0.001, 0.02, 1.0])),
@@ -315,16 +321,40 @@ steps = st.lists(
 
 
 @settings(max_examples=150, deadline=None)
-@given(steps, st.integers(1, 2), st.booleans(), st.sampled_from([0.0, 0.1]), st.integers(1, 3))
+@given(
+    steps,
+    st.integers(1, 3),
+    st.booleans(),
+    st.sampled_from([0.0, 0.1]),
+    st.integers(1, 3),
+    st.sampled_from(["none", "reject", "delay", "levels", "ordered"]),
+    st.sampled_from([40, 1000]),
+)
 def test_every_caller_gets_its_own_rows_exactly_once_under_any_order_of_events(
-    script: list[tuple], instances: int, alone: bool, delay_s: float, cores: int
+    script: list[tuple], instances: int, alone: bool, delay_s: float, cores: int, policy: str, max_batch_bytes: int
 ) -> None:
-    bench = Bench(spec(max_rows=4, instances=instances, alone=alone, delay_s=delay_s), cores=cores, max_items=6)
+    queue: dict[str, object] = {"preserve_ordering": policy == "ordered"}
+    if policy == "levels":
+        small = QueuePolicy(max_items=2, timeout_s=0.05, delays=True)
+        queue = {"policy": QueuePolicy(max_items=3), "by_level": {1: small}, "priority_levels": 2}
+    model = spec(max_rows=4, instances=instances, alone=alone, delay_s=delay_s, **queue)  # type: ignore[arg-type]
+    bench = Bench(model, cores=cores, max_items=6, max_batch_bytes=max_batch_bytes)
+    patience_s = 0.05 if policy in ("reject", "delay", "levels") else None
     left: set[int] = set()
     for step in script:
         match step:
-            case ("call", rows, timeout_s, band, width):
-                bench.call(rows, timeout_s=timeout_s, band=band, width=width, tenant="ab"[rows % 2])
+            case ("call", rows, timeout_s, band, width, level):
+                delays = policy == "delay" or (policy == "levels" and level == 1)
+                bench.call(
+                    rows,
+                    timeout_s=timeout_s,
+                    band=band,
+                    width=width,
+                    tenant="ab"[rows % 2],
+                    give_up_s=patience_s if delays or policy == "reject" else None,
+                    delays=delays,
+                    level=level if policy == "levels" else 0,
+                )
             case ("leave", number) if number < len(bench.calls):
                 if not bench.replies[number]:
                     left.add(number)
@@ -343,13 +373,24 @@ def test_every_caller_gets_its_own_rows_exactly_once_under_any_order_of_events(
     assert bench.batcher.pending == 0 and bench.batcher.running == 0 and bench.batcher._rows == 0
     assert bench.cores.free == bench.cores.total
     assert all(rows <= 4 for rows in bench.batches)
+    if bench.batcher._levels is not None:
+        assert not any(bench.batcher._levels._waiting.values())
+    if bench.batcher._line is not None:
+        assert not bench.batcher._line._lines
+        for key in {(call.ticket.band, call.ticket.tenant) for call in bench.calls}:
+            own = [n for n in bench.order if (bench.calls[n].ticket.band, bench.calls[n].ticket.tenant) == key]
+            answered = [n for n in own if isinstance(bench.replies[n][0], Answer)]
+            assert answered == sorted(answered)
     for number, call in enumerate(bench.calls):
         assert len(bench.replies[number]) == (0 if number in left else 1)
         if call.started_s:
             assert call.started_s < call.deadline
+            if policy == "reject":
+                assert call.started_s < call.ticket.deadline <= call.arrived_s + 0.05
         for reply in bench.replies[number]:
             if isinstance(reply, Answer):
                 rows = reply.outputs[0]
                 assert rows.shape[0] == call.rows and (rows == 2 * number).all()
             else:
                 assert isinstance(reply, InferenceError)
+                assert policy == "reject" or not isinstance(reply, QueueTimeout)

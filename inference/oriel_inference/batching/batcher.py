@@ -9,6 +9,9 @@ Rules.
    its rows are dropped.
 4. A caller that leaves (`leave`) frees its place at once. A running batch is not interrupted.
 5. A batch takes cores before it takes calls, so that the order is decided at the last moment.
+6. The model's queue policies come on top, whatever its scheduler: places per level, how long a call may wait, and
+   whether it is then refused or goes on waiting behind the others of its level. With `preserve_ordering` a tenant's
+   calls run first come, first served, and its answers stand in line for one another, see `line`.
 
 Calls of decoupled models run alone, see `stream`; what runs of them is told when its call ends early (`Call.relay`).
 
@@ -21,12 +24,15 @@ Owner and single writer: the loop. Only `execute` runs in a worker.
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import cast
 
 from oriel_inference.backends import DecoupledSession, Session
 from oriel_inference.batching.assemble import Outcome, execute
 from oriel_inference.batching.call import Answer, BatchTimes, Call
 from oriel_inference.batching.cores import Cores
+from oriel_inference.batching.levels import LevelBounds
+from oriel_inference.batching.line import AnswerLine
 from oriel_inference.batching.stream import Relay, execute_stream
 from oriel_inference.batching.workers import Workers
 from oriel_inference.clock import Clock, Timer
@@ -69,7 +75,10 @@ class _Running:
 
 
 class Batcher:
-    """sessions: one per instance, owned by the caller. units: cores of one run. max_items, max_bytes: queue bounds."""
+    """sessions: one per instance, owned by the caller. units: cores of one run. max_items, max_bytes: queue bounds.
+
+    max_batch_bytes: input bytes of one execution; a single call may have more.
+    """
 
     def __init__(
         self,
@@ -82,6 +91,7 @@ class Batcher:
         units: int = 1,
         max_items: int = 10_000,
         max_bytes: int = 256 << 20,
+        max_batch_bytes: int = 64 << 20,
         inline_s: float = INLINE_S,
     ) -> None:
         self.spec = spec
@@ -93,9 +103,15 @@ class Batcher:
         self._workers = workers
         self._queue = SlaQueue(max_items=spec.queue.max_items or max_items, max_bytes=max_bytes)
         self._alone = spec.bounds is None
-        self._bounds = spec.bounds or BatchBounds(max_rows=max(1, spec.max_batch_size))
+        self._bounds = replace(
+            spec.bounds or BatchBounds(max_rows=max(1, spec.max_batch_size)), max_bytes=max_batch_bytes
+        )
         self._output_names = [output.name for output in spec.outputs]
-        self._idle = list(sessions)
+        self._in_order = spec.queue.preserve_ordering
+        # Responses of a decoupled model cannot be held back: its requests run one after the other instead.
+        self._idle = list(sessions[:1] if self._in_order and spec.decoupled else sessions)
+        self._line = AnswerLine(clock, self._succeed, self._fail) if self._in_order and not spec.decoupled else None
+        self._levels = LevelBounds(spec.queue) if spec.queue.priority_levels else None
         self._running: set[_Running] = set()
         self._rows = 0
         self._arrivals: deque[Call] = deque()  # in order of arrival; kept only where a delay is asked for
@@ -126,13 +142,26 @@ class Batcher:
             self._fail(call, ServerStopping())
             return
         ticket = call.ticket
-        if ticket.deadline <= self._clock.now():
-            self._fail(call, self._lateness(call))
+        if ticket.deadline <= (now := self._clock.now()):
+            if not call.delays or call.deadline <= now:
+                self._fail(call, self._lateness(call))
+                return
+            ticket = call.parked()
+        levels = self._levels
+        if levels is not None and not levels.enter(call):
+            message = f"the queue of model {self.spec.name!r} is full for priority {call.level}"
+            self._fail(call, QueueFull(message))
             return
+        if self._in_order:
+            ticket.order = call.arrived_s
         pushed, displaced = self._queue.push(ticket)
         if pushed is Pushed.FULL:
+            if levels is not None:
+                levels.leave(call)
             self._fail(call, QueueFull(f"the queue of model {self.spec.name!r} is full"))
             return
+        if self._line is not None:
+            self._line.enter(call)
         self._rows += call.rows
         for loser in displaced:
             self._evict(loser, QueueFull(f"a more urgent request took the place in {self.spec.name!r}'s queue"))
@@ -153,7 +182,11 @@ class Batcher:
             call.relay.close()
         if self._queue.remove(call.ticket):
             self._rows -= call.rows
+            if self._levels is not None:
+                self._levels.leave(call)
             _unwrap(call.ticket).inputs = {}
+        if self._line is not None:
+            self._line.left(call)
         self.statistics.failed(CallerLeft.outcome, self._clock.now() - call.arrived_s)
 
     def close(self) -> None:
@@ -210,7 +243,8 @@ class Batcher:
             tightest = self._queue.next_deadline()
         if tightest is None:
             return Idle()
-        decision = decide(Backlog(self._rows, self._oldest_s(now), tightest), self._bounds, self.curve, now)
+        backlog = Backlog(self._rows, self._oldest_s(now), tightest, self._queue.size_bytes)
+        decision = decide(backlog, self._bounds, self.curve, now)
         if isinstance(decision, WaitUntil):
             if self._wait is not None:
                 self._wait.cancel()
@@ -225,17 +259,19 @@ class Batcher:
 
     def _take(self, decision: Run) -> list[Call]:
         queue, now = self._queue, self._clock.now()
-        fill = Fill(decision.rows, self.curve, now)
+        fill = Fill(decision.rows, self.curve, now, self._bounds.max_bytes)
         calls: list[Call] = []
         while (ticket := queue.peek()) is not None:
             call = ticket.payload
             assert isinstance(call, Call)
             if calls and call.signature != calls[0].signature:
                 break
-            if not fill.admit(call.rows, call.deadline):
+            if not fill.admit(call.rows, call.deadline, _size_bytes(call)):
                 break
             queue.pop()
             _unwrap(ticket)
+            if self._levels is not None:
+                self._levels.leave(call)
             call.started_s = now
             calls.append(call)
             if self._alone or fill.rows >= decision.rows:
@@ -323,9 +359,20 @@ class Batcher:
         for call, outputs in zip(calls, shares, strict=True):
             if call.finished:
                 continue
+            answer = Answer(outputs, times, int(per_row_us * call.rows))
+            if self._line is not None:
+                self._line.answered(call, answer)
+                continue
             call.finished = True
             statistics.succeeded(call.rows, queue_s=times.started_s - call.arrived_s, total_s=now - call.arrived_s)
-            self._reply(call, Answer(outputs, times, int(per_row_us * call.rows)))
+            self._reply(call, answer)
+
+    def _succeed(self, call: Call, answer: Answer) -> None:
+        """An answer whose turn has come."""
+        call.finished = True
+        queued_s, total_s = answer.times.started_s - call.arrived_s, self._clock.now() - call.arrived_s
+        self.statistics.succeeded(call.rows, queue_s=queued_s, total_s=total_s)
+        self._reply(call, answer)
 
     def _fail(self, call: Call, error: InferenceError) -> None:
         if call.finished:
@@ -335,12 +382,16 @@ class Batcher:
             call.relay.close()
         self.statistics.failed(error.outcome, self._clock.now() - call.arrived_s)
         self._reply(call, error)
+        if self._line is not None:
+            self._line.left(call)
 
     def _evict(self, ticket: Ticket, error: InferenceError | None) -> None:
         """Finish a call that has just left the queue without running; no error given means it was late."""
         call = _unwrap(ticket)
         call.inputs = {}
         self._rows -= call.rows
+        if self._levels is not None:
+            self._levels.leave(call)
         self._fail(call, error or self._lateness(call))
 
     def _reply(self, call: Call, result: Answer | InferenceError) -> None:
@@ -371,8 +422,13 @@ class Batcher:
             self._arm_expiry(following)
 
     def _expire(self) -> None:
-        for ticket in self._queue.expire(self._clock.now()):
-            self._evict(ticket, None)
+        now = self._clock.now()
+        for ticket in self._queue.expire(now):
+            call = ticket.payload
+            if call.delays and ticket.deadline < call.deadline and now < call.deadline:
+                self._queue.push(_unwrap(ticket).parked())  # into its own place, which has just become free
+            else:
+                self._evict(ticket, None)
 
     def _arm_running(self, batch: _Running) -> None:
         deadline = min((call.deadline for call in batch.calls if not call.finished), default=None)
@@ -384,6 +440,11 @@ class Batcher:
             if call.deadline <= now:
                 self._fail(call, DeadlineExceeded("compute"))
         self._arm_running(batch)
+
+
+def _size_bytes(call: Call) -> int:
+    """Text tensors count as they were sent, numbers in JSON as they are computed with."""
+    return max(call.ticket.size_bytes, sum([array.nbytes for array in call.inputs.values()]))
 
 
 def _unwrap(ticket: Ticket) -> Call:

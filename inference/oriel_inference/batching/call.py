@@ -34,8 +34,9 @@ class Answer:
     cost_us: int
 
 
-# Farther apart than any two deadlines: a level always outranks a deadline.
+# Farther apart than any two deadlines: a level always outranks a deadline, and so does being parked within a level.
 _LEVEL_S = 1e7
+_PARKED_S = _LEVEL_S / 2
 
 Reply = Callable[[Answer | InferenceError], None]
 Emit = Callable[[Sequence[Array], Callable[[], None]], None]
@@ -45,8 +46,9 @@ class Call:
     """A request as the batcher sees it.
 
     inputs: name -> [rows, ...]. signature: calls with equal ones may share a batch (every non-batch dimension and the
-    set of inputs). deadline: absolute; give_up_s: when it leaves the queue at the latest (not above the deadline).
-    level: the caller's own ranking, which orders only its own calls of its own tier: 0 goes before 1.
+    set of inputs). deadline: absolute; give_up_s: when the model's queue policy gives up on it, if that is earlier:
+    then it is refused or, if it `delays`, parked. level: the caller's own ranking, which orders only its own calls of
+    its own tier: 0 goes before 1.
     reply: called exactly once on the loop, unless the caller leaves first. emit: for decoupled models, called before
     that with each response's outputs and what to call once they are written. relay: set while such a model runs it.
     """
@@ -54,9 +56,11 @@ class Call:
     __slots__ = (
         "arrived_s",
         "deadline",
+        "delays",
         "emit",
         "finished",
         "inputs",
+        "level",
         "relay",
         "reply",
         "rows",
@@ -78,6 +82,7 @@ class Call:
         tenant: str = "",
         size_bytes: int = 0,
         give_up_s: float | None = None,
+        delays: bool = False,
         level: int = 0,
         emit: Emit | None = None,
     ) -> None:
@@ -88,6 +93,8 @@ class Call:
         self.deadline = deadline
         self.reply = reply
         self.emit = emit
+        self.delays = delays
+        self.level = level
         self.relay: Relay | None = None
         self.started_s = 0.0  # when it left the queue for a batch; 0 before
         self.finished = False
@@ -101,3 +108,18 @@ class Call:
             payload=self,
             order=deadline + level * _LEVEL_S,
         )
+
+    def parked(self) -> Ticket:
+        """A new ticket for one that has left the queue: behind the other calls of its level, until `deadline`."""
+        old = self.ticket
+        self.ticket = Ticket(
+            band=old.band,
+            tenant=old.tenant,
+            deadline=self.deadline,
+            cost=old.cost,
+            size_bytes=old.size_bytes,
+            rows=self.rows,
+            payload=self,
+            order=self.deadline + self.level * _LEVEL_S + _PARKED_S,
+        )
+        return self.ticket

@@ -7,6 +7,7 @@ what only tunes an engine it does not have is ignored with a warning.
 from collections.abc import Callable, Iterable, Sequence
 
 from oriel_inference.errors import ConfigInvalid
+from oriel_inference.repository.queueing import check_queueing
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import from_config_name
 from oriel_wire.v2.metadata import parse_config_text
@@ -17,7 +18,6 @@ __all__ = ["CONFIG_FILE", "parse", "select_versions", "validate"]
 CONFIG_FILE = "config.pbtxt"
 MAX_TENSORS = 1024
 MAX_INSTANCES = 256
-MAX_PRIORITY_LEVELS = 256
 _PLATFORMS = {"onnxruntime_onnx": "onnxruntime"}
 
 _Refuse = Callable[[str, str], ConfigInvalid]
@@ -51,7 +51,7 @@ def validate(config: pb.ModelConfig, model: str, file: str) -> list[str]:
     _unsupported(config, refuse)
     _instances(config, refuse)
     if config.HasField("dynamic_batching"):
-        _dynamic_batching(config.dynamic_batching, config.max_batch_size, refuse)
+        check_queueing(config.dynamic_batching, config.max_batch_size, refuse)
     if any(version < 1 for version in config.version_policy.specific.versions):
         raise refuse("version_policy.specific.versions", "versions are positive numbers")
     return _without_effect(config)
@@ -167,26 +167,6 @@ def _instances(config: pb.ModelConfig, refuse: _Refuse) -> None:
         raise refuse("instance_group", f"asks for {total} instances, at most {MAX_INSTANCES} are allowed")
 
 
-def _dynamic_batching(batching: pb.ModelDynamicBatching, max_batch_size: int, refuse: _Refuse) -> None:
-    if max_batch_size < 1:
-        raise refuse("dynamic_batching", "needs max_batch_size of at least 1")
-    for index, size in enumerate(batching.preferred_batch_size):
-        if not 1 <= size <= max_batch_size:
-            raise refuse(
-                f"dynamic_batching.preferred_batch_size[{index}]",
-                f"{size} does not lie between 1 and max_batch_size {max_batch_size}",
-            )
-    levels, default = batching.priority_levels, batching.default_priority_level
-    if levels > MAX_PRIORITY_LEVELS:
-        raise refuse("dynamic_batching.priority_levels", f"must be at most {MAX_PRIORITY_LEVELS}")
-    if levels and not 1 <= default <= levels:
-        raise refuse("dynamic_batching.default_priority_level", f"must lie between 1 and priority_levels {levels}")
-    if batching.priority_queue_policy:
-        raise refuse("dynamic_batching.priority_queue_policy", "is not supported, use default_queue_policy")
-    if batching.default_queue_policy.timeout_action == pb.ModelQueuePolicy.DELAY:
-        raise refuse("dynamic_batching.default_queue_policy.timeout_action", "DELAY is not supported, use REJECT")
-
-
 def _without_effect(config: pb.ModelConfig) -> list[str]:
     optimization = config.optimization
     ignored = {
@@ -194,10 +174,9 @@ def _without_effect(config: pb.ModelConfig) -> list[str]:
         "cc_model_filenames": bool(config.cc_model_filenames),
         "model_metrics": config.HasField("model_metrics"),
         "metric_tags": bool(config.metric_tags),
-        "dynamic_batching (the model is decoupled)": (
-            config.model_transaction_policy.decoupled and config.HasField("dynamic_batching")
+        "dynamic_batching.preferred_batch_size (the model is decoupled)": (
+            config.model_transaction_policy.decoupled and bool(config.dynamic_batching.preferred_batch_size)
         ),
-        "dynamic_batching.preserve_ordering": config.dynamic_batching.preserve_ordering,
         "optimization.cuda": optimization.HasField("cuda"),
         "optimization.priority": optimization.priority != 0,
         "optimization.eager_batching": optimization.eager_batching,
