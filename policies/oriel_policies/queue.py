@@ -220,8 +220,13 @@ class SlaQueue:
         self._sequence += 1
         ticket._queued = True
         ticket._flow = flow
-        heappush(flow.tickets.entries, (ticket.order, self._sequence, ticket))
-        heappush(self._expiry.entries, (ticket.deadline, self._sequence, ticket))
+        entry = (ticket.deadline, self._sequence, ticket)
+        heappush(self._expiry.entries, entry)
+        # Mostly one and the same: half the objects for the garbage collector to walk when thousands wait.
+        heappush(
+            flow.tickets.entries,
+            entry if ticket.order == ticket.deadline else (ticket.order, self._sequence, ticket),
+        )
         band.newest.append(ticket)
         flow.waiting += 1
         band.items += 1

@@ -185,6 +185,7 @@ class Batcher:
             if self._levels is not None:
                 self._levels.leave(call)
             _unwrap(call.ticket).inputs = {}
+        call.forget()
         if self._line is not None:
             self._line.left(call)
         self.statistics.failed(CallerLeft.outcome, self._clock.now() - call.arrived_s)
@@ -395,8 +396,10 @@ class Batcher:
         self._fail(call, error or self._lateness(call))
 
     def _reply(self, call: Call, result: Answer | InferenceError) -> None:
+        reply = call.reply
+        call.forget()
         try:
-            call.reply(result)
+            reply(result)
         except Exception:
             # The other members of the batch still wait for their answers.
             _log.exception("model %s: an answer could not be delivered", self.spec.name)

@@ -42,6 +42,10 @@ Reply = Callable[[Answer | InferenceError], None]
 Emit = Callable[[Sequence[Array], Callable[[], None]], None]
 
 
+def _nobody(_: Answer | InferenceError) -> None:
+    pass
+
+
 class Call:
     """A request as the batcher sees it.
 
@@ -108,6 +112,12 @@ class Call:
             payload=self,
             order=deadline + level * _LEVEL_S,
         )
+
+    def forget(self) -> None:
+        """Nobody is told anything any more. Its caller knows the call and the call its caller: a circle of some thirty
+        objects, request body included, that only the garbage collector would find."""
+        self.reply = _nobody
+        self.emit = None
 
     def parked(self) -> Ticket:
         """A new ticket for one that has left the queue: behind the other calls of its level, until `deadline`."""
