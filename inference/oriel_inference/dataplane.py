@@ -16,6 +16,7 @@ from oriel_wire.v2.messages import Array, InferRequest, InferResponse, Tensor
 __all__ = ["Completion", "Dataplane", "Emit"]
 
 Emit = Callable[[InferResponse, Callable[[], None]], None]
+_Result = Answer | InferenceError  # named, because the annotation of an inner function is worked out per request
 
 
 class Completion:
@@ -73,7 +74,7 @@ class Dataplane:
         policy = serving.spec.queue.of(fitted.level)
         deadline, give_up_s = policy.limits(now, ctx.deadline, fitted.timeout_s)
 
-        def finish(result: Answer | InferenceError) -> None:
+        def finish(result: _Result) -> None:
             if isinstance(result, InferenceError):
                 reply(Completion(now, error=result))
                 return
