@@ -14,7 +14,7 @@ batch for it helps no one. The first call is always taken, whatever its size.
 Times are absolute monotonic seconds, durations seconds.
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -28,6 +28,7 @@ __all__ = [
     "RecentMinimum",
     "Run",
     "ServiceCurve",
+    "UsualDeadline",
     "WaitUntil",
     "decide",
 ]
@@ -153,9 +154,40 @@ class ServiceCurve:
         low = high - 1
         return fit[low] + (fit[high] - fit[low]) * (rows - keys[low]) / (keys[high] - keys[low])
 
+    def rows_within(self, seconds: float, most: int) -> int:
+        """The largest batch of at most `most` rows that almost always ends within `seconds`; 0 if none does."""
+        if self.bound(most) <= seconds:
+            return most
+        return bisect_right(range(1, most), seconds, key=self.bound)
+
     def bound(self, rows: int) -> float:
         """Seconds within which a batch of `rows` almost always ends: the prediction plus twice the mean deviation."""
         return self.predict(rows) * (1.0 + 2.0 * self._deviation)
+
+
+class UsualDeadline:
+    """How much time callers usually give, on the short side: about the 10th percentile of recent calls. Single writer.
+
+    A batch should take at most half of it: a call that has just missed one batch then still makes the next. Very few
+    calls in a great hurry do not move it much, and it follows a change within some hundred calls.
+    """
+
+    __slots__ = ("seconds",)
+
+    QUANTILE = 0.1
+    STEP = 0.05
+
+    def __init__(self) -> None:
+        self.seconds = inf
+
+    def observe(self, seconds: float) -> None:
+        """A call came with `seconds` to go."""
+        if self.seconds == inf:
+            self.seconds = seconds
+        elif seconds < self.seconds:
+            self.seconds *= 1.0 - self.STEP * (1.0 - self.QUANTILE)
+        else:
+            self.seconds *= 1.0 + self.STEP * self.QUANTILE
 
 
 class RecentMinimum:
@@ -247,6 +279,10 @@ class Fill:
         self._curve = curve
         self._now = now
         self._tightest = inf
+
+    def endangers(self, deadline: float) -> bool:
+        """Whether a call of `deadline` might be late in a batch of all the rows that the limit allows."""
+        return deadline - self._now < self._curve.bound(self._limit)
 
     def admit(self, rows: int, deadline: float, size_bytes: int = 0) -> bool:
         """Whether a call of `rows` rows, `deadline` and `size_bytes` joins."""

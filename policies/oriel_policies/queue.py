@@ -43,7 +43,7 @@ class Ticket:
 
     band: 0 is the most urgent. deadline: absolute monotonic seconds. cost: estimated charge, any one unit;
     weight: the tenant's share inside its band. order: rank inside the tenant's flow, the deadline by default; it
-    never moves an expiry. payload: the caller's own, never looked at.
+    never moves an expiry. rows: counted by `rows_up_to`. payload: the caller's own, never looked at.
     """
 
     __slots__ = (
@@ -140,6 +140,7 @@ class _Band:
         "newest",
         "newest_dead",
         "number",
+        "rows",
         "size_bytes",
         "virtual",
     )
@@ -151,6 +152,7 @@ class _Band:
         self.newest: list[Ticket] = []
         self.newest_dead = 0
         self.items = 0
+        self.rows = 0
         self.size_bytes = 0
         self.virtual = 0.0
         self.finish = 0.0  # the largest virtual time any flow has reached
@@ -195,6 +197,10 @@ class SlaQueue:
         found = self._bands.get(band)
         return found.items if found else 0
 
+    def rows_up_to(self, band: int) -> int:
+        """Rows that wait in `band` and in the more urgent ones."""
+        return sum([self._bands[number].rows for number in self._waiting if number <= band])
+
     def push(self, ticket: Ticket) -> tuple[Pushed, list[Ticket]]:
         """Queue `ticket`; the list holds the tickets it displaced, which have left the queue.
 
@@ -230,6 +236,7 @@ class SlaQueue:
         band.newest.append(ticket)
         flow.waiting += 1
         band.items += 1
+        band.rows += ticket.rows
         band.size_bytes += ticket.size_bytes
         self._items += 1
         self.size_bytes += ticket.size_bytes
@@ -331,6 +338,7 @@ class SlaQueue:
         if not flow.waiting:
             flow.key = None
         band.items -= 1
+        band.rows -= ticket.rows
         band.size_bytes -= ticket.size_bytes
         self._items -= 1
         self.size_bytes -= ticket.size_bytes

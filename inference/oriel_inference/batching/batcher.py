@@ -46,7 +46,18 @@ from oriel_inference.errors import (
 )
 from oriel_inference.model import ModelSpec
 from oriel_inference.statistics import Statistics
-from oriel_policies.batch import Backlog, BatchBounds, Fill, Idle, RecentMinimum, Run, ServiceCurve, WaitUntil, decide
+from oriel_policies.batch import (
+    Backlog,
+    BatchBounds,
+    Fill,
+    Idle,
+    RecentMinimum,
+    Run,
+    ServiceCurve,
+    UsualDeadline,
+    WaitUntil,
+    decide,
+)
 from oriel_policies.queue import Pushed, SlaQueue, Ticket
 from oriel_wire.v2.messages import Array
 
@@ -54,6 +65,7 @@ __all__ = ["Batcher"]
 
 _log = logging.getLogger(__name__)
 
+ASIDE = 4
 INLINE_S = 0.0003
 INLINE_SAMPLES = 8
 INLINE_OVERRUN_S = 0.005
@@ -77,7 +89,7 @@ class _Running:
 class Batcher:
     """sessions: one per instance, owned by the caller. units: cores of one run. max_items, max_bytes: queue bounds.
 
-    max_batch_bytes: input bytes of one execution; a single call may have more.
+    max_batch_bytes: input bytes of one execution; a single call may have more. curve: what is known of service times.
     """
 
     def __init__(
@@ -93,10 +105,11 @@ class Batcher:
         max_bytes: int = 256 << 20,
         max_batch_bytes: int = 64 << 20,
         inline_s: float = INLINE_S,
+        curve: ServiceCurve | None = None,
     ) -> None:
         self.spec = spec
         self.units = min(max(1, units), cores.total)
-        self.curve = ServiceCurve()
+        self.curve = curve or ServiceCurve()
         self.statistics = Statistics()
         self._clock = clock
         self._cores = cores
@@ -123,6 +136,7 @@ class Batcher:
         self._inline_s = inline_s
         self._inline_penalty = 0
         self._fastest = RecentMinimum()
+        self._usual = UsualDeadline()
 
     # Calls come and go ------------------------------------------------------------------------------------------
 
@@ -162,6 +176,7 @@ class Batcher:
             return
         if self._line is not None:
             self._line.enter(call)
+        self._usual.observe(call.deadline - now)
         self._rows += call.rows
         for loser in displaced:
             self._evict(loser, QueueFull(f"a more urgent request took the place in {self.spec.name!r}'s queue"))
@@ -260,11 +275,23 @@ class Batcher:
 
     def _take(self, decision: Run) -> list[Call]:
         queue, now = self._queue, self._clock.now()
-        fill = Fill(decision.rows, self.curve, now, self._bounds.max_bytes)
+        limit = min(decision.rows, self._useful_rows())
+        fill = Fill(limit, self.curve, now, self._bounds.max_bytes)
         calls: list[Call] = []
+        aside: list[Call] = []
+        crowded = self._rows > limit
         while (ticket := queue.peek()) is not None:
             call = ticket.payload
             assert isinstance(call, Call)
+            if (
+                crowded
+                and len(aside) < ASIDE * limit
+                and fill.endangers(call.deadline)
+                and fill.rows + queue.rows_up_to(ticket.band) - call.rows >= limit
+            ):
+                queue.remove(ticket)
+                aside.append(call)
+                continue
             if calls and call.signature != calls[0].signature:
                 break
             if not fill.admit(call.rows, call.deadline, _size_bytes(call)):
@@ -275,11 +302,16 @@ class Batcher:
                 self._levels.leave(call)
             call.started_s = now
             calls.append(call)
-            if self._alone or fill.rows >= decision.rows:
+            if self._alone or fill.rows >= limit:
                 break
+        for call in aside:
+            queue.push(_unwrap(call.ticket).parked())
         self._rows -= fill.rows
         self.statistics.releases["alone" if self._alone else decision.reason] += 1
         return calls
+
+    def _useful_rows(self) -> int:
+        return self.curve.rows_within(self._usual.seconds / 2, self._bounds.max_rows) or self._bounds.max_rows
 
     def _start(self, decision: Run) -> None:
         self._inline_penalty = max(0, self._inline_penalty - 1)
