@@ -25,14 +25,16 @@ from oriel_inference.lifecycle import Catalog
 from oriel_inference.log_settings import LogSettings
 from oriel_inference.repository.check import CheckProcess
 from oriel_inference.repository.load import LoadedVersion
+from oriel_inference.servers.access_log import AccessLog
 from oriel_inference.servers.control import control_app
 from oriel_inference.servers.encoding import Encodings
 from oriel_inference.servers.grpc import GrpcFrontend, open_grpc
 from oriel_inference.servers.http import HttpFrontend
+from oriel_inference.servers.meter import Meter
 from oriel_inference.servers.peers import TrustedPeers
-from oriel_inference.servers.statuses import head_refusal
 from oriel_inference.servers.surface import Surface
 from oriel_inference.settings import Settings
+from oriel_inference.statistics import Ledger
 from oriel_inference.stores.local import LocalStore
 from oriel_wire.engine.buffered import HttpLimits
 from oriel_wire.engine.buffered import serve as serve_http
@@ -87,6 +89,7 @@ async def open_unit(
     clock = LoopClock(asyncio.get_running_loop())
     cores, workers, streams = Cores(settings.cores), WorkerThreads(settings.cores), JobThreads()
     catalog = Catalog()
+    ledger = Ledger(catalog.serves)
     try:
         stores = [LocalStore(root) for root in settings.repositories]
     except LoadFailed as failure:
@@ -104,6 +107,7 @@ async def open_unit(
             max_items=settings.max_queue_items,
             max_bytes=settings.max_queue_bytes,
             max_batch_bytes=settings.max_batch_bytes,
+            statistics=ledger.open(loaded.spec.name, loaded.spec.version),
         )
         if loaded.run_s is not None:
             batcher.curve.observe(1, loaded.run_s)
@@ -128,11 +132,13 @@ async def open_unit(
         peers=TrustedPeers(settings.trusted_peers),
         sink=sink if sink is not None else open_sink("inference"),
         log=LogSettings(),
+        meter=Meter(catalog, AccessLog(settings.access_log) if settings.access_log else None),
         default_timeout_s=settings.default_timeout_s,
         strict_readiness=settings.strict_readiness,
     )
     with ExitStack() as sockets:
         sockets.callback(surface.log.close)
+        sockets.callback(surface.meter.close)
 
         def bind(host: str, port: int, what: str) -> socket.socket:
             return sockets.enter_context(listen(host, port, f"inference {what}"))
@@ -153,7 +159,7 @@ async def open_unit(
             # A refused body is read to its end: a gateway that is still sending would see a reset and no reason.
             limits=HttpLimits(max_body_bytes=settings.max_body_bytes, drain_bytes=settings.max_body_bytes),
             refuse=frontend.refuse,
-            explain=head_refusal,
+            explain=frontend.explain,
         )
         end_control = asyncio.Event()
         async with asyncio.TaskGroup() as group:
@@ -177,6 +183,7 @@ async def open_unit(
                 end_control.set()
                 await asyncio.to_thread(encodings.close)
                 await asyncio.to_thread(surface.sink.close)
+                await asyncio.to_thread(surface.meter.close)
 
 
 async def _end_models(catalog: Catalog, workers: WorkerThreads, streams: JobThreads) -> None:

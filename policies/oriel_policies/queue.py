@@ -43,7 +43,7 @@ class Ticket:
 
     band: 0 is the most urgent. deadline: absolute monotonic seconds. cost: estimated charge, any one unit;
     weight: the tenant's share inside its band. order: rank inside the tenant's flow, the deadline by default; it
-    never moves an expiry. rows: counted by `rows_up_to`. payload: the caller's own, never looked at.
+    never moves an expiry. rows: counted by `rows_ahead`. payload: the caller's own, never looked at.
     """
 
     __slots__ = (
@@ -197,8 +197,12 @@ class SlaQueue:
         found = self._bands.get(band)
         return found.items if found else 0
 
-    def rows_up_to(self, band: int) -> int:
-        """Rows that wait in `band` and in the more urgent ones."""
+    def depths(self) -> list[tuple[int, int, int]]:
+        """(band, tickets, rows) of every band that has ever held one, most urgent first."""
+        return [(number, band.items, band.rows) for number, band in sorted(self._bands.items())]
+
+    def rows_ahead(self, band: int) -> int:
+        """Rows that wait in `band` and in more urgent ones."""
         return sum([self._bands[number].rows for number in self._waiting if number <= band])
 
     def push(self, ticket: Ticket) -> tuple[Pushed, list[Ticket]]:
