@@ -9,6 +9,7 @@ InferenceError              one request cannot be answered; carries an Outcome a
 ├── QueueFull               never entered the queue, or displaced by a more urgent call
 ├── QueueTimeout            the model's own queue policy gave up on it
 ├── DeadlineExceeded        its deadline passed
+├── DeadlineTooShort        its deadline would pass before the model could be done
 ├── CallerLeft              the client went away (nobody reads the answer)
 ├── ServerStopping          the server shuts down
 ├── ControlRefused          the model control mode does not allow to load or unload
@@ -28,6 +29,7 @@ __all__ = [
     "ConfigInvalid",
     "ControlRefused",
     "DeadlineExceeded",
+    "DeadlineTooShort",
     "InferenceError",
     "InvalidRequest",
     "LoadFailed",
@@ -59,6 +61,7 @@ class Outcome(Enum):
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
     DEADLINE = "deadline_exceeded"
+    TOO_SHORT = "deadline_too_short"
     CALLER_LEFT = "caller_left"
     STOPPING = "server_stopping"
     CONTROL = "control_refused"
@@ -132,6 +135,15 @@ class DeadlineExceeded(InferenceError):
     def __init__(self, stage: str) -> None:
         super().__init__(f"the deadline passed while the request {self.STAGES[stage]}")
         self.stage = stage
+
+
+class DeadlineTooShort(InferenceError):
+    """What is left until its deadline is less than this model takes even when it is quick."""
+
+    outcome = Outcome.TOO_SHORT
+
+    def __init__(self) -> None:
+        super().__init__("the time left until the deadline is shorter than this model takes")
 
 
 class CallerLeft(InferenceError):

@@ -11,6 +11,12 @@ How many rows: calls join in queue order while the batch stays within its bounds
 before the tightest deadline among its members. A member that would be late even alone binds nobody: shrinking the
 batch for it helps no one. The first call is always taken, whatever its size.
 
+Under overload that alone would collapse: the earliest deadlines are those that just cannot be met any more, and each
+makes the batch small. Two rules against it. A batch takes at most half of the time that callers usually give
+(`rows_within`), so that a call that has just missed one batch still makes the next (Nexus, SOSP 2019). And while others
+of its tier or more urgent ones would fill the batch without it, a call that such a batch endangers makes room for them
+(`Fill.endangers`): it goes behind them, and runs if they thin out in time.
+
 Times are absolute monotonic seconds, durations seconds.
 """
 
@@ -28,9 +34,9 @@ __all__ = [
     "RecentMinimum",
     "Run",
     "ServiceCurve",
-    "UsualDeadline",
     "WaitUntil",
     "decide",
+    "size_class",
 ]
 
 
@@ -113,7 +119,7 @@ class ServiceCurve:
 
     def observe(self, rows: int, seconds: float) -> None:
         """A batch of `rows` took `seconds`."""
-        key = _bucket(rows)
+        key = size_class(rows)
         seen = self._seen.get(key, 0)
         if not seen:
             insort(self._keys, key)
@@ -131,7 +137,7 @@ class ServiceCurve:
 
     def samples(self, rows: int) -> int:
         """Batches seen in the size class of `rows`."""
-        return self._seen.get(_bucket(rows), 0)
+        return self._seen.get(size_class(rows), 0)
 
     def predict(self, rows: int) -> float:
         """Expected seconds of a batch of `rows`; 0.0 while nothing is known. Non-decreasing in `rows`."""
@@ -165,31 +171,6 @@ class ServiceCurve:
         return self.predict(rows) * (1.0 + 2.0 * self._deviation)
 
 
-class UsualDeadline:
-    """How much time callers usually give, on the short side: about the 10th percentile of recent calls. Single writer.
-
-    A batch should take at most half of it: a call that has just missed one batch then still makes the next. Very few
-    calls in a great hurry do not move it much, and it follows a change within some hundred calls.
-    """
-
-    __slots__ = ("seconds",)
-
-    QUANTILE = 0.1
-    STEP = 0.05
-
-    def __init__(self) -> None:
-        self.seconds = inf
-
-    def observe(self, seconds: float) -> None:
-        """A call came with `seconds` to go."""
-        if self.seconds == inf:
-            self.seconds = seconds
-        elif seconds < self.seconds:
-            self.seconds *= 1.0 - self.STEP * (1.0 - self.QUANTILE)
-        else:
-            self.seconds *= 1.0 + self.STEP * self.QUANTILE
-
-
 class RecentMinimum:
     """The fastest a batch of a size class has lately been: what it takes when nobody else wants the processor.
 
@@ -206,7 +187,7 @@ class RecentMinimum:
 
     def observe(self, rows: int, seconds: float) -> None:
         """A batch of `rows` took `seconds`."""
-        key = _bucket(rows)
+        key = size_class(rows)
         known = self._fastest.get(key)
         if known is None or seconds < known:
             self._fastest[key] = seconds
@@ -215,10 +196,10 @@ class RecentMinimum:
 
     def seconds(self, rows: int) -> float:
         """Infinite while the size class is unknown."""
-        return self._fastest.get(_bucket(rows), inf)
+        return self._fastest.get(size_class(rows), inf)
 
 
-def _bucket(rows: int) -> int:
+def size_class(rows: int) -> int:
     """The size class of `rows`, named by its largest member."""
     if rows <= 16:
         return rows
@@ -269,7 +250,7 @@ class Fill:
     adds it if the answer is yes; after the first no the batch is complete.
     """
 
-    __slots__ = ("_curve", "_limit", "_limit_bytes", "_now", "_tightest", "rows", "size_bytes")
+    __slots__ = ("_curve", "_limit", "_limit_bytes", "_now", "_tightest", "_whole_ends_s", "rows", "size_bytes")
 
     def __init__(self, limit_rows: int, curve: ServiceCurve, now: float, limit_bytes: float = inf) -> None:
         self.rows = 0
@@ -279,10 +260,13 @@ class Fill:
         self._curve = curve
         self._now = now
         self._tightest = inf
+        self._whole_ends_s = 0.0
 
     def endangers(self, deadline: float) -> bool:
         """Whether a call of `deadline` might be late in a batch of all the rows that the limit allows."""
-        return deadline - self._now < self._curve.bound(self._limit)
+        if not self._whole_ends_s:
+            self._whole_ends_s = self._now + self._curve.bound(self._limit)
+        return deadline < self._whole_ends_s
 
     def admit(self, rows: int, deadline: float, size_bytes: int = 0) -> bool:
         """Whether a call of `rows` rows, `deadline` and `size_bytes` joins."""

@@ -1,6 +1,7 @@
 """Doubles and builders the inference tests share."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -45,7 +46,7 @@ def spec(
 class Bench:
     """A batcher in virtual time over fake sessions; its jobs run when the test says so."""
 
-    def __init__(self, model: ModelSpec, *, cores: int = 4, sessions: int | None = None, **limits: int) -> None:
+    def __init__(self, model: ModelSpec, *, cores: int = 4, sessions: int | None = None, **limits: Any) -> None:
         self.clock = VirtualClock()
         self.workers = ManualWorkers()
         self.cores = Cores(cores)

@@ -226,6 +226,23 @@ def test_no_member_that_could_end_in_time_alone_is_made_late_by_its_batch(
             assert curve.bound(rows) <= deadline
 
 
+def test_a_call_that_a_full_batch_would_make_late_is_endangered() -> None:
+    fill = Fill(20, linear(), 100.0)  # 30 ms
+    assert fill.endangers(100.029) and not fill.endangers(100.031)
+    assert not Fill(20, ServiceCurve(), 100.0).endangers(100.0)  # nothing is known
+
+
+@given(observations, st.floats(1e-5, 3.0), st.integers(1, 200))
+def test_rows_within_is_the_largest_batch_that_ends_in_time(
+    samples: list[tuple[int, float]], seconds: float, most: int
+) -> None:
+    curve = learned(samples)
+    rows = curve.rows_within(seconds, most)
+    assert 0 <= rows <= most
+    assert rows == 0 or curve.bound(rows) <= seconds
+    assert rows == most or curve.bound(rows + 1) > seconds
+
+
 def test_the_recent_minimum_ignores_waiting_and_follows_a_model_that_got_slower() -> None:
     fastest = RecentMinimum()
     assert fastest.seconds(8) == float("inf")

@@ -39,6 +39,7 @@ from oriel_inference.clock import Clock, Timer
 from oriel_inference.errors import (
     CallerLeft,
     DeadlineExceeded,
+    DeadlineTooShort,
     InferenceError,
     QueueFull,
     QueueTimeout,
@@ -54,10 +55,10 @@ from oriel_policies.batch import (
     RecentMinimum,
     Run,
     ServiceCurve,
-    UsualDeadline,
     WaitUntil,
     decide,
 )
+from oriel_policies.feasibility import LowQuantile, ServiceFloor
 from oriel_policies.queue import Pushed, SlaQueue, Ticket
 from oriel_policies.wait import best_rate, expected_wait_s
 from oriel_wire.v2.messages import Array
@@ -66,7 +67,9 @@ __all__ = ["Batcher"]
 
 _log = logging.getLogger(__name__)
 
-ASIDE = 4
+ASIDE = 4  # times the rows of a batch: how many calls make room for others at one go
+USEFUL_EVERY = 16  # batches after which the useful size is worked out again
+EXPLORE_EVERY = 256
 INLINE_S = 0.0003
 INLINE_SAMPLES = 8
 INLINE_OVERRUN_S = 0.005
@@ -139,7 +142,10 @@ class Batcher:
         self._inline_s = inline_s
         self._inline_penalty = 0
         self._fastest = RecentMinimum()
-        self._usual = UsualDeadline()
+        self._floor = ServiceFloor()
+        self._usual = LowQuantile(step=0.05)  # seconds that callers give
+        self._useful_rows = self._bounds.max_rows
+        self._learned = 0
 
     # Calls come and go ------------------------------------------------------------------------------------------
 
@@ -195,6 +201,9 @@ class Batcher:
                 self._fail(call, self._lateness(call))
                 return
             ticket = call.parked()
+        if self._floor.refuses(call.rows, call.deadline - now):
+            self._fail(call, DeadlineTooShort())
+            return
         levels = self._levels
         if levels is not None and not levels.enter(call):
             message = f"the queue of model {self.spec.name!r} is full for priority {call.level}"
@@ -295,6 +304,9 @@ class Batcher:
         if tightest is not None and tightest <= now:
             self._expire()
             tightest = self._queue.next_deadline()
+        if tightest is not None and tightest - now < self._floor.ceiling_s:
+            self._refuse_hopeless(now)
+            tightest = self._queue.next_deadline()
         if tightest is None:
             return Idle()
         backlog = Backlog(self._rows, self._oldest_s(now), tightest, self._queue.size_bytes)
@@ -305,6 +317,14 @@ class Batcher:
             self._wait = self._clock.call_at(decision.at_s, self._schedule)
         return decision
 
+    def _refuse_hopeless(self, now: float) -> None:
+        while (ticket := self._queue.peek()) is not None:
+            call = ticket.payload
+            if not self._floor.refuses(call.rows, call.deadline - now):
+                return
+            self._queue.remove(ticket)
+            self._evict(ticket, DeadlineTooShort())
+
     def _oldest_s(self, now: float) -> float:
         arrivals = self._arrivals
         while arrivals and (arrivals[0].finished or arrivals[0].started_s):
@@ -313,11 +333,11 @@ class Batcher:
 
     def _take(self, decision: Run) -> list[Call]:
         queue, now = self._queue, self._clock.now()
-        limit = min(decision.rows, self._useful_rows())
+        limit = 1 if self._alone else min(decision.rows, self._useful_rows)
         fill = Fill(limit, self.curve, now, self._bounds.max_bytes)
         calls: list[Call] = []
         aside: list[Call] = []
-        crowded = self._rows > limit
+        crowded = self._rows > limit and not self._in_order
         while (ticket := queue.peek()) is not None:
             call = ticket.payload
             assert isinstance(call, Call)
@@ -325,7 +345,7 @@ class Batcher:
                 crowded
                 and len(aside) < ASIDE * limit
                 and fill.endangers(call.deadline)
-                and fill.rows + queue.rows_ahead(ticket.band) - call.rows >= limit
+                and fill.rows + queue.rows_ahead(ticket.band) - ticket.rows >= limit
             ):
                 queue.remove(ticket)
                 aside.append(call)
@@ -347,9 +367,6 @@ class Batcher:
         self._rows -= fill.rows
         self.statistics.releases["alone" if self._alone else decision.reason] += 1
         return calls
-
-    def _useful_rows(self) -> int:
-        return self.curve.rows_within(self._usual.seconds / 2, self._bounds.max_rows) or self._bounds.max_rows
 
     def _start(self, decision: Run) -> None:
         self._inline_penalty = max(0, self._inline_penalty - 1)
@@ -410,8 +427,16 @@ class Batcher:
         for _, outcome in results:
             if not isinstance(outcome, InferenceError):
                 times = outcome[1]
-                self.curve.observe(times.rows, times.split_s - times.started_s)
-                self._fastest.observe(times.rows, times.split_s - times.started_s)
+                took_s = times.split_s - times.started_s
+                self.curve.observe(times.rows, took_s)
+                self._fastest.observe(times.rows, took_s)
+                self._floor.observe(times.rows, took_s)
+        self._learned += 1
+        if self._learned % USEFUL_EVERY <= 1 < self._learned and not self._bounds.preferred_rows:
+            most = useful = self._bounds.max_rows
+            if self._learned % EXPLORE_EVERY:  # else one batch of any size: it may have become quicker
+                useful = self.curve.rows_within(self._usual.value / 2, most) or most
+            self._useful_rows = useful
 
     # Endings ----------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ _STATUSES: dict[Outcome, tuple[int, StatusCode]] = {
     Outcome.QUEUE_FULL: (503, StatusCode.UNAVAILABLE),
     Outcome.QUEUE_TIMEOUT: (503, StatusCode.UNAVAILABLE),
     Outcome.DEADLINE: (504, StatusCode.DEADLINE_EXCEEDED),
+    Outcome.TOO_SHORT: (504, StatusCode.DEADLINE_EXCEEDED),
     Outcome.CALLER_LEFT: (400, StatusCode.CANCELLED),
     Outcome.STOPPING: (503, StatusCode.UNAVAILABLE),
     Outcome.CONTROL: (503, StatusCode.UNAVAILABLE),
