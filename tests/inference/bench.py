@@ -13,7 +13,7 @@ from oriel_inference.batching.workers import ManualWorkers
 from oriel_inference.clock import VirtualClock
 from oriel_inference.errors import InferenceError
 from oriel_inference.model import ModelSpec, QueueRules, TensorInfo, TensorSpec
-from oriel_policies.batch import BatchBounds
+from oriel_policies.batch import BatchBounds, ServiceCurve
 
 X = TensorInfo(name="x", datatype="INT64", shape=(-1, -1))
 Y = TensorInfo(name="y", datatype="INT64", shape=(-1, -1))
@@ -41,6 +41,18 @@ def spec(
         instances=instances,
         decoupled=decoupled,
     )
+
+
+class Linear(ServiceCurve):
+    """fixed_s + n * per_row_s for n rows, whatever is observed: in virtual time fake sessions take none."""
+
+    def __init__(self, fixed_s: float, per_row_s: float) -> None:
+        super().__init__()
+        for rows in range(1, 9):
+            super().observe(rows, fixed_s + per_row_s * rows)
+
+    def observe(self, rows: int, seconds: float) -> None:
+        pass
 
 
 class Bench:

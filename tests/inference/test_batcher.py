@@ -17,7 +17,7 @@ from oriel_inference.errors import (
 )
 from oriel_inference.model import QueuePolicy
 
-from .bench import Bench, spec
+from .bench import Bench, Linear, spec
 
 
 def test_a_lone_call_runs_at_once_and_gets_its_rows() -> None:
@@ -329,16 +329,24 @@ steps = st.lists(
     st.integers(1, 3),
     st.sampled_from(["none", "reject", "delay", "levels", "ordered"]),
     st.sampled_from([40, 1000]),
+    st.sampled_from([0.0, 0.004]),
 )
 def test_every_caller_gets_its_own_rows_exactly_once_under_any_order_of_events(
-    script: list[tuple], instances: int, alone: bool, delay_s: float, cores: int, policy: str, max_batch_bytes: int
+    script: list[tuple],
+    instances: int,
+    alone: bool,
+    delay_s: float,
+    cores: int,
+    policy: str,
+    max_batch_bytes: int,
+    per_row_s: float,
 ) -> None:
     queue: dict[str, object] = {"preserve_ordering": policy == "ordered"}
     if policy == "levels":
         small = QueuePolicy(max_items=2, timeout_s=0.05, delays=True)
         queue = {"policy": QueuePolicy(max_items=3), "by_level": {1: small}, "priority_levels": 2}
     model = spec(max_rows=4, instances=instances, alone=alone, delay_s=delay_s, **queue)  # type: ignore[arg-type]
-    bench = Bench(model, cores=cores, max_items=6, max_batch_bytes=max_batch_bytes)
+    bench = Bench(model, cores=cores, max_items=6, max_batch_bytes=max_batch_bytes, curve=Linear(0.0, per_row_s))
     patience_s = 0.05 if policy in ("reject", "delay", "levels") else None
     left: set[int] = set()
     for step in script:

@@ -6,27 +6,14 @@ import pytest
 
 from oriel_inference.batching.batcher import USEFUL_EVERY
 from oriel_inference.errors import DeadlineExceeded, DeadlineTooShort, QueueFull
-from oriel_policies.batch import ServiceCurve
 from oriel_policies.feasibility import PROBE, SAMPLES
 
 from ..bench.goodput_sim import DEVICES, Device, poisson, simulate
-from .bench import Bench, spec
-
-
-class Linear(ServiceCurve):
-    """Ten milliseconds and one per row, whatever is observed: in virtual time the fake session takes none."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        for rows in range(1, 9):
-            super().observe(rows, 0.010 + 0.001 * rows)
-
-    def observe(self, rows: int, seconds: float) -> None:
-        pass
+from .bench import Bench, Linear, spec
 
 
 def busy(**more: object) -> Bench:
-    bench = Bench(spec(max_rows=4, **more), curve=Linear())  # type: ignore[arg-type]
+    bench = Bench(spec(max_rows=4, **more), curve=Linear(0.010, 0.001))  # type: ignore[arg-type]
     bench.call()
     bench.clock.run()
     return bench
@@ -80,7 +67,7 @@ def test_calls_that_run_alone_are_not_started_too_late_while_others_wait() -> No
 
 
 def test_batches_take_at_most_half_of_what_callers_usually_give() -> None:
-    bench = Bench(spec(max_rows=8), curve=Linear())
+    bench = Bench(spec(max_rows=8), curve=Linear(0.010, 0.001))
     for _ in range(USEFUL_EVERY):
         bench.call(timeout_s=0.030)  # half of it is enough for four rows
         bench.settle()

@@ -67,7 +67,7 @@ __all__ = ["Batcher"]
 
 _log = logging.getLogger(__name__)
 
-ASIDE = 4  # times the rows of a batch: how many calls make room for others at one go
+MAX_ASIDE = 1024  # calls that make room for others at one go: some milliseconds
 USEFUL_EVERY = 16  # batches after which the useful size is worked out again
 EXPLORE_EVERY = 256
 INLINE_S = 0.0003
@@ -200,7 +200,7 @@ class Batcher:
             if not call.delays or call.deadline <= now:
                 self._fail(call, self._lateness(call))
                 return
-            ticket = call.parked()
+            ticket = call.parked(call.deadline)
         if self._floor.refuses(call.rows, call.deadline - now):
             self._fail(call, DeadlineTooShort())
             return
@@ -343,7 +343,7 @@ class Batcher:
             assert isinstance(call, Call)
             if (
                 crowded
-                and len(aside) < ASIDE * limit
+                and len(aside) < MAX_ASIDE
                 and fill.endangers(call.deadline)
                 and fill.rows + queue.rows_ahead(ticket.band) - ticket.rows >= limit
             ):
@@ -363,7 +363,7 @@ class Batcher:
             if self._alone or fill.rows >= limit:
                 break
         for call in aside:
-            queue.push(_unwrap(call.ticket).parked())
+            queue.push(_unwrap(call.ticket).parked(call.ticket.deadline))
         self._rows -= fill.rows
         self.statistics.releases["alone" if self._alone else decision.reason] += 1
         return calls
@@ -526,7 +526,7 @@ class Batcher:
         for ticket in self._queue.expire(now):
             call = ticket.payload
             if call.delays and ticket.deadline < call.deadline and now < call.deadline:
-                self._queue.push(_unwrap(ticket).parked())  # into its own place, which has just become free
+                self._queue.push(_unwrap(ticket).parked(call.deadline))  # there is room: its own place
             else:
                 self._evict(ticket, None)
 

@@ -120,13 +120,13 @@ class Call:
         self.reply = _nobody
         self.emit = None
 
-    def parked(self) -> Ticket:
-        """A new ticket for one that has left the queue: behind the other calls of its level, until `deadline`."""
+    def parked(self, until_s: float) -> Ticket:
+        """A new ticket for one that has left the queue: behind the other calls of its level, expiring at `until_s`."""
         old = self.ticket
         self.ticket = Ticket(
             band=old.band,
             tenant=old.tenant,
-            deadline=self.deadline,
+            deadline=until_s,
             cost=old.cost,
             size_bytes=old.size_bytes,
             rows=0,  # it presses nobody
