@@ -119,6 +119,11 @@ class QueueRules:
         return sum(sizes) if all(sizes) else 0
 
     @property
+    def bounded(self) -> bool:
+        """Whether a level has a bound of its own."""
+        return any(self.of(level).max_items for level in self.levels)
+
+    @property
     def levels(self) -> range:
         """Every level a request can have."""
         return range(1, self.priority_levels + 1) if self.priority_levels else range(1)

@@ -216,9 +216,9 @@ FIFO_DELAYS_S = (0.0, 0.003, 0.03)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--loads", default="0.8,1,1.5,2,10")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=3)
     # blind, fifo, ours: goodput, 1 is capacity; gold, bronze: the share of each that ours answered in time
-    parser.add_argument("--periods", type=float, default=25.0, help="length of a run, in longest deadlines")
+    parser.add_argument("--periods", type=float, default=12.0, help="length of a run, in longest deadlines")
     parser.add_argument("--arrivals", default="poisson,bursty")
     parser.add_argument("--gold", type=float, default=0.5, help="gold share of the requests")
     parser.add_argument("--device", action="append", help="part of a device's name")

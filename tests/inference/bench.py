@@ -58,13 +58,14 @@ class Linear(ServiceCurve):
 class Bench:
     """A batcher in virtual time over fake sessions; its jobs run when the test says so."""
 
-    def __init__(self, model: ModelSpec, *, cores: int = 4, sessions: int | None = None, **limits: Any) -> None:
+    def __init__(self, model: ModelSpec, *, cores: int = 4, sessions: int | None = None, **options: Any) -> None:
         self.clock = VirtualClock()
         self.workers = ManualWorkers()
         self.cores = Cores(cores)
         self.sessions = [FakeSession((X,), (Y,), gate=Gate()) for _ in range(sessions or model.instances)]
+        options.setdefault("inline_s", 0.0)
         self.batcher = Batcher(
-            model, self.sessions, clock=self.clock, cores=self.cores, workers=self.workers, inline_s=0.0, **limits
+            model, self.sessions, clock=self.clock, cores=self.cores, workers=self.workers, **options
         )
         self.replies: dict[int, list[Answer | InferenceError]] = {}
         self.calls: list[Call] = []

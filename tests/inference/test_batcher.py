@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oriel_inference.batching.batcher import INLINE_SAMPLES
 from oriel_inference.batching.call import Answer
+from oriel_inference.batching.experience import INLINE_SAMPLES
 from oriel_inference.errors import (
     BackendFailed,
     DeadlineExceeded,
@@ -275,8 +275,7 @@ def test_closing_fails_what_waits_and_refuses_what_comes() -> None:
 
 
 def test_batches_known_to_be_short_run_on_the_loop() -> None:
-    bench = Bench(spec())
-    bench.batcher._inline_s = 10.0
+    bench = Bench(spec(), inline_s=10.0)
     for _ in range(INLINE_SAMPLES):
         bench.call()
         bench.settle()

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from oriel_inference.batching.batcher import USEFUL_EVERY
+from oriel_inference.batching.experience import USEFUL_EVERY
 from oriel_inference.errors import DeadlineExceeded, DeadlineTooShort, QueueFull
 from oriel_policies.feasibility import PROBE, SAMPLES
 
@@ -79,7 +79,7 @@ def test_batches_take_at_most_half_of_what_callers_usually_give() -> None:
 
 def quick(bench: Bench) -> None:
     for _ in range(SAMPLES):
-        bench.batcher._floor.observe(1, 0.010)
+        bench.batcher._experience.floor.observe(1, 0.010)
 
 
 def test_deadline_shorter_than_the_model_ever_takes_is_refused_at_once() -> None:

@@ -31,8 +31,10 @@ from oriel_inference.backends import DecoupledSession, Session
 from oriel_inference.batching.assemble import Outcome, execute
 from oriel_inference.batching.call import Answer, BatchTimes, Call
 from oriel_inference.batching.cores import Cores
+from oriel_inference.batching.experience import INLINE_S, Experience
 from oriel_inference.batching.levels import LevelBounds
 from oriel_inference.batching.line import AnswerLine
+from oriel_inference.batching.pick import pick, unwrap
 from oriel_inference.batching.stream import Relay, execute_stream
 from oriel_inference.batching.workers import Workers
 from oriel_inference.clock import Clock, Timer
@@ -52,13 +54,11 @@ from oriel_policies.batch import (
     BatchBounds,
     Fill,
     Idle,
-    RecentMinimum,
     Run,
     ServiceCurve,
     WaitUntil,
     decide,
 )
-from oriel_policies.feasibility import LowQuantile, ServiceFloor
 from oriel_policies.queue import Pushed, SlaQueue, Ticket
 from oriel_policies.wait import best_rate, expected_wait_s
 from oriel_wire.v2.messages import Array
@@ -66,14 +66,6 @@ from oriel_wire.v2.messages import Array
 __all__ = ["Batcher"]
 
 _log = logging.getLogger(__name__)
-
-MAX_ASIDE = 1024  # calls that make room for others at one go: some milliseconds
-USEFUL_EVERY = 16  # batches after which the useful size is worked out again
-EXPLORE_EVERY = 256
-INLINE_S = 0.0003
-INLINE_SAMPLES = 8
-INLINE_OVERRUN_S = 0.005
-INLINE_PENALTY = 32
 
 _Results = Sequence[tuple[Sequence[Call], Outcome]]
 
@@ -130,7 +122,7 @@ class Batcher:
         # Responses of a decoupled model cannot be held back: its requests run one after the other instead.
         self._idle = list(sessions[:1] if self._in_order and spec.decoupled else sessions)
         self._line = AnswerLine(clock, self._succeed, self._fail) if self._in_order and not spec.decoupled else None
-        self._levels = LevelBounds(spec.queue) if spec.queue.priority_levels else None
+        self._levels = LevelBounds(spec.queue) if spec.queue.priority_levels and spec.queue.bounded else None
         self._running: set[_Running] = set()
         self._rows = 0
         self._arrivals: deque[Call] = deque()  # in order of arrival; kept only where a delay is asked for
@@ -139,13 +131,7 @@ class Batcher:
         self._expiry: Timer | None = None
         self._expiry_at = 0.0
         self._wait: Timer | None = None
-        self._inline_s = inline_s
-        self._inline_penalty = 0
-        self._fastest = RecentMinimum()
-        self._floor = ServiceFloor()
-        self._usual = LowQuantile(step=0.05)  # seconds that callers give
-        self._useful_rows = self._bounds.max_rows
-        self._learned = 0
+        self._experience = Experience(self._bounds, self.curve, inline_s)
 
     # Calls come and go ------------------------------------------------------------------------------------------
 
@@ -201,7 +187,7 @@ class Batcher:
                 self._fail(call, self._lateness(call))
                 return
             ticket = call.parked(call.deadline)
-        if self._floor.refuses(call.rows, call.deadline - now):
+        if self._experience.floor.refuses(call.rows, call.deadline - now):
             self._fail(call, DeadlineTooShort())
             return
         levels = self._levels
@@ -219,12 +205,14 @@ class Batcher:
             return
         if self._line is not None:
             self._line.enter(call)
-        self._usual.observe(call.deadline - now)
+        self._experience.came(call.deadline - now)
         self._rows += call.rows
         for loser in displaced:
             self._evict(loser, QueueFull(f"a more urgent request took the place in {self.spec.name!r}'s queue"))
         if self._bounds.max_delay_s > 0.0:
             self._arrivals.append(call)
+            if len(self._arrivals) > 2 * len(self._queue) + 64:  # one that waits long must not keep all that follow
+                self._arrivals = deque(each for each in self._arrivals if not (each.finished or each.started_s))
         if self._expiry is None or ticket.deadline < self._expiry_at:
             self._arm_expiry(ticket.deadline)
         if self._idle and not self._scheduled:
@@ -245,7 +233,7 @@ class Batcher:
             self._rows -= call.rows
             if self._levels is not None:
                 self._levels.leave(call)
-            _unwrap(call.ticket).inputs = {}
+            unwrap(call.ticket).inputs = {}
         call.forget()
         if self._line is not None:
             self._line.left(call)
@@ -290,7 +278,7 @@ class Batcher:
             decision = self._decide()
             if not isinstance(decision, Run):
                 return
-            if self._is_inline(decision.rows):
+            if self._experience.is_short(decision.rows):
                 self._run_inline(decision)
                 self._schedule()  # one batch per turn: the loop has sockets to serve
                 return
@@ -304,7 +292,7 @@ class Batcher:
         if tightest is not None and tightest <= now:
             self._expire()
             tightest = self._queue.next_deadline()
-        if tightest is not None and tightest - now < self._floor.ceiling_s:
+        if tightest is not None and tightest - now < self._experience.floor.ceiling_s:
             self._refuse_hopeless(now)
             tightest = self._queue.next_deadline()
         if tightest is None:
@@ -320,7 +308,7 @@ class Batcher:
     def _refuse_hopeless(self, now: float) -> None:
         while (ticket := self._queue.peek()) is not None:
             call = ticket.payload
-            if not self._floor.refuses(call.rows, call.deadline - now):
+            if not self._experience.floor.refuses(call.rows, call.deadline - now):
                 return
             self._queue.remove(ticket)
             self._evict(ticket, DeadlineTooShort())
@@ -332,44 +320,22 @@ class Batcher:
         return arrivals[0].arrived_s if arrivals else now
 
     def _take(self, decision: Run) -> list[Call]:
-        queue, now = self._queue, self._clock.now()
-        limit = 1 if self._alone else min(decision.rows, self._useful_rows)
+        now = self._clock.now()
+        limit = 1 if self._alone else min(decision.rows, self._experience.useful_rows)
         fill = Fill(limit, self.curve, now, self._bounds.max_bytes)
-        calls: list[Call] = []
-        aside: list[Call] = []
         crowded = self._rows > limit and not self._in_order
-        while (ticket := queue.peek()) is not None:
-            call = ticket.payload
-            assert isinstance(call, Call)
-            if (
-                crowded
-                and len(aside) < MAX_ASIDE
-                and fill.endangers(call.deadline)
-                and fill.rows + queue.rows_ahead(ticket.band) - ticket.rows >= limit
-            ):
-                queue.remove(ticket)
-                aside.append(call)
-                continue
-            if calls and call.signature != calls[0].signature:
-                break
-            if not fill.admit(call.rows, call.deadline, _size_bytes(call)):
-                break
-            queue.pop()
-            _unwrap(ticket)
-            if self._levels is not None:
-                self._levels.leave(call)
+        calls = pick(self._queue, fill, limit, crowded=crowded, alone=self._alone)
+        for call in calls:
             call.started_s = now
-            calls.append(call)
-            if self._alone or fill.rows >= limit:
-                break
-        for call in aside:
-            queue.push(_unwrap(call.ticket).parked(call.ticket.deadline))
+        if self._levels is not None:
+            for call in calls:
+                self._levels.leave(call)
         self._rows -= fill.rows
         self.statistics.releases["alone" if self._alone else decision.reason] += 1
         return calls
 
     def _start(self, decision: Run) -> None:
-        self._inline_penalty = max(0, self._inline_penalty - 1)
+        self._experience.went_to_a_thread()
         batch = _Running(self._take(decision), self._idle.pop(), self.units)
         self._running.add(batch)
         self._arm_running(batch)
@@ -404,20 +370,11 @@ class Batcher:
         self._dispatch()
         self._deliver(results)
 
-    def _is_inline(self, rows: int) -> bool:
-        curve = self.curve
-        return (
-            not self._inline_penalty
-            and curve.samples(rows) >= INLINE_SAMPLES
-            and self._fastest.seconds(rows) < self._inline_s
-        )
-
     def _run_inline(self, decision: Run) -> None:
         calls = self._take(decision)
         started = self._clock.now()
         results = execute(self._idle[-1], self.spec, self._output_names, calls, self._clock.now)
-        if self._clock.now() - started > INLINE_OVERRUN_S:
-            self._inline_penalty = INLINE_PENALTY
+        self._experience.ran_inline(self._clock.now() - started)
         self._learn(results)
         self._deliver(results)
 
@@ -427,16 +384,7 @@ class Batcher:
         for _, outcome in results:
             if not isinstance(outcome, InferenceError):
                 times = outcome[1]
-                took_s = times.split_s - times.started_s
-                self.curve.observe(times.rows, took_s)
-                self._fastest.observe(times.rows, took_s)
-                self._floor.observe(times.rows, took_s)
-        self._learned += 1
-        if self._learned % USEFUL_EVERY <= 1 < self._learned and not self._bounds.preferred_rows:
-            most = useful = self._bounds.max_rows
-            if self._learned % EXPLORE_EVERY:  # else one batch of any size: it may have become quicker
-                useful = self.curve.rows_within(self._usual.value / 2, most) or most
-            self._useful_rows = useful
+                self._experience.ran(times.rows, times.split_s - times.started_s)
 
     # Endings ----------------------------------------------------------------------------------------------------
 
@@ -485,7 +433,7 @@ class Batcher:
 
     def _evict(self, ticket: Ticket, error: InferenceError | None) -> None:
         """Finish a call that has just left the queue without running; no error given means it was late."""
-        call = _unwrap(ticket)
+        call = unwrap(ticket)
         call.inputs = {}
         self._rows -= call.rows
         if self._levels is not None:
@@ -526,7 +474,7 @@ class Batcher:
         for ticket in self._queue.expire(now):
             call = ticket.payload
             if call.delays and ticket.deadline < call.deadline and now < call.deadline:
-                self._queue.push(_unwrap(ticket).parked(call.deadline))  # there is room: its own place
+                self._queue.push(unwrap(ticket).parked(call.deadline))  # there is room: its own place
             else:
                 self._evict(ticket, None)
 
@@ -540,15 +488,3 @@ class Batcher:
             if call.deadline <= now:
                 self._fail(call, DeadlineExceeded("compute"))
         self._arm_running(batch)
-
-
-def _size_bytes(call: Call) -> int:
-    """Text tensors count as they were sent, numbers in JSON as they are computed with."""
-    return max(call.ticket.size_bytes, sum([array.nbytes for array in call.inputs.values()]))
-
-
-def _unwrap(ticket: Ticket) -> Call:
-    """The call of a ticket that has left the queue, which keeps dead tickets for a while: they must hold no tensors."""
-    call, ticket.payload = ticket.payload, None
-    assert isinstance(call, Call)
-    return call
