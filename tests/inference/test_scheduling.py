@@ -1,6 +1,7 @@
 """Deadlines, queue policies and departures on real sockets, while a long batch holds the device."""
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +14,9 @@ import pytest
 
 from oriel_inference.app import Unit
 from oriel_inference.backends.fake import FakeBackend
+from oriel_inference.batching.call import Call
 from oriel_inference.errors import Outcome
+from oriel_wire.engine.buffered import Exchange
 
 from . import models
 from .gated import INFER, ROW, gated, until
@@ -155,6 +158,29 @@ async def test_a_decoupled_model_bounds_its_queue_and_keeps_deadlines(tmp_path: 
             assert batcher.running == 1
             gate.open()
             assert (await held).status_code == 200
+
+
+async def test_a_request_that_has_ended_leaves_nothing_to_the_garbage_collector(
+    tmp_path: Path, fake: FakeBackend
+) -> None:
+    """A regression: caller and call knew each other, so bodies and tensors lived on until a collection."""
+
+    def calls() -> list[object]:
+        return [each for each in gc.get_objects() if isinstance(each, Call | Exchange)]
+
+    async with gated(tmp_path, fake) as (_, client):
+        fake.gate.open()
+        gc.collect()
+        gc.disable()
+        try:
+            unknown = {"inputs": [{**ROW["inputs"][0], "name": "z"}]}
+            asked = [(ROW, {}, 200), (ROW, {"x-oriel-timeout-ms": "0"}, 504), (unknown, {}, 400)]
+            for body, headers, status in asked:
+                for _ in range(3):
+                    assert (await client.post(INFER, json=body, headers=headers)).status_code == status
+            assert not calls()
+        finally:
+            gc.enable()
 
 
 async def http_request(unit: Unit) -> AsyncIterator[None]:

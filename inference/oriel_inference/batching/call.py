@@ -119,6 +119,7 @@ class Call:
         objects, request body included, that only the garbage collector would find."""
         self.reply = _nobody
         self.emit = None
+        self.ticket.payload = None
 
     def parked(self, until_s: float) -> Ticket:
         """A new ticket for one that has left the queue: behind the other calls of its level, expiring at `until_s`."""

@@ -66,8 +66,8 @@ def status_number(outcome: Outcome, protocol: str) -> int:
 
 
 def as_inference_error(error: InferenceError | BadMessage) -> InferenceError:
-    """A codec's complaint as one of ours."""
-    return error if isinstance(error, InferenceError) else InvalidRequest(error.message)
+    """A codec's complaint as one of ours. It forgets where it was raised: its frames hold the request, and so itself."""
+    return error.with_traceback(None) if isinstance(error, InferenceError) else InvalidRequest(error.message)
 
 
 def error_body(error: InferenceError) -> bytes:
