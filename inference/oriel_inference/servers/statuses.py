@@ -66,7 +66,7 @@ def status_number(outcome: Outcome, protocol: str) -> int:
 
 
 def as_inference_error(error: InferenceError | BadMessage) -> InferenceError:
-    """A codec's complaint as one of ours. It forgets where it was raised: its frames hold the request, and so itself."""
+    """A codec's complaint as one of ours. It forgets where it was raised: those frames hold the request and itself."""
     return error.with_traceback(None) if isinstance(error, InferenceError) else InvalidRequest(error.message)
 
 
