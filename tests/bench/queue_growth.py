@@ -24,6 +24,7 @@ from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.cores import Cores
 from oriel_inference.batching.workers import ManualWorkers
 from oriel_inference.clock import LoopClock
+from oriel_inference.collector import calm_collector
 from oriel_inference.dataplane import Completion, Dataplane
 from oriel_inference.lifecycle import ServingModel
 from oriel_inference.model import ModelSpec, QueuePolicy, QueueRules, TensorInfo, TensorSpec
@@ -164,7 +165,7 @@ async def measure(case: str, depth: int, requests: int) -> float:
         now = clock.now()
         ctx = from_headers(headers, now=now, trusted=True, default_timeout_s=60.0, sample=False)
         how["deadline"] = now + how.pop("timeout_s")
-        dataplane.infer(request, replace(ctx, **how), size_bytes=len(data), reply=reply)
+        dataplane.infer(request, replace(ctx, **how), size_bytes=len(data), reply=reply, left=reply)
 
     async def batches(calls: int, fresh: bool) -> None:
         target = replied + calls
@@ -202,6 +203,7 @@ def main() -> None:
     parser.add_argument("--case", choices=CASES, action="append")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    calm_collector()  # as the server
     depths = [int(depth) for depth in args.depths.split(",")]
     found: dict[str, dict[int, float]] = {}
     for case in args.case or CASES:
