@@ -1,7 +1,7 @@
 """What a model is to the rest of the server: names, shapes, bounds. Values only."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -9,6 +9,8 @@ from oriel_policies.batch import BatchBounds
 
 __all__ = [
     "EngineOptions",
+    "EnsembleStep",
+    "Gpu",
     "ModelSpec",
     "ModelState",
     "QueuePolicy",
@@ -44,11 +46,15 @@ class ModelState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorInfo:
-    """An input or output as the model file has it. shape: batch dimension included; -1 is variable."""
+    """An input or output as the model file has it. shape: batch dimension included; -1 is variable.
+
+    optional: an input for which the file has a value of its own.
+    """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
+    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,14 +136,41 @@ class QueueRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions:
-    """How a backend opens a model file. graph_level: -1 basic, 0 all, 1 extended optimisations."""
+class Gpu:
+    """capability: CUDA's compute capability, "9.0"."""
 
-    provider: str
+    number: int
+    capability: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How a backend opens a model file.
+
+    providers: (execution provider, its options) in order of preference; what none of them takes, and everything if
+    there is none, runs on the CPU. graph_level: -1 basic, 0 all, 1 extended, 2 no optimisations. session_entries,
+    run_entries: the runtime's own settings of a session and of each run.
+    """
+
+    providers: Sequence[tuple[str, Mapping[str, str]]] = ()
     intra_op_threads: int = 1
     inter_op_threads: int = 1
     parallel_execution: bool = False
     graph_level: int = 0
+    memory_arena: bool = True
+    memory_pattern: bool = True
+    session_entries: Mapping[str, str] = field(default_factory=dict)
+    run_entries: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnsembleStep:
+    """One model of an ensemble. version: 0 for the latest. inputs, outputs: the model's tensor -> the ensemble's."""
+
+    model: str
+    version: int
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +179,7 @@ class ModelSpec:
 
     max_batch_size: 0 means that tensors have no batch dimension. bounds: None means that every request runs alone.
     instances: executions that may run at once. decoupled: a request has any number of responses.
+    steps: of an ensemble, which runs nothing itself. max_inflight: how often one of them may run at once, 0 unbounded.
     """
 
     name: str
@@ -159,6 +193,8 @@ class ModelSpec:
     queue: QueueRules = field(default_factory=QueueRules)
     instances: int = 1
     decoupled: bool = False
+    steps: tuple[EnsembleStep, ...] = ()
+    max_inflight: int = 0
     parameters: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -298,6 +298,15 @@ def test_statistics_count_rows_batches_and_failures() -> None:
     assert [(b.batch_size, b.compute_infer.count) for b in message.batch_stats] == [(5, 1)]
 
 
+def test_one_that_waits_long_keeps_no_record_of_all_that_came_after_it() -> None:
+    bench = Bench(spec(max_rows=2, delay_s=0.01, alone=False), max_items=10)
+    bench.call(band=1, level=5)
+    for _ in range(500):
+        bench.call(rows=2)
+        bench.settle()
+    assert len(bench.batcher._arrivals) <= 64 + 2 * 10
+
+
 # --- conservation -------------------------------------------------------------------------------------------------
 
 steps = st.lists(

@@ -20,6 +20,8 @@ class LevelBounds:
 
     def enter(self, call: Call) -> bool:
         """Take a place of the call's level; False if it has none left."""
+        if call.ticket.admitted:
+            return True
         key = (call.ticket.band, call.level)
         size = self._sizes.get(call.level, 0)
         if size and self._waiting[key] >= size:
@@ -29,4 +31,5 @@ class LevelBounds:
 
     def leave(self, call: Call) -> None:
         """The call waits no longer."""
-        self._waiting[call.ticket.band, call.level] -= 1
+        if not call.ticket.admitted:
+            self._waiting[call.ticket.band, call.level] -= 1
