@@ -183,3 +183,14 @@ async def test_a_stream_of_events_from_a_python_model(http: httpx.AsyncClient) -
     answer = await http.post("/models/repeat/generate_stream", json={"n": 2})
     events = [json.loads(line[5:]) for line in answer.text.splitlines() if line.startswith("data:")]
     assert [event["i"] for event in events] == [0, 1]
+
+
+async def test_what_nobody_waits_for_any_more_is_not_asked_any_more(http: httpx.AsyncClient, unit: Unit) -> None:
+    asked = unit.catalog.get("behave").batcher
+    before = asked.statistics.failures.total()
+    task = asyncio.create_task(ask(http, "text left"))
+    await until(lambda: asked.running)
+    task.cancel()
+    await until(lambda: asked.statistics.failures.total() > before)
+    await until(lambda: not unit.catalog.get("ask").batcher.running)
+    assert await ask(http, "sync 1") == ["2.0"]
