@@ -18,14 +18,16 @@ from oriel_inference.backends.distributions import check_distributions
 from oriel_inference.backends.python.backend import PythonBackend
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.cores import Cores
+from oriel_inference.batching.scheduler import Scheduler
 from oriel_inference.batching.workers import JobThreads, WorkerThreads
 from oriel_inference.clock import LoopClock
 from oriel_inference.control import ModelControl
 from oriel_inference.dataplane import Dataplane
+from oriel_inference.ensembles.scheduler import Ensemble
 from oriel_inference.errors import LoadFailed
 from oriel_inference.lifecycle import Catalog
 from oriel_inference.log_settings import LogSettings
-from oriel_inference.repository.check import CheckProcess
+from oriel_inference.repository.check import CheckPool
 from oriel_inference.repository.load import LoadedVersion
 from oriel_inference.scripting import Scripting
 from oriel_inference.servers.access_log import AccessLog
@@ -106,7 +108,11 @@ async def open_unit(
     def backend_of(name: str) -> Backend:
         return python if name == python.name else backends(name)
 
-    def make_batcher(loaded: LoadedVersion) -> Batcher:
+    def make_scheduler(loaded: LoadedVersion) -> Scheduler:
+        items, size_bytes = settings.max_queue_items, settings.max_queue_bytes
+        statistics = ledger.open(loaded.spec.name, loaded.spec.version)
+        if loaded.spec.steps:
+            return Ensemble(loaded.spec, clock=clock, max_items=items, max_bytes=size_bytes, statistics=statistics)
         # What waits for its reader, or for another model, must not keep cores from the other models.
         apart = loaded.spec.decoupled or takes_requests(loaded.sessions[0])
         batcher = Batcher(
@@ -116,9 +122,9 @@ async def open_unit(
             cores=Cores(loaded.spec.instances) if apart else cores,
             workers=streams if apart else workers,
             units=1 if apart else loaded.units,
-            max_items=settings.max_queue_items,
-            max_bytes=settings.max_queue_bytes,
-            statistics=ledger.open(loaded.spec.name, loaded.spec.version),
+            max_items=items,
+            max_bytes=size_bytes,
+            statistics=statistics,
         )
         if loaded.run_s is not None:
             batcher.curve.observe(1, loaded.run_s)
@@ -130,11 +136,11 @@ async def open_unit(
         mode=settings.control_mode,
         poll_s=settings.poll_s,
         find_backend=backend_of,
-        make_batcher=make_batcher,
+        make_scheduler=make_scheduler,
         cores=settings.cores,
         leave_s=settings.default_timeout_s,
         # Doubles open no files.
-        check=CheckProcess(settings.check_timeout_s) if backends is find_backend else None,
+        check=CheckPool(settings.check_timeout_s) if backends is find_backend else None,
     )
     dataplane = scripting.dataplane = Dataplane(catalog, clock.now)
     surface = Surface(

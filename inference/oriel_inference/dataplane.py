@@ -103,7 +103,7 @@ class Dataplane:
             size_bytes=size_bytes,
             finish=finish,
             emit=relayed,
-            request=request if serving.takes_requests else None,
+            request=request if serving.wants_source else None,
         )
         serving.batcher.submit(call)
 
@@ -128,7 +128,7 @@ class Dataplane:
     ) -> Call:
         """A request that fits as its model's batcher sees it. inputs: in place of those it was fitted with.
 
-        request: what the client sent, for models that take requests one by one.
+        request: what the client sent, for models that take requests one by one and for ensembles of them.
         """
         give_up_s = serving.spec.queue.timeout_s
         deadline = ctx.deadline

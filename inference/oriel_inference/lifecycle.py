@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from oriel_inference.backends import Session, takes_requests
-from oriel_inference.batching.batcher import Batcher
+from oriel_inference.batching.scheduler import Scheduler
 from oriel_inference.errors import ModelNotReady, UnknownModel
 from oriel_inference.fitting import RequestFitter
 from oriel_inference.model import ModelSpec, ModelState
@@ -21,13 +21,16 @@ class ServingModel:
     """One version that serves. provider: the execution provider in use, as the runtime says.
 
     identity: what its files looked like when they were loaded, "" if they came with a request. recognises: whether
-    `templates` may stand for the full decoder. takes_requests: its sessions want to know what the client sent.
+    `templates` may stand for the full decoder. takes_requests: its sessions take requests one by one.
+    wants_source: they, or models of its steps, want to know what the client sent. holds: requests of ensembles that
+    began with it and may still come to it; it does not close before they end. Writer: the ensembles.
     """
 
     __slots__ = (
         "batcher",
         "config",
         "fitter",
+        "holds",
         "identity",
         "load_s",
         "provider",
@@ -37,13 +40,14 @@ class ServingModel:
         "takes_requests",
         "templates",
         "version",
+        "wants_source",
     )
 
     def __init__(
         self,
         spec: ModelSpec,
         config: pb.ModelConfig,
-        batcher: Batcher,
+        batcher: Scheduler,
         sessions: Sequence[Session],
         load_s: float,
         identity: str = "",
@@ -53,11 +57,13 @@ class ServingModel:
         self.config = config
         self.batcher = batcher
         self.sessions = sessions
-        self.provider = sessions[0].provider
-        self.takes_requests = takes_requests(sessions[0])
+        self.provider = sessions[0].provider if sessions else ""
+        self.takes_requests = bool(sessions) and takes_requests(sessions[0])
+        self.wants_source = self.takes_requests or bool(spec.steps)
         self.fitter = RequestFitter(spec)
         self.load_s = load_s
         self.identity = identity
+        self.holds = 0
         self.recognises = not spec.decoupled
         self.templates = Templates()
 
@@ -75,13 +81,14 @@ class ServingModel:
 class Entry:
     """A line of the repository index. version 0: the model as a whole. serving: only in state READY.
 
-    reason: also of a READY version, if newer files of it were refused.
+    reason: also of a READY version, if newer files of it were refused. needs: the model that an ensemble lacks.
     """
 
     name: str
     version: int
     state: ModelState
     reason: str = ""
+    needs: str = ""
     serving: ServingModel | None = None
 
 
@@ -132,7 +139,11 @@ class Catalog:
 
     def missing(self) -> str:
         """A required model of which no version serves; empty if there is none."""
-        return next((name for name in sorted(self.required) if (name, "") not in self._by_request), "")
+        return next((name for name in sorted(self.required) if not self.is_ready(name)), "")
+
+    def is_ready(self, name: str) -> bool:
+        """Whether a version of it serves."""
+        return (name, "") in self._by_request
 
     def get(self, name: str, version: str = "") -> ServingModel:
         """The version asked for, the latest one by default. Raises UnknownModel or ModelNotReady."""
@@ -145,7 +156,9 @@ class Catalog:
         if entries is None:
             raise UnknownModel(f"unknown model: {quoted(name)} is not found")
         if not version:
-            raise ModelNotReady(f"model {quoted(name)} has no version that is ready")
+            needed = next((entry.needs for entry in entries.values() if entry.needs), "")
+            lacks = f": it needs model {quoted(needed)}, which is not ready" if needed else ""
+            raise ModelNotReady(f"model {quoted(name)} has no version that is ready{lacks}")
         if version.isdigit() and int(version[:18]) in entries:
             raise ModelNotReady(f"model {quoted(name)} version {version[:18]} is not ready")
         raise UnknownModel(f"unknown model: {quoted(name)} has no version {quoted(version)}")

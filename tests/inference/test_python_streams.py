@@ -26,6 +26,14 @@ from . import models
 from .test_python_models import BEHAVE, put
 from .test_stream import said, stream, until
 
+PIPE = """
+platform: "ensemble"
+input [ { name: "how" data_type: TYPE_STRING dims: [ 1 ] } ]
+output [ { name: "said" data_type: TYPE_STRING dims: [ -1 ] } ]
+ensemble_scheduling { step [ { model_name: "ask" model_version: -1
+    input_map { key: "how" value: "how" } output_map { key: "said" value: "said" } } ] }
+"""
+
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
@@ -37,6 +45,7 @@ async def unit(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Unit]:
     put(root, "ask2", "ask", None)
     put(root, "behave", "behave", BEHAVE)
     models.put(root, "double", models.double(), models.DOUBLE)
+    models.put(root, "pipe", None, PIPE)
     settings = Settings(repositories=(root,), http_port=0, grpc_port=0, metrics_port=0, cores=1, drain_s=5.0)
     async with open_unit(settings, sink=ListSink()) as running:
         assert not [entry for entry in running.catalog.index() if entry.reason]
@@ -150,9 +159,11 @@ async def test_a_reader_that_does_not_read_holds_the_sender_up(unit: Unit, chann
     await until(lambda: not serving.batcher.running)
 
 
-async def ask(http: httpx.AsyncClient, how: str, headers: dict[str, str] | None = None) -> list[str]:
+async def ask(
+    http: httpx.AsyncClient, how: str, headers: dict[str, str] | None = None, model: str = "ask"
+) -> list[str]:
     inputs = [{"name": "how", "datatype": "BYTES", "shape": [1], "data": [how]}]
-    answer = await http.post("/models/ask/infer", json={"inputs": inputs}, headers=headers)
+    answer = await http.post(f"/models/{model}/infer", json={"inputs": inputs}, headers=headers)
     assert answer.status_code == 200, answer.text
     found: list[str] = answer.json()["outputs"][0]["data"]
     return found
@@ -163,6 +174,11 @@ async def test_a_model_asks_another_model(http: httpx.AsyncClient) -> None:
     assert await ask(http, "many 20") == [str(2.0 * i) for i in range(20)]
     assert await ask(http, "stream 3") == ["0", "1", "2"]
     assert await ask(http, "stream -2") == ["0", "enough"]
+
+
+async def test_a_step_of_an_ensemble_asks_too(http: httpx.AsyncClient) -> None:
+    assert await ask(http, "sync 4", model="pipe") == ["8.0"]
+    assert await ask(http, "model ask sync 1", model="pipe") == ["3 model 'ask' would wait for itself (ask)"]
 
 
 async def test_errors_of_the_asked_model_come_as_responses(http: httpx.AsyncClient) -> None:
