@@ -105,7 +105,7 @@ class Dataplane:
             size_bytes=size_bytes,
             finish=finish,
             emit=relayed,
-            request=request if serving.wants_source else None,
+            request=request,
         )
         serving.batcher.submit(call)
 
@@ -125,12 +125,12 @@ class Dataplane:
         queued_s: float,
         size_bytes: int,
         finish: Reply,
+        request: InferRequest,
         emit: CallEmit | None = None,
-        request: InferRequest | None = None,
     ) -> Call:
         """A request that fits as its model's batcher sees it. inputs: in place of those it was fitted with.
 
-        request: what the client sent, for models that take requests one by one and for ensembles of them.
+        request: what the client sent, but for the inputs.
         """
         give_up_s = serving.spec.queue.timeout_s
         deadline = ctx.deadline
@@ -149,7 +149,7 @@ class Dataplane:
             size_bytes=size_bytes,
             level=fitted.level,
             emit=emit,
-            source=None if request is None else (request, ctx),
+            source=(request, ctx) if serving.wants_source else None,
         )
 
 

@@ -21,9 +21,9 @@ class ServingModel:
     """One version that serves. provider: the execution provider in use, as the runtime says.
 
     identity: what its files looked like when they were loaded, "" if they came with a request. recognises: whether
-    `templates` may stand for the full decoder. takes_requests: its sessions take requests one by one.
-    wants_source: they, or models of its steps, want to know what the client sent. holds: requests of ensembles that
-    began with it and may still come to it; it does not close before they end. Writer: the ensembles.
+    `templates` may stand for the full decoder. takes_requests: its sessions take requests one by one. wants_source:
+    they, or models of its steps, want to know what the client sent. holds: requests of ensembles that began with it and
+    may still come to it; it does not close before they end. Writer: the ensembles.
     """
 
     __slots__ = (
@@ -64,7 +64,7 @@ class ServingModel:
         self.load_s = load_s
         self.identity = identity
         self.holds = 0
-        self.recognises = not spec.decoupled
+        self.recognises = not spec.decoupled and not self.takes_requests
         self.templates = Templates()
 
     def close(self) -> None:

@@ -184,6 +184,14 @@ def test_default_threads_let_all_instances_run_within_the_cores(
     assert version.units * version.spec.instances <= max(cores, version.spec.instances)
 
 
+def test_versions_that_serve_at_once_share_the_cores(tmp_path: Path) -> None:
+    """100 versions of one model once had a thread pool of all cores each."""
+    models.put(tmp_path, "double", models.double(), models.DOUBLE + "version_policy { all { } }")
+    models.put(tmp_path, "double", models.double(), version=2)
+    found = load(tmp_path, cores=8).values()
+    assert [version.units for version in found if isinstance(version, LoadedVersion)] == [4, 4]
+
+
 def test_threads_of_the_configuration_win(tmp_path: Path) -> None:
     config = models.DOUBLE + 'parameters { key: "intra_op_thread_count" value { string_value: "3" } }'
     models.put(tmp_path, "double", models.double(), config)

@@ -103,8 +103,8 @@ class Call:
         give_up_s: float | None = None,
         level: int = 0,
         emit: Emit | None = None,
-        source: tuple[InferRequest, CallContext] | None = None,
         admitted: bool = False,
+        source: tuple[InferRequest, CallContext] | None = None,
     ) -> None:
         self.inputs = inputs
         self.rows = rows

@@ -240,7 +240,7 @@ class Ensemble:
             size_bytes=sum([array.nbytes for array in fitted.inputs.values()]),
             level=fitted.level,
             admitted=True,
-            source=_source(outer, request) if model.takes_requests else None,
+            source=self._source(outer, request) if model.wants_source else None,
         )
         flight.running[index] = call
         model.batcher.submit(call)
@@ -258,6 +258,14 @@ class Ensemble:
         level = flight.call.level
         parameters: dict[str, ParameterValue] = {"priority": level} if level else {}
         return InferRequest(model_name=spec.name, inputs=tensors, parameters=parameters)
+
+    def _source(self, outer: Call, request: InferRequest) -> tuple[InferRequest, CallContext] | None:
+        """The step as its client's request, for models that want to know on whose behalf they run."""
+        if outer.source is None:
+            return None
+        asked, context = outer.source
+        step = replace(asked, model_name=request.model_name, model_version="", inputs=request.inputs, outputs=None)
+        return step, context
 
     def _replied(self, flight: _Flight, index: int, queued_s: float, result: Answer | InferenceError) -> None:
         flight.running.pop(index).inputs = {}
@@ -384,11 +392,3 @@ class Ensemble:
         except Exception:
             # Whoever made this call end has other calls to see to.
             _log.exception("ensemble %s: an answer could not be delivered", self.spec.name)
-
-
-def _source(outer: Call, request: InferRequest) -> tuple[InferRequest, CallContext] | None:
-    """A step's request with what the client said of the whole: id, parameters, on whose behalf."""
-    if outer.source is None:
-        return None
-    asked, context = outer.source
-    return replace(asked, model_name=request.model_name, inputs=request.inputs, outputs=None), context

@@ -113,7 +113,7 @@ class HttpInfer:
             queued_s=queued_s,
             size_bytes=size,
             finish=reply,
-            request=template.request if serving.wants_source else None,
+            request=template.request,
         )
         serving.batcher.submit(call)
 
