@@ -26,6 +26,11 @@ from . import models
 from .test_python_models import BEHAVE, put
 from .test_stream import said, stream, until
 
+LATER = """
+backend: "python" model_transaction_policy { decoupled: true }
+input [ { name: "n" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "i" data_type: TYPE_INT32 dims: [ 1 ] } ]
+"""
 PIPE = """
 platform: "ensemble"
 input [ { name: "how" data_type: TYPE_STRING dims: [ 1 ] } ]
@@ -43,6 +48,7 @@ async def unit(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Unit]:
     put(root, "repeat", "repeat", None)
     put(root, "ask", "ask", 'backend: "python" instance_group [ { count: 1 } ]')
     put(root, "ask2", "ask", None)
+    put(root, "later", "later", LATER)
     put(root, "behave", "behave", BEHAVE)
     models.put(root, "double", models.double(), models.DOUBLE)
     models.put(root, "pipe", None, PIPE)
@@ -65,16 +71,16 @@ async def http(unit: Unit) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-def repeat(number: int, **more: Any) -> Any:
+def repeat(number: int, model: str = "repeat") -> Any:
     given = tensor("n", np.array([number], np.int32))
-    return encode_infer_request(InferRequest(model_name="repeat", id=str(number), inputs=[given], **more))
+    return encode_infer_request(InferRequest(model_name=model, id=str(number), inputs=[given]))
 
 
-async def told(channel: grpc.aio.Channel, *numbers: int) -> list[Any]:
+async def told(channel: grpc.aio.Channel, *numbers: int, model: str = "repeat") -> list[Any]:
     """Everything the answers to these requests say."""
     call = stream(channel)
     for number in numbers:
-        await call.write(repeat(number))
+        await call.write(repeat(number, model))
     await call.done_writing()
     return await said(call)
 
@@ -92,6 +98,11 @@ async def test_a_decoupled_model_sends_any_number_of_responses(channel: grpc.aio
 
 async def test_several_requests_are_under_way_in_one_instance_and_end_out_of_order(channel: grpc.aio.Channel) -> None:
     assert await told(channel, -4, -5) == [5, 4]
+
+
+async def test_coroutines_of_one_instance_wait_side_by_side(channel: grpc.aio.Channel) -> None:
+    assert await told(channel, 3, 1, 2, model="later") == [1, 2, 3]
+    assert await told(channel, -1, model="later") == ["the model failed: counts from zero"]
 
 
 async def test_an_error_ends_the_request_and_a_forgotten_end_is_made_up(channel: grpc.aio.Channel) -> None:
