@@ -11,7 +11,7 @@ from oriel_inference.batching.call import Answer, Call, Reply
 from oriel_inference.batching.call import Emit as CallEmit
 from oriel_inference.classification import top_classes
 from oriel_inference.errors import CallerLeft, InferenceError, NotSupported
-from oriel_inference.fitting import Fitted
+from oriel_inference.fitting import Fitted, check_parameters
 from oriel_inference.lifecycle import Catalog, ServingModel
 from oriel_wire.context import CallContext
 from oriel_wire.v2.messages import Array, InferRequest, InferResponse, Tensor
@@ -79,6 +79,8 @@ class Dataplane:
             )
         now = self.now()
         fitted = serving.fitter.fit(request)
+        if serving.wants_source:
+            check_parameters(request)
 
         def finish(result: _Result) -> None:
             if isinstance(result, InferenceError):

@@ -356,6 +356,7 @@ class Batcher:
 
     def _hand_over(self, batch: _Running, session: RequestSession) -> None:
         """The instance may be free before the last call is finished, and stay busy after it."""
+        starting = True
 
         def finish(results: _Results, last: bool) -> None:
             if last:
@@ -366,9 +367,13 @@ class Batcher:
         def free() -> None:
             self._idle.append(session)
             self._cores.release(batch.units)
-            self._dispatch()
+            if starting:
+                self._schedule()  # refused at once: the next one must not start inside this one
+            else:
+                self._dispatch()
 
         RequestBatch(self.spec, session, batch.calls, self._clock, finish=finish, free=free, fail=self._fail).start()
+        starting = False
 
     def _executing(self, batch: _Running) -> Callable[[], _Results]:
         spec, names, now = self.spec, self._output_names, self._clock.now

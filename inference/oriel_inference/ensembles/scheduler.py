@@ -289,6 +289,10 @@ class Ensemble:
         ready: list[int] = []
         for known, array in zip(model.spec.outputs, result.outputs, strict=True):
             tensor = step.outputs.get(known.name, "")
+            if tensor and array is None:
+                error = BackendFailed(f"it gave no output {known.name[:64]!r}")
+                self._fail(flight, StepFailed(self.spec.name, step.model, error))
+                return
             if tensor:
                 flight.size_bytes += array.nbytes
                 self._size_bytes += array.nbytes
