@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
@@ -21,7 +21,8 @@ from oriel_inference.servers.surface import EXTENSIONS, SERVER_NAME, SERVER_VERS
 from oriel_inference.servers.trail import Trail
 from oriel_wire.errors import BadMessage, StartFailed
 from oriel_wire.orca import LOAD_FORMAT
-from oriel_wire.v2.grpc import HEALTH_METHODS, HEALTH_SERVICE, METHODS, SERVICE, decode_infer, encode_infer
+from oriel_wire.v2.grpc import HEALTH_METHODS, HEALTH_SERVICE, METHODS, SERVICE
+from oriel_wire.v2.grpc_messages import InferMessages
 from oriel_wire.v2.metadata import metadata_message
 from oriel_wire.v2.proto import health_pb2, v2_pb2
 
@@ -44,6 +45,7 @@ class GrpcFrontend:
         self._surface = surface
         self._streams = StreamFrontend(surface)
         self._watch = HealthWatch(surface)
+        self._messages = InferMessages()
 
     def handlers(self) -> list["grpc.GenericRpcHandler[Any, Any]"]:
         """Everything to register with a server."""
@@ -55,11 +57,13 @@ class GrpcFrontend:
             "ModelMetadata": self._model_metadata,
             "ModelConfig": self._model_config,
             "ModelStatistics": self._model_statistics,
-            "ModelInfer": self._model_infer,
             "LogSettings": self._log_settings,
             **GrpcRepository(self._surface, abort).handlers(),
         }
+        # Bytes in, bytes out: its messages are large and alike.
+        infer = grpc.unary_unary_rpc_method_handler(self._model_infer)
         return [
+            grpc.method_handlers_generic_handler(SERVICE, {"ModelInfer": infer}),
             _generic(SERVICE, service, METHODS),
             self._streams.handler(),
             self._watch.handler(),
@@ -130,7 +134,7 @@ class GrpcFrontend:
                 response.settings[name].string_param = value
         return response
 
-    async def _model_infer(self, message: v2_pb2.ModelInferRequest, context: Context) -> Message:
+    async def _model_infer(self, data: bytes, context: Context) -> bytes:
         """Cancelled when the caller leaves or gRPC's own deadline passes: the call leaves its queue at once."""
         surface = self._surface
         received_s = time.monotonic()
@@ -144,7 +148,7 @@ class GrpcFrontend:
             surface.meter,
             parent_id=parent_id,
             protocol="grpc",
-            size_bytes=message.ByteSize(),
+            size_bytes=len(data),
             load_format=metadata.get(LOAD_FORMAT, ""),
         )
         ended: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
@@ -153,27 +157,33 @@ class GrpcFrontend:
             if not ended.done():
                 ended.set_result(completion)
 
+        model = ""
         try:
             if surface.stopping:
                 raise ServerStopping
-            request = decode_infer(message)
-            leave = surface.dataplane.infer(request, ctx, size_bytes=trail.size_bytes, reply=reply, left=trail.left)
+            request = self._messages.decode(data)
+            model = request.model_name[:128]
+            leave = surface.dataplane.infer(request, ctx, size_bytes=len(data), reply=reply, left=trail.left)
         except (InferenceError, BadMessage) as refusal:
             error = as_inference_error(refusal)
-            context.set_trailing_metadata(tuple(trail.refused(error, message.model_name[:128])))
+            context.set_trailing_metadata(tuple(trail.refused(error, model)))
             return await abort(context, error)
+        except Exception:
+            return await _surprised(context)
         try:
             completion = await ended
         except asyncio.CancelledError:
             leave()
             raise
-        answer: Message | None = None
+        answer: bytes | None = None
         if completion.response is not None:
             try:
-                answer = encode_infer(completion.response)
+                answer = self._messages.encode(completion.response)
             except BadMessage as bad:
                 completion.error = as_inference_error(bad)
-        context.set_trailing_metadata(tuple(trail.ended(completion, request.model_name)))
+            except Exception:
+                return await _surprised(context)
+        context.set_trailing_metadata(tuple(trail.ended(completion, model)))
         if answer is None:
             assert completion.error is not None
             return await abort(context, completion.error)
@@ -236,8 +246,12 @@ def _guarded(handler: _Handler, request_class: type[Message]) -> Callable[[bytes
         except grpc.aio.AbortError:
             raise
         except Exception:
-            # A call's surprise is its own: the server goes on, and the client learns no insides.
-            _log.exception("a call failed unexpectedly")
-            return await abort(context, BackendFailed("the server failed on this request"))
+            return await _surprised(context)
 
     return call
+
+
+async def _surprised(context: Context) -> NoReturn:
+    """A call's surprise is its own: the server goes on, and the client learns no insides."""
+    _log.exception("a call failed unexpectedly")
+    await abort(context, BackendFailed("the server failed on this request"))
