@@ -8,13 +8,18 @@ BIN := $(VENV)/bin
 HERE := $(shell pwd | cksum | cut -d' ' -f1)
 export PYTHON VENV
 
-.PHONY: run test setup lint lock proto bench bench-inference clean
+.PHONY: run test test-openvino setup lint lock proto bench bench-inference clean
 
 run: $(VENV)/.demo-$(HERE)
 	@exec $(BIN)/oriel up --demo $(ARGS)
 
 test: $(VENV)/.dev-$(HERE)
 	@exec $(BIN)/python -m pytest $(ARGS)
+
+# Two distributions of ONNX Runtime cannot share an environment: OpenVINO's has its own.
+test-openvino:
+	@$(MAKE) --no-print-directory VENV=build/openvino build/openvino/.test-openvino-$(HERE)
+	@exec build/openvino/bin/python -m pytest tests/openvino $(ARGS)
 
 setup: $(VENV)/.dev-$(HERE)
 
