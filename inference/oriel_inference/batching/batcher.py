@@ -179,6 +179,11 @@ class Batcher:
                     ahead += rows * max(0.0, 1.0 - (now - batch.calls[0].started_s) / needs_s)
         return ahead
 
+    @property
+    def is_short(self) -> bool:
+        """Whether a batch would run on the loop now."""
+        return bool(self._idle) and self._is_inline(self._rows + 1)
+
     def submit(self, call: Call) -> None:
         """Queue `call`; its reply comes later on the loop, or now if it is refused."""
         if self._closed:
