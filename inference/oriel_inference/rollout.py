@@ -18,7 +18,7 @@ from typing import Any
 
 from oriel_inference.backends import Backend
 from oriel_inference.batching.scheduler import Scheduler
-from oriel_inference.ensembles.parts import judge
+from oriel_inference.ensembles.parts import judge, labelled
 from oriel_inference.ensembles.scheduler import Ensemble
 from oriel_inference.errors import LoadFailed
 from oriel_inference.lifecycle import Catalog, Entry, ServingModel
@@ -195,10 +195,12 @@ class Rollout:
         return Entry(name=name, version=version, state=state, reason=reason, needs=needs)
 
     def _bind(self, ensemble: ServingModel) -> tuple[ModelState, str, str]:
-        verdict = judge(ensemble.spec, self._catalog, f"{ensemble.spec.name}/{CONFIG_FILE}")
+        scheduler = ensemble.batcher
+        assert isinstance(scheduler, Ensemble)
+        verdict = judge(scheduler.spec, self._catalog, f"{ensemble.spec.name}/{CONFIG_FILE}")
         if verdict.state is ModelState.READY:
-            assert isinstance(ensemble.batcher, Ensemble)
-            ensemble.batcher.bind(verdict.models)
+            scheduler.bind(verdict.models)
+            ensemble.spec = labelled(scheduler.spec, [model.spec for model in verdict.models])
         return verdict.state, verdict.reason, verdict.needs
 
     def _set(self, name: str, entries: Sequence[Entry]) -> None:

@@ -265,6 +265,14 @@ def test_a_deadline_passes_while_a_step_waits_for_its_turn() -> None:
     assert flights.answer(first) and flights.batches("a") == [1] and flights.at_rest()
 
 
+def test_a_turn_that_comes_too_late_goes_to_the_next() -> None:
+    flights = Flights(ensemble(CHAIN[:1], outputs=["t"], max_inflight=1))
+    first, second, third = (flights.call() for _ in range(3))
+    flights.calls[first].reply = lambda _: flights.leave(second)  # it has the turn by now and has not run
+    flights.settle()
+    assert flights.answer(third) and flights.batches("a") == [1, 1] and flights.at_rest()
+
+
 # --- shapes -------------------------------------------------------------------------------------------------------
 
 
