@@ -45,6 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="address or network whose deadline and tier headers count (repeatable; default: loopback)",
     )
     add(
+        "--access-log",
+        default="",
+        metavar="PATH",
+        help="append one JSON line per request to this file, or to standard output for - (default: none)",
+    )
+    add(
         "--model-control-mode",
         choices=("none", "poll", "explicit"),
         default="none",
@@ -111,6 +117,7 @@ def run(args: argparse.Namespace) -> int:
         poll_s=args.repository_poll_secs,
         load_models=tuple(args.load_models or ()),
         strict_readiness=args.strict_readiness,
+        access_log=args.access_log,
     )
     if settings.load_models and settings.control_mode != "explicit":
         print("--load-model needs --model-control-mode explicit", file=sys.stderr)  # noqa: T201

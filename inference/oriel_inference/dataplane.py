@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from oriel_inference.batching.call import Answer, Call, Reply
 from oriel_inference.batching.call import Emit as CallEmit
 from oriel_inference.classification import top_classes
-from oriel_inference.errors import InferenceError, NotSupported
+from oriel_inference.errors import CallerLeft, InferenceError, NotSupported
 from oriel_inference.fitting import Fitted
 from oriel_inference.lifecycle import Catalog, ServingModel
 from oriel_wire.context import CallContext
@@ -23,20 +23,24 @@ Emit = Callable[[InferResponse, Callable[[], None]], None]
 class Completion:
     """How a call ended. answer: set on success, else error; response with it, unless the model is decoupled.
 
-    queued_s: when it entered the queue.
+    queued_s: when it entered the queue. serving: the version that had it. rows: its own.
     """
 
-    __slots__ = ("answer", "error", "queued_s", "response")
+    __slots__ = ("answer", "error", "queued_s", "response", "rows", "serving")
 
     def __init__(
         self,
         queued_s: float,
+        serving: ServingModel,
+        rows: int,
         *,
         response: InferResponse | None = None,
         answer: Answer | None = None,
         error: InferenceError | None = None,
     ) -> None:
         self.queued_s = queued_s
+        self.serving = serving
+        self.rows = rows
         self.response = response
         self.answer = answer
         self.error = error
@@ -56,13 +60,14 @@ class Dataplane:
         *,
         size_bytes: int,
         reply: Callable[[Completion], None],
+        left: Callable[[Completion], None],
         emit: Emit | None = None,
     ) -> Callable[[], None]:
         """Start one inference. size_bytes: what the request occupies while it waits. emit: takes the responses of a
         decoupled model, each with what to call once it is written; the reply then only says how it ended.
 
-        Returns the function to call when the caller leaves; then the reply never comes. Raises InferenceError or
-        BadMessage, and then the reply does not come either.
+        Returns the function to call when the caller leaves: then the reply never comes, `left` is called instead.
+        Raises InferenceError or BadMessage, and then neither comes.
         """
         serving = self._catalog.get(request.model_name, request.model_version)
         decoupled = serving.spec.decoupled
@@ -75,24 +80,29 @@ class Dataplane:
 
         def finish(result: Answer | InferenceError) -> None:
             if isinstance(result, InferenceError):
-                reply(Completion(now, error=result))
+                reply(Completion(now, serving, fitted.rows, error=result))
                 return
             if decoupled:
-                reply(Completion(now, answer=result))
+                reply(Completion(now, serving, fitted.rows, answer=result))
                 return
             try:
                 response = respond(serving, request, result.outputs)
             except InferenceError as error:
-                reply(Completion(now, error=error))
+                reply(Completion(now, serving, fitted.rows, error=error))
                 return
-            reply(Completion(now, response=response, answer=result))
+            reply(Completion(now, serving, fitted.rows, response=response, answer=result))
 
         relayed = _relayed(serving, request, emit) if decoupled and emit is not None else None
         call = self.call(
             serving, fitted, fitted.inputs, ctx, queued_s=now, size_bytes=size_bytes, finish=finish, emit=relayed
         )
         serving.batcher.submit(call)
-        return lambda: serving.batcher.leave(call)
+
+        def leave() -> None:
+            if serving.batcher.leave(call):
+                left(Completion(now, serving, fitted.rows, error=CallerLeft()))
+
+        return leave
 
     def call(
         self,

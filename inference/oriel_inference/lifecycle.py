@@ -106,6 +106,14 @@ class Catalog:
         self.publish(name, ())
         del self._entries[name]
 
+    def knows(self, name: str) -> bool:
+        """Whether a model has that name, serving or not."""
+        return name in self._entries
+
+    def serves(self, name: str, version: int) -> bool:
+        """Whether that version serves."""
+        return (name, str(version)) in self._by_request
+
     def names(self) -> list[str]:
         """Every model known, sorted."""
         return sorted(self._entries)

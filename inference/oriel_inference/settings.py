@@ -16,7 +16,8 @@ class Settings:
     control_mode: "none" loads everything at start, "poll" also follows the folders every `poll_s`, "explicit" loads
     `load_models` ("*": all) and what clients ask for. strict_readiness: ready only while every model of the start
     serves. check_timeout_s: for opening one model file in the process that tries it first.
-    trusted_peers: addresses or networks whose `x-oriel-*` headers count.
+    trusted_peers: addresses or networks whose `x-oriel-*` headers count. access_log: a file, "-" for standard output,
+    "" for none.
     """
 
     repositories: tuple[Path, ...]
@@ -38,6 +39,7 @@ class Settings:
     load_models: tuple[str, ...] = ()
     strict_readiness: bool = True
     check_timeout_s: float = 60.0
+    access_log: str = ""
 
 
 def available_cores() -> int:

@@ -146,6 +146,7 @@ class _Band:
         "newest",
         "newest_dead",
         "number",
+        "rows",
         "size_bytes",
         "virtual",
     )
@@ -158,6 +159,7 @@ class _Band:
         self.newest_dead = 0
         self.items = 0
         self.bounded = 0  # of the items, those that take room
+        self.rows = 0
         self.size_bytes = 0
         self.virtual = 0.0
         self.finish = 0.0  # the largest virtual time any flow has reached
@@ -203,6 +205,14 @@ class SlaQueue:
         found = self._bands.get(band)
         return found.items if found else 0
 
+    def depths(self) -> list[tuple[int, int, int]]:
+        """(band, tickets, rows) of every band that has ever held one, most urgent first."""
+        return [(number, band.items, band.rows) for number, band in sorted(self._bands.items())]
+
+    def rows_ahead(self, band: int) -> int:
+        """Rows that wait in `band` and in more urgent ones."""
+        return sum([self._bands[number].rows for number in self._waiting if number <= band])
+
     def push(self, ticket: Ticket) -> tuple[Pushed, list[Ticket]]:
         """Queue `ticket`; the list holds the tickets it displaced, which have left the queue.
 
@@ -234,6 +244,7 @@ class SlaQueue:
         heappush(self._expiry.entries, (ticket.deadline, self._sequence, ticket))
         flow.waiting += 1
         band.items += 1
+        band.rows += ticket.rows
         self._items += 1
         if not ticket.admitted:
             band.newest.append(ticket)
@@ -339,6 +350,7 @@ class SlaQueue:
         if not flow.waiting:
             flow.key = None
         band.items -= 1
+        band.rows -= ticket.rows
         self._items -= 1
         if not ticket.admitted:
             band.bounded -= 1

@@ -360,6 +360,18 @@ def test_statistics_and_the_answer_count_the_steps() -> None:
     assert flights.ensemble.statistics.failures[Outcome.DEADLINE] == 1
 
 
+def test_the_expected_wait_is_that_of_the_slowest_way_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    flights = Flights(ensemble(DIAMOND))
+    waits: dict[str, float | None] = {"a": 1.0, "b": 10.0, "c": 2.0, "d": 3.0}
+    for name, batcher in flights.batchers.items():
+        monkeypatch.setattr(batcher, "expected_wait_s", lambda band, name=name: waits[name])
+    assert flights.ensemble.expected_wait_s(0) == 11.0
+    waits["d"] = 30.0
+    assert flights.ensemble.expected_wait_s(0) == 33.0
+    waits["b"] = None
+    assert flights.ensemble.expected_wait_s(0) is None
+
+
 # --- conservation -------------------------------------------------------------------------------------------------
 
 scripts = st.lists(

@@ -48,7 +48,10 @@ _MAX_BAND = 255
 
 
 class CallContext(msgspec.Struct, frozen=True, kw_only=True):
-    """One request's promise. deadline: absolute `time.monotonic()` seconds; band: 0 is the most urgent."""
+    """One request's promise. deadline: absolute `time.monotonic()` seconds; band: 0 is the most urgent.
+
+    trusted: whether the `x-oriel-*` headers of who sent it count.
+    """
 
     request_id: str
     deadline: float
@@ -57,6 +60,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
     models: tuple[str, ...]
     trace: TraceContext
+    trusted: bool = False
 
     def remaining_s(self, now: float) -> float:
         """Seconds left; negative once the deadline has passed."""
@@ -94,6 +98,7 @@ class ContextPlan(msgspec.Struct, frozen=True):
     request_id: str
     trace: TraceContext | None
     sample: bool
+    trusted: bool
 
     def at(self, now: float, default_timeout_s: float) -> CallContext:
         """The context of a request that came at `now`."""
@@ -106,6 +111,7 @@ class ContextPlan(msgspec.Struct, frozen=True):
             tenant=self.tenant,
             models=self.models,
             trace=self.trace or new_trace(self.sample),
+            trusted=self.trusted,
         )
 
 
@@ -129,7 +135,7 @@ def read_headers(get: Callable[[str], str | None], *, trusted: bool, sample: boo
     traceparent = get("traceparent")
     trace = parse_traceparent(traceparent, get("tracestate") or "") if traceparent else None
     valid = request_id if request_id and valid_request_id(request_id) else ""
-    return ContextPlan(timeout_s, tier, band, tenant, models, valid, trace, sample)
+    return ContextPlan(timeout_s, tier, band, tenant, models, valid, trace, sample, trusted)
 
 
 def from_headers(

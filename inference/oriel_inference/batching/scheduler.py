@@ -33,8 +33,12 @@ class Scheduler(Protocol):
         """Take `call`; its reply comes later on the loop, or now if it is refused."""
         ...
 
-    def leave(self, call: Call) -> None:
-        """The caller went away: no reply. Its place is free at once."""
+    def leave(self, call: Call) -> bool:
+        """The caller went away: no reply. Its place is free at once. False if the call had its reply before."""
+        ...
+
+    def expected_wait_s(self, band: int) -> float | None:
+        """Seconds a call of `band` that came now would wait; None if that is not known."""
         ...
 
     def close(self) -> None:

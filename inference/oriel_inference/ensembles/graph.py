@@ -26,10 +26,11 @@ class Graph:
     """What the scheduler looks up.
 
     consumers: tensor -> the steps that take it. needs: per step, how many different tensors it waits for. uses: tensor
-    -> how many take it, the ensemble's answer included; it may be dropped after that.
+    -> how many take it, the ensemble's answer included; it may be dropped after that. makers: step -> the steps that
+    make its tensors; the steps are in an order in which makers come first.
     """
 
-    __slots__ = ("consumers", "needs", "uses")
+    __slots__ = ("consumers", "makers", "needs", "uses")
 
     def __init__(self, spec: ModelSpec) -> None:
         self.consumers: dict[str, list[int]] = {tensor.name: [] for tensor in spec.inputs}
@@ -41,6 +42,12 @@ class Graph:
                 self.consumers.setdefault(tensor, []).append(index)
         answered = {output.name for output in spec.outputs}
         self.uses = {tensor: len(steps) + (tensor in answered) for tensor, steps in self.consumers.items()}
+        made = {tensor: index for index, step in enumerate(spec.steps) for tensor in step.outputs.values()}
+        makers = [{made[each] for each in step.inputs.values() if each in made} for step in spec.steps]
+        self.makers: dict[int, set[int]] = {}
+        while len(self.makers) < len(makers):
+            able = [i for i, each in enumerate(makers) if i not in self.makers and each <= self.makers.keys()]
+            self.makers.update({index: makers[index] for index in able})
 
 
 def check_flow(inputs: Collection[str], outputs: Collection[str], steps: Sequence[EnsembleStep], file: str) -> None:

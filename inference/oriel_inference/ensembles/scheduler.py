@@ -47,9 +47,9 @@ _log = logging.getLogger(__name__)
 class _Flight:
     """One call under way.
 
-    tensors: None for an optional input that the request left out. missing: per step, how many tensors it still waits
-    for. uses: tensor -> how many still take it. todo: steps that have not ended. waiting: step -> its ticket at the
-    turnstile. stages: seconds of compute input, infer and output, over all steps.
+    tensors: None for an optional input that the request left out, or an output that its model did. missing: per step,
+    how many tensors it still waits for. uses: tensor -> how many still take it. todo: steps that have not ended.
+    waiting: step -> its ticket at the turnstile. stages: seconds of compute input, infer and output, over all steps.
     """
 
     __slots__ = (
@@ -94,14 +94,24 @@ class _Flight:
 
 
 class Ensemble:
-    """max_items, max_bytes: calls under way and what they hold. `bind` comes before the first call."""
+    """max_items, max_bytes: calls under way and what they hold. `bind` comes before the first call.
+
+    statistics: counters to go on with, fresh ones by default.
+    """
 
     units = 0
-    pending = 0
 
-    def __init__(self, spec: ModelSpec, *, clock: Clock, max_items: int = 10_000, max_bytes: int = 256 << 20) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        clock: Clock,
+        max_items: int = 10_000,
+        max_bytes: int = 256 << 20,
+        statistics: Statistics | None = None,
+    ) -> None:
         self.spec = spec
-        self.statistics = Statistics()
+        self.statistics = statistics or Statistics()
         self.models: tuple[ServingModel, ...] = ()
         self._graph = Graph(spec)
         self._inputs = frozenset(tensor.name for tensor in spec.inputs)
@@ -118,9 +128,24 @@ class Ensemble:
         self.models = tuple(models)
 
     @property
+    def pending(self) -> int:
+        """Steps that wait for their turn."""
+        return sum(len(turnstile) for turnstile in self._turnstiles)
+
+    @property
     def running(self) -> int:
         """Calls under way."""
         return len(self._flights)
+
+    def expected_wait_s(self, band: int) -> float | None:
+        """Seconds a call of `band` that came now would wait in its steps' queues; None if that is not known."""
+        after: dict[int, float] = {}
+        for index, makers in self._graph.makers.items():
+            wait_s = self.models[index].batcher.expected_wait_s(band)
+            if wait_s is None:
+                return None
+            after[index] = wait_s + max((after[each] for each in makers), default=0.0)
+        return max(after.values())
 
     def submit(self, call: Call) -> None:
         """Take `call`; its reply comes later on the loop, or now if it is refused."""
@@ -134,14 +159,15 @@ class Ensemble:
         else:
             self._begin(call)
 
-    def leave(self, call: Call) -> None:
-        """The caller went away: no reply. Every step of it leaves at once."""
+    def leave(self, call: Call) -> bool:
+        """The caller went away: no reply. Every step of it leaves at once. False if the call had its reply before."""
         flight = self._flights.get(call)
         if flight is None or call.finished:
-            return
+            return False
         call.finished = True
         self._end(flight)
         self.statistics.failed(CallerLeft.outcome, self._clock.now() - call.arrived_s)
+        return True
 
     def close(self) -> None:
         """Fail what is under way. Nothing is taken afterwards."""
@@ -255,8 +281,9 @@ class Ensemble:
         for known, array in zip(model.spec.outputs, result.outputs, strict=True):
             tensor = step.outputs.get(known.name, "")
             if tensor:
-                flight.size_bytes += array.nbytes
-                self._size_bytes += array.nbytes
+                size = _nbytes(array)
+                flight.size_bytes += size
+                self._size_bytes += size
                 ready += self._arrived(flight, tensor, array)
         if flight.todo:
             self._start(flight, ready)
@@ -267,10 +294,9 @@ class Ensemble:
         flight.uses[tensor] -= 1
         if flight.uses[tensor] or tensor in self._inputs:
             return  # the request holds its own to its end
-        array = flight.tensors.pop(tensor)
-        assert array is not None
-        flight.size_bytes -= array.nbytes
-        self._size_bytes -= array.nbytes
+        size = _nbytes(flight.tensors.pop(tensor))
+        flight.size_bytes -= size
+        self._size_bytes -= size
 
     # Endings ----------------------------------------------------------------------------------------------------
 
@@ -296,7 +322,7 @@ class Ensemble:
         batched = self.spec.batched
         array = flight.tensors[spec.name]
         if array is None:
-            raise BackendFailed(f"output {spec.name[:64]!r} is an optional input that the request left out")
+            raise BackendFailed(f"ensemble {self.spec.name!r} got no output {spec.name[:64]!r}")
         engine_dims = spec.dims if spec.engine_dims is None else spec.engine_dims
         array = fit_rank(array, engine_dims, batched=batched, tensor=spec.name)
         if spec.engine_dims is not None:
@@ -359,3 +385,7 @@ class Ensemble:
         except Exception:
             # Whoever made this call end has other calls to see to.
             _log.exception("ensemble %s: an answer could not be delivered", self.spec.name)
+
+
+def _nbytes(array: Array | None) -> int:
+    return 0 if array is None else array.nbytes

@@ -18,7 +18,7 @@ from oriel_inference.servers.encoding import ACCEPTED, Encodings, is_encoded, is
 from oriel_inference.servers.generate import generate
 from oriel_inference.servers.http_call import answer, json_object, refuse
 from oriel_inference.servers.http_infer import HttpInfer
-from oriel_inference.servers.statuses import head_refusal
+from oriel_inference.servers.statuses import head_outcome, head_refusal
 from oriel_inference.servers.surface import EXTENSIONS, SERVER_NAME, SERVER_VERSION, Surface
 from oriel_wire.engine.buffered import Exchange, Refusal
 from oriel_wire.h1 import RequestHead
@@ -72,20 +72,29 @@ class HttpFrontend:
             "config": self._config,
         }
 
+    def explain(
+        self, head: RequestHead | None, status: int, message: str, outcome: Outcome | None = None, model: str = ""
+    ) -> Refusal:
+        """A refusal for the head alone, or for wrong framing; it is counted."""
+        refusal = head_refusal(head, status, message, outcome)
+        self._surface.meter.turned_away(refusal.headers[0][1], status, head_outcome(status, outcome), model)
+        return refusal
+
     def refuse(self, head: RequestHead) -> Refusal | None:
         """Path, method, encoding, model name: everything that needs no body."""
         route = self._route(head)
         if not isinstance(route, _Route):
-            return head_refusal(head, *route)
+            return self.explain(head, *route)
         encoding = head.content_encoding
         if encoding and is_encoded(encoding) and not (is_known(encoding) and route.kind in _CALLS):
-            refusal = head_refusal(head, 501, f"send the body as it is or as one of {ACCEPTED}", Outcome.NOT_SUPPORTED)
+            what = f"send the body as it is or as one of {ACCEPTED}"
+            refusal = self.explain(head, 501, what, Outcome.NOT_SUPPORTED, route.model)
             return Refusal(refusal.status, [*refusal.headers, ("accept-encoding", ACCEPTED)], refusal.body)
         if route.kind in _CALLS:
             try:
                 self._surface.catalog.get(route.model, route.version)
             except UnknownModel as error:
-                return head_refusal(head, 404, error.message, error.outcome)
+                return self.explain(head, 404, error.message, error.outcome, route.model)
             except InferenceError:
                 return None  # answered with Retry-After once the body is in
         return None

@@ -12,6 +12,7 @@ from oriel_inference.servers.trail import Trail
 from oriel_wire.context import CallContext, read_headers
 from oriel_wire.engine.buffered import Exchange
 from oriel_wire.errors import BadMessage
+from oriel_wire.orca import LOAD_FORMAT
 from oriel_wire.v2.depth import check_depth
 from oriel_wire.v2.http import JSON_LIMIT_BYTES
 
@@ -25,19 +26,19 @@ _objects = msgspec.json.Decoder(dict[str, Any])
 class HeadPlan:
     """What a call's head alone says; kept with a head that its connection recognises.
 
-    fields: by lower-case name, the first of a name wins. header_length: of the JSON part, None if all of it is JSON.
+    header_length: of the JSON part, None if all of it is JSON.
     """
 
-    __slots__ = ("accept_encoding", "context", "fields", "header_length", "parent_id")
+    __slots__ = ("accept_encoding", "context", "header_length", "load_format", "parent_id")
 
     def __init__(self, surface: Surface, exchange: Exchange) -> None:
         fields = exchange.head.by_name()
-        self.fields = fields
         self.context = read_headers(fields.get, trusted=exchange.peer in surface.peers, sample=False)
         trace = self.context.trace
         self.parent_id = trace.span_id if trace is not None else 0
         self.accept_encoding = fields.get("accept-encoding", "")
         self.header_length = fields.get("inference-header-content-length")
+        self.load_format = fields.get(LOAD_FORMAT, "")
 
 
 def begin(surface: Surface, exchange: Exchange) -> tuple[HeadPlan, CallContext, Trail]:
@@ -47,7 +48,17 @@ def begin(surface: Surface, exchange: Exchange) -> tuple[HeadPlan, CallContext, 
     head.plan = plan
     received_s = exchange.received_s
     ctx = plan.context.at(received_s, surface.default_timeout_s)
-    return plan, ctx, Trail(ctx, received_s, surface.sink, parent_id=plan.parent_id)
+    trail = Trail(
+        ctx,
+        received_s,
+        surface.sink,
+        surface.meter,
+        parent_id=plan.parent_id,
+        protocol="http",
+        size_bytes=len(exchange.body),
+        load_format=plan.load_format,
+    )
+    return plan, ctx, trail
 
 
 def answer(exchange: Exchange, body: bytes, status: int = 200) -> None:

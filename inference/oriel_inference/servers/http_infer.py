@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from oriel_inference.batching.call import Answer
 from oriel_inference.dataplane import Completion, respond
-from oriel_inference.errors import InferenceError
+from oriel_inference.errors import CallerLeft, InferenceError
 from oriel_inference.fitting import Fitted
 from oriel_inference.lifecycle import ServingModel
 from oriel_inference.servers.encoding import MIN_BYTES, Encodings, negotiate
@@ -87,24 +87,30 @@ class HttpInfer:
 
         def reply(result: Answer | InferenceError) -> None:
             if isinstance(result, InferenceError):
-                refuse(exchange, result, trail.ended(Completion(queued_s, error=result), serving.spec.name))
+                refused = Completion(queued_s, serving, known.fitted.rows, error=result)
+                refuse(exchange, result, trail.ended(refused, serving.spec.name))
                 return
+            completion = Completion(queued_s, serving, known.fitted.rows, answer=result)
             outputs = [result.outputs[pick] for pick in known.picks]
             packed = plan.accept_encoding and negotiate(plan.accept_encoding)
             encoded = None if packed else known.answers.encode(outputs)
             if encoded is None:
                 response = respond(serving, template.request, result.outputs)
-                completion = Completion(queued_s, response=response, answer=result)
-                self._answer(exchange, completion, response, template.request, plan, trail, serving.spec.name)
+                self._answer(exchange, completion, response, template.request, plan, trail)
                 return
             body, length = encoded
-            lines = trail.answered(queued_s, result, serving.spec.name)
+            lines = trail.answered(completion, result)
             lines += _JSON_LINE if length is None else f"{_BINARY_LINE}{HEADER_LENGTH}: {length}\r\n"
             exchange.respond(200, lines, body)
 
         call = dataplane.call(serving, known.fitted, inputs, ctx, queued_s=queued_s, size_bytes=size, finish=reply)
         serving.batcher.submit(call)
-        return lambda: serving.batcher.leave(call)
+
+        def leave() -> None:
+            if serving.batcher.leave(call):
+                trail.left(Completion(queued_s, serving, known.fitted.rows, error=CallerLeft()))
+
+        return leave
 
     # Any text ---------------------------------------------------------------------------------------------------
 
@@ -126,9 +132,9 @@ class HttpInfer:
                 assert completion.error is not None
                 refuse(exchange, completion.error, trail.ended(completion, model))
                 return
-            self._answer(exchange, completion, completion.response, request, plan, trail, model)
+            self._answer(exchange, completion, completion.response, request, plan, trail)
 
-        leave = self._surface.dataplane.infer(request, ctx, size_bytes=len(body), reply=reply)
+        leave = self._surface.dataplane.infer(request, ctx, size_bytes=len(body), reply=reply, left=trail.left)
         # It fits, or it would have been refused.
         if serving.recognises and (answers := _answers(serving, request)) is not None:
             template = serving.templates.learn(body, length, request)
@@ -144,14 +150,15 @@ class HttpInfer:
         request: InferRequest,
         plan: HeadPlan,
         trail: Trail,
-        model: str,
     ) -> None:
-        headers = trail.ended(completion, model)
+        model = response.model_name
         try:
             parts, json_length = encode_response(response, request)
         except BadMessage as error:
-            refuse(exchange, as_inference_error(error), headers)
+            completion.error = as_inference_error(error)
+            refuse(exchange, completion.error, trail.ended(completion, model))
             return
+        headers = trail.ended(completion, model)
         if json_length is None:
             headers.append(JSON)
         else:
