@@ -101,10 +101,10 @@ async def open_unit(
         raise StartFailed(f"{failure.reason}: pass --model-repository DIR") from failure
 
     def make_scheduler(loaded: LoadedVersion) -> Scheduler:
-        bounds = {"max_items": settings.max_queue_items, "max_bytes": settings.max_queue_bytes}
+        items, size_bytes = settings.max_queue_items, settings.max_queue_bytes
         statistics = ledger.open(loaded.spec.name, loaded.spec.version)
         if loaded.spec.steps:
-            return Ensemble(loaded.spec, clock=clock, statistics=statistics, **bounds)
+            return Ensemble(loaded.spec, clock=clock, max_items=items, max_bytes=size_bytes, statistics=statistics)
         batcher = Batcher(
             loaded.spec,
             loaded.sessions,
@@ -113,8 +113,9 @@ async def open_unit(
             cores=Cores(loaded.spec.instances) if loaded.spec.decoupled else cores,
             workers=streams if loaded.spec.decoupled else workers,
             units=1 if loaded.spec.decoupled else loaded.units,
+            max_items=items,
+            max_bytes=size_bytes,
             statistics=statistics,
-            **bounds,
         )
         if loaded.run_s is not None:
             batcher.curve.observe(1, loaded.run_s)

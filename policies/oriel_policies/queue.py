@@ -158,8 +158,8 @@ class _Band:
         self.newest: list[Ticket] = []
         self.newest_dead = 0
         self.items = 0
-        self.bounded = 0  # of the items, those that take room
         self.rows = 0
+        self.bounded = 0  # of the items, those that take room
         self.size_bytes = 0
         self.virtual = 0.0
         self.finish = 0.0  # the largest virtual time any flow has reached

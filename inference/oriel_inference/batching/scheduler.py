@@ -37,6 +37,10 @@ class Scheduler(Protocol):
         """The caller went away: no reply. Its place is free at once. False if the call had its reply before."""
         ...
 
+    def depths(self) -> list[tuple[int, int, float | None]]:
+        """(band, calls that wait, seconds a new call would wait; None if unknown) of every band seen, and of band 0."""
+        ...
+
     def expected_wait_s(self, band: int) -> float | None:
         """Seconds a call of `band` that came now would wait; None if that is not known."""
         ...

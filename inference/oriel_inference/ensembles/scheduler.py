@@ -159,6 +159,10 @@ class Ensemble:
         else:
             self._begin(call)
 
+    def depths(self) -> list[tuple[int, int, float | None]]:
+        """Nothing waits at an ensemble itself: what waits stands in its models' queues."""
+        return [(0, 0, self.expected_wait_s(0))]
+
     def leave(self, call: Call) -> bool:
         """The caller went away: no reply. Every step of it leaves at once. False if the call had its reply before."""
         flight = self._flights.get(call)

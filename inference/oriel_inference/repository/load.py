@@ -78,7 +78,10 @@ def load_model(
     for warning in validate(config, model, file, store.files(model, available[-1]) if available else ("model.onnx",)):
         _log.warning("%s: %s", file, warning)
     versions = select_versions(config, available, file)
-    backend = None if is_ensemble(config) else _backend(find_backend, config.backend, file)
+    try:
+        backend = None if is_ensemble(config) else find_backend(config.backend)
+    except LoadFailed as failure:
+        raise ConfigInvalid(file, "backend", failure.reason) from failure
 
     def unchanged() -> bool:
         return store.fingerprint(model) == before
@@ -117,16 +120,9 @@ def load_model(
     return loaded
 
 
-def _backend(find_backend: Callable[[str], Backend], name: str, file: str) -> Backend:
-    try:
-        return find_backend(name)
-    except LoadFailed as failure:
-        raise ConfigInvalid(file, "backend", failure.reason.removeprefix("backend ")) from failure
-
-
 def _load_ensemble(store: ModelStore, config: pb.ModelConfig, version: int, file: str, identity: str) -> LoadedVersion:
     """Nothing to open: what it is made of is judged when it is known what the models of its steps are."""
-    spec = build_spec(config, version, file, instances=0, labels=lambda name: _labels(store, config.name, name))
+    spec = build_spec(config, version, file, instances=1, labels=lambda name: _labels(store, config.name, name))
     return LoadedVersion(
         spec=as_ensemble(spec, config), config=config, sessions=(), units=0, run_s=None, identity=identity
     )
@@ -214,6 +210,11 @@ def _open_version(
     )
 
 
+def _distinct(found: Sequence[Place]) -> list[Place]:
+    """One place per file and set of providers: an instance like another needs no trial of its own."""
+    return list({(p.filename, tuple(name for name, _ in p.options.providers)): p for p in reversed(found)}.values())
+
+
 def read_parts(store: ModelStore, model: str, override: pb.ModelConfig | None) -> list[str]:
     """The models that `model` needs if it is an ensemble; what is wrong with it is for `load_model` to say."""
     try:
@@ -222,11 +223,6 @@ def read_parts(store: ModelStore, model: str, override: pb.ModelConfig | None) -
     except LoadFailed:
         return []
     return part_names(config)
-
-
-def _distinct(found: Sequence[Place]) -> list[Place]:
-    """One place per file and set of providers: an instance like another needs no trial of its own."""
-    return list({(p.filename, tuple(name for name, _ in p.options.providers)): p for p in reversed(found)}.values())
 
 
 def _labels(store: ModelStore, model: str, filename: str) -> Sequence[str]:
