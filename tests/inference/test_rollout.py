@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from oriel_inference.backends.fake import FakeSession, Gate
@@ -50,10 +50,14 @@ class Room:
         self.offers: dict[str, dict[int, ModelSpec | LoadFailed]] = {}
         clock, cores, workers = VirtualClock(), Cores(4), ManualWorkers()
 
+        self.made: list[Ensemble | Batcher] = []
+
         def make(loaded: LoadedVersion) -> Scheduler:
             if loaded.spec.steps:
-                return Ensemble(loaded.spec, clock=clock)
-            return Batcher(loaded.spec, loaded.sessions, clock=clock, cores=cores, workers=workers)
+                self.made.append(Ensemble(loaded.spec, clock=clock))
+            else:
+                self.made.append(Batcher(loaded.spec, loaded.sessions, clock=clock, cores=cores, workers=workers))
+            return self.made[-1]
 
         self.rollout = Rollout(
             self.catalog,
@@ -107,6 +111,10 @@ class Room:
     def wanted(self, name: str) -> dict[int, ServingModel]:
         return self.rollout._ensembles.get(name, {})
 
+    def wanted_at_all(self) -> set[int]:
+        waiting = [each for name in NAMES for each in self.wanted(name).values()]
+        return {id(each.batcher) for each in (*self.catalog.serving(), *waiting)}
+
     def closed_in_use(self) -> list[str]:
         servings = list(self.catalog.serving())
         used = [part for each in servings if isinstance(each.batcher, Ensemble) for part in each.batcher.models]
@@ -148,6 +156,24 @@ events = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(events)
+# The old ensemble goes on, is refused as a whole, and its part changes.
+@example([("load", "c", ("ensemble", ["d"]), 1), ("together",), ("refuse", "c"), ("load", "a", ("plain", 4), 1)])
+# What stood in the way of the newer one was two steps away.
+@example([("load", "a", ("ensemble", ["d"]), 1), ("load", "c", ("plain", 4), 1)])
+# b is judged before c, on which it runs as well.
+@example(
+    [
+        ("load", "d", ("plain", 4), 1),
+        ("together",),
+        ("load", "c", ("ensemble", ["d", "a"]), 1),
+        ("together",),
+        ("load", "b", ("ensemble", ["d", "c"]), 1),
+        ("together",),
+        ("load", "d", ("plain", 5), 1),
+    ]
+)
+# It loses its part while its own load, which fails, is under way.
+@example([("load", "a", ("plain", 5), 1), ("load", "c", ("bad", None), 1)])
 def test_whatever_comes_and_goes_what_serves_fits_together(script: list[tuple]) -> None:
     async def play(room: Room) -> None:
         loads: list[asyncio.Task[Any]] = []
@@ -176,6 +202,7 @@ def test_whatever_comes_and_goes_what_serves_fits_together(script: list[tuple]) 
         await asyncio.gather(*room.tasks)
         room.judged()
         assert not room.catalog.leaving
+        assert {id(each) for each in room.made if not each._closed} == room.wanted_at_all()
 
     async def at_once(function: Any, *given: Any, **more: Any) -> Any:
         await asyncio.sleep(0)
