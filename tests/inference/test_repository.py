@@ -81,7 +81,7 @@ def test_scalar_per_row_is_completed_with_a_reshape(tmp_path: Path) -> None:
     [
         ('name: "other"', "name", "differs from the folder's name"),
         ('platform: "tensorrt_plan"', "platform", "pip install 'oriel[tensorrt]'"),
-        ('backend: "python"', "backend", "not supported"),
+        ('backend: "cobol"', "backend", "not supported"),
         ("max_batch_size: -1", "max_batch_size", "negative"),
         ("flux: 3", "", 'no field named "flux"'),
         ("input [ { data_type: TYPE_FP32 dims: [ 4 ] } ]", "input[0].name", "missing"),
