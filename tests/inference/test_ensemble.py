@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oriel_inference.batching.assemble import concatenate
 from oriel_inference.batching.call import Answer
 from oriel_inference.errors import (
     BackendFailed,
@@ -71,6 +72,42 @@ def test_tensors_are_passed_on_as_they_are(monkeypatch: pytest.MonkeyPatch) -> N
     assert np.shares_memory(taken["a"], sent)
     assert np.shares_memory(taken["b"], made["a"])
     assert np.shares_memory(flights.answer(number).outputs[0], made["b"])
+
+
+def test_a_batch_goes_into_the_next_step_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    flights = chain()
+    made: list[np.ndarray] = []
+    taken: list[np.ndarray] = []
+    first, second = flights.sessions["a"], flights.sessions["b"]
+
+    def makes(inputs, outputs, run=first.run):  # type: ignore[no-untyped-def]
+        made.append(run(inputs, outputs)[0])
+        return [made[-1]]
+
+    def takes(inputs, outputs, run=second.run):  # type: ignore[no-untyped-def]
+        taken.append(inputs["x"])
+        return run(inputs, outputs)
+
+    monkeypatch.setattr(first, "run", makes)
+    monkeypatch.setattr(second, "run", takes)
+    numbers = [flights.call(rows) for rows in (1, 3, 2)]
+    flights.settle()
+    assert taken[0].shape == (6, 2) and np.shares_memory(taken[0], made[0])
+    numbers += [flights.call(), flights.call(2), flights.call()]
+    flights.clock.run()  # a has them all
+    flights.leave(numbers.pop(4))  # a gap: what is left is gathered
+    flights.settle()
+    assert not np.shares_memory(taken[1], made[1])
+    assert [int(flights.answer(n).outputs[0][0, 0]) for n in numbers] == [4 * n for n in numbers]
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4)), min_size=1, max_size=5), st.sampled_from("ifOs"))
+def test_gathering_rows_is_concatenating_them(cuts: list[tuple[int, int]], kind: str) -> None:
+    base = np.arange(36).reshape(12, 3).astype({"i": np.int64, "f": np.float32, "O": object, "s": np.int16}[kind])
+    parts = [{"x": base[start : start + rows]} for start, rows in cuts]
+    gathered = concatenate(parts, [tensor("x", (3,))], batched=True)["x"]
+    np.testing.assert_array_equal(gathered, np.concatenate([part["x"] for part in parts]))
+    assert gathered.flags.c_contiguous and gathered.flags.aligned
 
 
 def test_the_deadline_the_band_the_tenant_and_the_level_go_with_every_step() -> None:

@@ -9,7 +9,7 @@ Rules.
 3. Every call is finished exactly once. Whatever ends it (its answer, a step's failure, its deadline, its caller) ends
    its other steps: they leave their queues, and rows of a running batch are dropped.
 4. A call keeps the versions it began with: one that is replaced meanwhile stays open until the call has ended.
-5. Tensors are passed on as they are. They are dropped when the last step that takes them has ended.
+5. Tensors are passed on as they are, and a batch whose rows go on together is not gathered anew. They are dropped when the last step that takes them has ended.
 
 `max_inflight` bounds how often each step runs at once. What is over it waits here, in the usual order.
 
@@ -19,6 +19,8 @@ Owner and single writer: the loop.
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from oriel_inference.batching.call import Answer, BatchTimes, Call, StepRun
 from oriel_inference.clock import Clock, Timer
@@ -265,6 +267,8 @@ class Ensemble:
             source = step.inputs.get(known.name)
             array = None if source is None else flight.tensors[source]
             if source is not None and array is not None:
+                if not array.flags.c_contiguous:  # a model may answer with any view of its own
+                    array = np.ascontiguousarray(array)
                 array = fit_rank(array, known.dims, batched=spec.batched, tensor=source)
                 tensors.append(Tensor(known.name, known.datatype, array.shape, array))
         level = flight.call.level
