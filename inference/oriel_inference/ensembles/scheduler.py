@@ -9,7 +9,9 @@ Rules.
 3. Every call is finished exactly once. Whatever ends it (its answer, a step's failure, its deadline, its caller) ends
    its other steps: they leave their queues, and rows of a running batch are dropped.
 4. A call keeps the versions it began with: one that is replaced meanwhile stays open until the call has ended.
-5. Tensors are passed on as they are, and a batch whose rows go on together is not gathered anew. They are dropped when the last step that takes them has ended.
+5. Tensors are passed on as they are, and a batch whose rows go on together is not gathered anew. They are dropped when
+   the last step that takes them has ended.
+6. Steps that no requested output needs do not run.
 
 `max_inflight` bounds how often each step runs at once. What is over it waits here, in the usual order.
 
@@ -17,8 +19,9 @@ Owner and single writer: the loop.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 
@@ -41,7 +44,7 @@ from oriel_inference.statistics import Statistics
 from oriel_policies.queue import Ticket
 from oriel_wire.context import CallContext
 from oriel_wire.errors import BadMessage
-from oriel_wire.v2.messages import Array, InferRequest, ParameterValue, Tensor
+from oriel_wire.v2.messages import Array, InferRequest, ParameterValue, RequestedOutput, Tensor
 
 __all__ = ["Ensemble"]
 
@@ -53,6 +56,7 @@ class _Flight:
 
     tensors: None for an optional input that the request left out, or an output that its model did. missing: per step,
     how many tensors it still waits for. uses: tensor -> how many still take it. todo: steps that have not ended.
+    needed: the steps that run; outputs: the ensemble's outputs that are asked for.
     waiting: step -> its ticket at the turnstile. stages: seconds of compute input, infer and output, over all steps.
     """
 
@@ -62,6 +66,8 @@ class _Flight:
         "ended",
         "missing",
         "models",
+        "needed",
+        "outputs",
         "running",
         "size_bytes",
         "stages",
@@ -73,14 +79,17 @@ class _Flight:
         "waiting",
     )
 
-    def __init__(self, call: Call, models: Sequence[ServingModel], graph: Graph) -> None:
+    def __init__(self, call: Call, models: Sequence[ServingModel], graph: Graph, outputs: frozenset[str]) -> None:
         self.call = call
+        self.outputs = outputs
+        choice = graph.choice(outputs)
+        self.needed = choice.steps
         self.models = models
         self.size_bytes = call.ticket.size_bytes
         self.tensors: dict[str, Array | None] = {}
         self.missing = list(graph.needs)
-        self.uses = dict(graph.uses)
-        self.todo = len(models)
+        self.uses = dict(choice.uses)
+        self.todo = len(self.needed)
         self.running: dict[int, Call] = {}
         self.waiting: dict[int, Ticket] = {}
         self.timer: Timer | None = None
@@ -119,6 +128,7 @@ class Ensemble:
         self.models: tuple[ServingModel, ...] = ()
         self._graph = Graph(spec)
         self._inputs = frozenset(tensor.name for tensor in spec.inputs)
+        self._outputs = frozenset(tensor.name for tensor in spec.outputs)
         self._clock = clock
         self._max_items = max_items
         self._max_bytes = max_bytes
@@ -193,7 +203,7 @@ class Ensemble:
         )
 
     def _begin(self, call: Call) -> None:
-        flight = _Flight(call, self.models, self._graph)
+        flight = _Flight(call, self.models, self._graph, self._asked(call))
         self._flights[call] = flight
         self._size_bytes += flight.size_bytes
         for model in flight.models:
@@ -207,13 +217,17 @@ class Ensemble:
             ready += self._arrived(flight, tensor.name, array)
         self._start(flight, ready)
 
+    def _asked(self, call: Call) -> frozenset[str]:
+        asked = call.source[0].outputs if call.source is not None else None
+        return frozenset([output.name for output in asked]) if asked else self._outputs
+
     def _arrived(self, flight: _Flight, tensor: str, array: Array | None) -> list[int]:
         """A tensor exists; the steps that waited for nothing else."""
         flight.tensors[tensor] = array
         ready: list[int] = []
         for index in self._graph.consumers[tensor]:
             flight.missing[index] -= 1
-            if not flight.missing[index]:
+            if not flight.missing[index] and index in flight.needed:
                 ready.append(index)
         return ready
 
@@ -254,7 +268,7 @@ class Ensemble:
             size_bytes=sum([array.nbytes for array in fitted.inputs.values()]),
             level=fitted.level,
             admitted=True,
-            source=self._source(outer, request) if model.wants_source else None,
+            source=self._source(outer, request, step.outputs) if model.wants_source else None,
         )
         flight.running[index] = call
         model.batcher.submit(call)
@@ -275,12 +289,20 @@ class Ensemble:
         parameters: dict[str, ParameterValue] = {"priority": level} if level else {}
         return InferRequest(model_name=spec.name, inputs=tensors, parameters=parameters)
 
-    def _source(self, outer: Call, request: InferRequest) -> tuple[InferRequest, CallContext] | None:
+    def _source(
+        self, outer: Call, request: InferRequest, mapped: Iterable[str]
+    ) -> tuple[InferRequest, CallContext] | None:
         """The step as its client's request, for models that want to know on whose behalf they run."""
         if outer.source is None:
             return None
         asked, context = outer.source
-        step = replace(asked, model_name=request.model_name, model_version="", inputs=request.inputs, outputs=None)
+        step = replace(
+            asked,
+            model_name=request.model_name,
+            model_version="",
+            inputs=request.inputs,
+            outputs=[RequestedOutput(name) for name in mapped],
+        )
         return step, context
 
     def _replied(self, flight: _Flight, index: int, queued_s: float, result: Answer | InferenceError) -> None:
@@ -299,7 +321,7 @@ class Ensemble:
         ready: list[int] = []
         for known, array in zip(model.spec.outputs, result.outputs, strict=True):
             tensor = step.outputs.get(known.name, "")
-            if tensor:
+            if tensor and flight.uses[tensor]:
                 size = _nbytes(array)
                 flight.size_bytes += size
                 self._size_bytes += size
@@ -322,7 +344,10 @@ class Ensemble:
     def _answer(self, flight: _Flight) -> None:
         call, now = flight.call, self._clock.now()
         try:
-            outputs = [self._output(flight, number) for number in range(len(self.spec.outputs))]
+            outputs = [
+                self._output(flight, number) if output.name in flight.outputs else None
+                for number, output in enumerate(self.spec.outputs)
+            ]
         except InferenceError as error:
             self._fail(flight, error)
             return
@@ -334,7 +359,7 @@ class Ensemble:
         self.statistics.executed(stages, 1)
         self.statistics.succeeded(call.rows, queue_s=began - call.arrived_s, total_s=now - call.arrived_s)
         times = BatchTimes(began, began, now, now, call.rows)
-        self._reply(call, Answer(outputs, times, flight.cost_us, flight.steps))
+        self._reply(call, Answer(cast(list[Array], outputs), times, flight.cost_us, flight.steps))
 
     def _output(self, flight: _Flight, number: int) -> Array:
         spec = self.spec.outputs[number]
