@@ -18,7 +18,7 @@ from typing import Any
 
 from oriel_inference.backends import Backend
 from oriel_inference.batching.scheduler import Scheduler
-from oriel_inference.ensembles.parts import judge
+from oriel_inference.ensembles.parts import judge, labelled
 from oriel_inference.ensembles.scheduler import Ensemble
 from oriel_inference.errors import LoadFailed
 from oriel_inference.lifecycle import Catalog, Entry, ServingModel
@@ -80,7 +80,7 @@ class Rollout:
             if len(stores) > 1:
                 # Which one answers must not depend on their order.
                 return self.refuse(name, f"model {name!r} is in more than one model repository")
-            old = {e.version: e.serving for e in self._catalog.entries(name) if e.serving is not None}
+            old = self._serving(name)
             if not old:
                 self._set(name, [Entry(name=name, version=0, state=ModelState.LOADING)])
             have = {version: serving.identity for version, serving in old.items() if override is None}
@@ -111,12 +111,14 @@ class Rollout:
         """The model as a whole cannot be (re)loaded: what serves goes on."""
         _log.error("model %s: %s", name, reason)
         ready = [e for e in self._catalog.entries(name) if e.serving is not None]
-        self._forget(name, but=[e.serving for e in ready])
+        self._want(name, self._serving(name))
         entries = [_refused(name, entry.version, reason, entry.serving) for entry in ready]
         self._set(name, entries or [_refused(name, 0, reason, None)])
         return reason
 
     def _publish(self, name: str, versions: _Versions, old: Mapping[int, ServingModel], load_s: float) -> str:
+        """old: what served when the load began. An ensemble may have lost a part since, and with it its place."""
+        current = self._serving(name)
         entries: dict[int, Entry] = {}
         reasons: list[str] = []
         made = {
@@ -126,9 +128,9 @@ class Rollout:
         }
         for version, loaded in versions.items():
             if isinstance(loaded, LoadFailed):
-                entry = _refused(name, version, loaded.reason, old.get(version))
+                entry = _refused(name, version, loaded.reason, current.get(version))
             else:
-                entry = self._entry(made[version], old.get(version))
+                entry = self._entry(made[version], current.get(version))
             entries[version] = entry
             if entry.reason:
                 level = logging.INFO if entry.state is ModelState.LOADING else logging.ERROR
@@ -139,16 +141,14 @@ class Rollout:
                 reasons.append(loaded.reason if isinstance(loaded, LoadFailed) else entry.reason)
         if reasons:
             # Something was refused: the versions that would have made room for it stay.
-            for version, serving in old.items():
+            for version, serving in current.items():
                 if version not in entries:
                     entries[version] = Entry(name=name, version=version, state=ModelState.READY, serving=serving)
         kept = [entry.serving for entry in entries.values() if entry.serving is not None]
-        self._forget(name, but=[*made.values(), *kept])
         newest = {**{each.spec.version: each for each in kept}, **made}
-        if ensembles := {version: each for version, each in newest.items() if each.spec.steps}:
-            self._ensembles[name] = ensembles
+        self._want(name, newest)
         self._set(name, list(entries.values()))
-        self._leave(each for each in old.values() if each not in kept and each not in newest.values())
+        self._leave(each for each in current.values() if each not in kept and each not in newest.values())
         return "; ".join(reasons)
 
     def _make(self, loaded: LoadedVersion, load_s: float) -> ServingModel:
@@ -195,10 +195,12 @@ class Rollout:
         return Entry(name=name, version=version, state=state, reason=reason, needs=needs)
 
     def _bind(self, ensemble: ServingModel) -> tuple[ModelState, str, str]:
-        verdict = judge(ensemble.spec, self._catalog, f"{ensemble.spec.name}/{CONFIG_FILE}")
+        scheduler = ensemble.batcher
+        assert isinstance(scheduler, Ensemble)
+        verdict = judge(scheduler.spec, self._catalog, f"{ensemble.spec.name}/{CONFIG_FILE}")
         if verdict.state is ModelState.READY:
-            assert isinstance(ensemble.batcher, Ensemble)
-            ensemble.batcher.bind(verdict.models)
+            scheduler.bind(verdict.models)
+            ensemble.spec = labelled(scheduler.spec, [model.spec for model in verdict.models])
         return verdict.state, verdict.reason, verdict.needs
 
     def _set(self, name: str, entries: Sequence[Entry]) -> None:
@@ -207,37 +209,49 @@ class Rollout:
         self._settle(name)
 
     def _settle(self, name: str) -> None:
-        for user in self.users(name):
-            before = {entry.version: entry for entry in self._catalog.entries(user)}
-            after = dict(before)
-            for version, newest in self._ensembles[user].items():
-                current = before[version].serving if version in before else None
-                entry = self._entry(newest, current)
-                if current is None or entry.serving is not current:
-                    after[version] = entry  # else it goes on, with what its line says
-            if after == before:
-                continue
-            for version, entry in after.items():
-                if entry != before.get(version):
-                    level = logging.ERROR if entry.state is ModelState.UNAVAILABLE else logging.INFO
-                    _log.log(level, "ensemble %s version %s is %s%s", user, version, entry.state.value, _why(entry))
-            kept = [entry.serving for entry in after.values()]
-            newest_ones = self._ensembles[user].values()
-            gone = [each for each in self._serving(user).values() if each not in kept and each not in newest_ones]
-            self._catalog.publish(user, list(after.values()))
-            self._leave(gone)
-            # Reasons quote one another: only what changes for requests goes further.
-            if _seen(after) != _seen(before):
-                self._settle(user)
+        """Judge the ensembles that run on `name`, directly or not, until none changes for requests any more.
 
-    def _forget(self, name: str, *, but: Sequence[ServingModel | None] = ()) -> None:
-        """Ensembles that waited for a part and are wanted no more."""
+        Also where the model in between stays as it is: whether ensembles nest too deep depends on all of them.
+        """
+        above: list[str] = []
+        found = [name]
+        while found:
+            new = [user for user in self.users(found.pop()) if user not in above]
+            above += new
+            found += new
+        for _ in range(len(above) + 1):
+            changed = [self._judge_again(user) for user in above]
+            if not any(changed):
+                return
+
+    def _judge_again(self, user: str) -> bool:
+        """Whether an ensemble comes or goes by that, or another version of it serves."""
+        before = {entry.version: entry for entry in self._catalog.entries(user)}
+        after = dict(before)
+        for version, newest in self._ensembles[user].items():
+            current = before[version].serving if version in before else None
+            entry = self._entry(newest, current)
+            if current is None or entry.serving is not current:
+                after[version] = entry  # else it goes on, with what its line says
+        if after == before:
+            return False
+        for version, entry in after.items():
+            if entry != before.get(version):
+                level = logging.ERROR if entry.state is ModelState.UNAVAILABLE else logging.INFO
+                _log.log(level, "ensemble %s version %s is %s%s", user, version, entry.state.value, _why(entry))
+        staying = [*(entry.serving for entry in after.values()), *self._ensembles[user].values()]
+        gone = [each for each in self._serving(user).values() if each not in staying]
+        self._catalog.publish(user, list(after.values()))
+        self._leave(gone)
+        return _seen(after) != _seen(before)
+
+    def _want(self, name: str, newest: Mapping[int, ServingModel]) -> None:
+        """From now on these versions are followed, as far as they are ensembles; others that waited leave."""
         old = self._ensembles.pop(name, {})
-        kept = {version: each for version, each in old.items() if each in but}
-        if kept:
-            self._ensembles[name] = kept
-        serving = self._serving(name).values()
-        self._leave(each for each in old.values() if each not in but and each not in serving)
+        if ensembles := {version: each for version, each in newest.items() if each.spec.steps}:
+            self._ensembles[name] = ensembles
+        staying = [*newest.values(), *self._serving(name).values()]
+        self._leave(each for each in old.values() if each not in staying)
 
     # Leaving ----------------------------------------------------------------------------------------------------
 
@@ -245,7 +259,7 @@ class Rollout:
         """Take a model out of service; its requests in flight finish afterwards. False if it is not known."""
         async with self._lock(name):
             entries = self._catalog.entries(name)
-            self._forget(name)
+            self._want(name, {})
             if not entries:
                 return False
             gone = [
@@ -260,7 +274,7 @@ class Rollout:
         """The same for a model that has left its repository; nothing of it stays in the index."""
         async with self._lock(name):
             entries = self._catalog.entries(name)
-            self._forget(name)
+            self._want(name, {})
             if entries:
                 self._catalog.remove(name)
                 self._settle(name)

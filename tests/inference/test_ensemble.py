@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oriel_inference.batching.assemble import concatenate
 from oriel_inference.batching.call import Answer
 from oriel_inference.errors import (
     BackendFailed,
@@ -16,6 +17,7 @@ from oriel_inference.errors import (
     StepFailed,
 )
 from oriel_inference.model import QueueRules
+from oriel_wire.v2.messages import InferRequest, RequestedOutput
 
 from .ensembles import DIAMOND, Flights, ensemble, model, tensor
 
@@ -71,6 +73,42 @@ def test_tensors_are_passed_on_as_they_are(monkeypatch: pytest.MonkeyPatch) -> N
     assert np.shares_memory(taken["a"], sent)
     assert np.shares_memory(taken["b"], made["a"])
     assert np.shares_memory(flights.answer(number).outputs[0], made["b"])
+
+
+def test_a_batch_goes_into_the_next_step_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    flights = chain()
+    made: list[np.ndarray] = []
+    taken: list[np.ndarray] = []
+    first, second = flights.sessions["a"], flights.sessions["b"]
+
+    def makes(inputs, outputs, run=first.run):  # type: ignore[no-untyped-def]
+        made.append(run(inputs, outputs)[0])
+        return [made[-1]]
+
+    def takes(inputs, outputs, run=second.run):  # type: ignore[no-untyped-def]
+        taken.append(inputs["x"])
+        return run(inputs, outputs)
+
+    monkeypatch.setattr(first, "run", makes)
+    monkeypatch.setattr(second, "run", takes)
+    numbers = [flights.call(rows) for rows in (1, 3, 2)]
+    flights.settle()
+    assert taken[0].shape == (6, 2) and np.shares_memory(taken[0], made[0])
+    numbers += [flights.call(), flights.call(2), flights.call()]
+    flights.clock.run()  # a has them all
+    flights.leave(numbers.pop(4))  # a gap: what is left is gathered
+    flights.settle()
+    assert not np.shares_memory(taken[1], made[1])
+    assert [int(flights.answer(n).outputs[0][0, 0]) for n in numbers] == [4 * n for n in numbers]
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4)), min_size=1, max_size=5), st.sampled_from("ifOs"))
+def test_gathering_rows_is_concatenating_them(cuts: list[tuple[int, int]], kind: str) -> None:
+    base = np.arange(36).reshape(12, 3).astype({"i": np.int64, "f": np.float32, "O": object, "s": np.int16}[kind])
+    parts = [{"x": base[start : start + rows]} for start, rows in cuts]
+    gathered = concatenate(parts, [tensor("x", (3,))], batched=True)["x"]
+    np.testing.assert_array_equal(gathered, np.concatenate([part["x"] for part in parts]))
+    assert gathered.flags.c_contiguous and gathered.flags.aligned
 
 
 def test_the_deadline_the_band_the_tenant_and_the_level_go_with_every_step() -> None:
@@ -136,6 +174,21 @@ def test_what_is_used_up_is_dropped() -> None:
         flights.step()
     assert flights.ensemble._size_bytes == 4 * 2 * 8  # only the tensor between two steps
     flights.settle()
+    assert flights.at_rest()
+
+
+@pytest.mark.parametrize(
+    ("asked", "ran", "given"),
+    [(["left"], "ab", [4, None]), (["out"], "acd", [None, 8]), (["out", "left"], "abcd", [4, 8])],
+)
+def test_steps_that_no_requested_output_needs_do_not_run(asked: list[str], ran: str, given: list[int | None]) -> None:
+    flights = Flights(ensemble(DIAMOND))
+    request = InferRequest(model_name="e", outputs=[RequestedOutput(name) for name in asked])
+    flights.call()
+    number = flights.call(source=(request, None))
+    flights.settle()
+    assert [None if rows is None else int(rows[0, 0]) for rows in flights.answer(number).outputs] == given
+    assert "".join(name for name in "abcd" if sum(flights.batches(name)) == 2) == ran
     assert flights.at_rest()
 
 
@@ -265,6 +318,14 @@ def test_a_deadline_passes_while_a_step_waits_for_its_turn() -> None:
     assert flights.answer(first) and flights.batches("a") == [1] and flights.at_rest()
 
 
+def test_a_turn_that_comes_too_late_goes_to_the_next() -> None:
+    flights = Flights(ensemble(CHAIN[:1], outputs=["t"], max_inflight=1))
+    first, second, third = (flights.call() for _ in range(3))
+    flights.calls[first].reply = lambda _: flights.leave(second)  # it has the turn by now and has not run
+    flights.settle()
+    assert flights.answer(third) and flights.batches("a") == [1, 1] and flights.at_rest()
+
+
 # --- shapes -------------------------------------------------------------------------------------------------------
 
 
@@ -352,6 +413,18 @@ def test_statistics_and_the_answer_count_the_steps() -> None:
     assert flights.ensemble.statistics.failures[Outcome.DEADLINE] == 1
 
 
+def test_the_expected_wait_is_that_of_the_slowest_way_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    flights = Flights(ensemble(DIAMOND))
+    waits: dict[str, float | None] = {"a": 1.0, "b": 10.0, "c": 2.0, "d": 3.0}
+    for name, batcher in flights.batchers.items():
+        monkeypatch.setattr(batcher, "expected_wait_s", lambda band, name=name: waits[name])
+    assert flights.ensemble.expected_wait_s(0) == 11.0
+    waits["d"] = 30.0
+    assert flights.ensemble.expected_wait_s(0) == 33.0
+    waits["b"] = None
+    assert flights.ensemble.expected_wait_s(0) is None
+
+
 # --- conservation -------------------------------------------------------------------------------------------------
 
 scripts = st.lists(
@@ -378,7 +451,9 @@ def test_every_caller_gets_its_own_rows_exactly_once_under_any_order_of_events(
     for event in script:
         match event:
             case ("call", rows, timeout_s, band):
-                flights.call(rows, timeout_s=timeout_s, band=band, tenant="ab"[rows % 2], size_bytes=rows)
+                only_left = (InferRequest(model_name="e", outputs=[RequestedOutput("left")]), None)
+                more = {"tenant": "ab"[rows % 2], "size_bytes": rows, "source": only_left if rows == 3 else None}
+                flights.call(rows, timeout_s=timeout_s, band=band, **more)
             case ("leave", number) if number < len(flights.calls):
                 if not flights.replies[number]:
                     left.add(number)
@@ -404,7 +479,8 @@ def test_every_caller_gets_its_own_rows_exactly_once_under_any_order_of_events(
         assert call.finished
         for reply in flights.replies[number]:
             if isinstance(reply, Answer):
-                for rows, factor in zip(reply.outputs, (4, 8), strict=True):
+                asked = reply.outputs[:1] if call.rows == 3 else reply.outputs
+                for rows, factor in zip(asked, (4, 8), strict=call.rows != 3):
                     assert rows.shape[0] == call.rows and (rows == factor * number).all()
             else:
                 assert isinstance(reply, InferenceError) and not isinstance(reply, BackendFailed)

@@ -58,6 +58,7 @@ def test_what_triton_takes_is_taken(text: str) -> None:
         (config((("a", {}, {"y": "out"}),)), "step[0].input_map: is missing"),
         (config((("a", {"x": "in"}, {}),)), "step[0].output_map: is missing"),
         (config(ONE * 257), "more than 256 are given"),
+        (config((("a", {f"x{n}": "in" for n in range(1025)}, {"y": "out"}),)), "input_map: more than 1024 are given"),
         (
             config(ONE, inputs='name: "other" data_type: TYPE_FP32 dims: [ 4 ]'),
             "input_map['x']: nothing makes tensor 'in'",

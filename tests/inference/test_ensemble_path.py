@@ -1,9 +1,10 @@
 """Ensembles as their users see them: over the wire, through loads and updates."""
 
 import asyncio
+import contextlib
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,24 @@ def diamond(root: Path) -> None:
     put(root, "e", config(DIAMOND, outputs=["left", "out"]))
     nested: tuple[Step, ...] = (("e", {"in": "in"}, {"out": "half"}), ("a", {"x": "half"}, {"y": "end"}))
     put(root, "nested", config(nested, outputs=["end"]))
+
+
+X, Y = ((TensorInfo(name=name, datatype="FP32", shape=(-1, 4)),) for name in "xy")
+
+
+@contextlib.asynccontextmanager
+async def faked(root: Path, backends: Mapping[str, FakeBackend], mode: str, **more: Any) -> AsyncIterator[Served]:
+    """A server whose models wait at the gates of fakes."""
+    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+    settings = Settings(repositories=(root,), cores=2, control_mode=mode, drain_s=5.0, **ports, **more)
+    async with open_unit(settings, backends=backends.__getitem__, sink=ListSink()) as unit:
+        address = f"http://127.0.0.1:{unit.http_port}"
+        async with httpx.AsyncClient(base_url=address, trust_env=False, timeout=20) as client:
+            try:
+                yield Served(unit, client)
+            finally:
+                for backend in backends.values():
+                    backend.gate.open()
 
 
 async def infer(served: Served, name: str = "e") -> tuple[int, Any]:
@@ -95,7 +114,8 @@ async def test_unmodified_clients_use_an_ensemble_like_any_model(tmp_path: Path)
             assert shown["ensemble_scheduling"]["step"][0]["input_map"] == {"x": "in"}
             stats = client.get_inference_statistics("e")["model_stats"][0]
             assert stats["inference_count"] >= 4 and stats["inference_stats"]["compute_infer"]["count"] >= 2
-            assert client.get_inference_statistics("b")["model_stats"][0]["inference_count"] >= 4
+            counts = {name: client.get_inference_statistics(name)["model_stats"][0]["inference_count"] for name in "bc"}
+            assert counts == {"b": 2, "c": 6}  # once both outputs were asked for, then only what c makes
 
     def over_grpc(port: int) -> None:
         with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{port}") as client:
@@ -112,9 +132,18 @@ async def test_unmodified_clients_use_an_ensemble_like_any_model(tmp_path: Path)
         assert {line["name"] for line in (table if isinstance(table, list) else table["models"])} >= set("abcde")
 
 
+async def test_class_names_come_from_the_model_that_makes_the_output(tmp_path: Path) -> None:
+    part(tmp_path, "a", 2)
+    text = PART.replace('output [ { name: "y"', 'output [ { name: "y" label_filename: "names.txt"')
+    (part(tmp_path, "b", 3, text=text) / "names.txt").write_text("one\ntwo\nthree\nfour\n")
+    put(tmp_path, "e", config(CHAIN))
+    async with serving(tmp_path, "none") as served:
+        body = {**ROW, "outputs": [{"name": "out", "parameters": {"classification": 1}}]}
+        response = await served.client.post("/v2/models/e/infer", json=body)
+        assert response.json()["outputs"][0]["data"] == ["24.000000:3:four"]
+
+
 async def test_branches_that_wait_for_one_another_both_run(tmp_path: Path) -> None:
-    info = [TensorInfo(name=name, datatype="FP32", shape=(-1, 4)) for name in "xy"]
-    fake = FakeBackend(info[:1], info[1:])
     both = threading.Barrier(2)
     diamond(tmp_path)
 
@@ -131,19 +160,38 @@ async def test_branches_that_wait_for_one_another_both_run(tmp_path: Path) -> No
             session.run = waiting  # type: ignore[method-assign]
             return session
 
-    meets = Meets(info[:1], info[1:])
-    for name in "bc":
-        (tmp_path / name / "config.pbtxt").write_text('backend: "meets" ' + PART)
-    for name in "ad":
-        (tmp_path / name / "config.pbtxt").write_text('backend: "fake" ' + PART)
-    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
-    settings = Settings(repositories=(tmp_path,), cores=2, **ports)
-    find = {"meets": meets, "fake": fake}.__getitem__
-    async with open_unit(settings, backends=find, sink=ListSink()) as unit:  # type: ignore[arg-type]
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{unit.http_port}", trust_env=False) as client:
-            response = await client.post("/v2/models/e/infer", json=ROW)
-            assert response.status_code == 200
-            assert response.json()["outputs"][1]["data"] == [8, 16, 24, 32]
+    backends = {"meets": Meets(X, Y), "fake": FakeBackend(X, Y)}
+    for name, backend in zip("abcd", ("fake", "meets", "meets", "fake"), strict=True):
+        (tmp_path / name / "config.pbtxt").write_text(f'backend: "{backend}" ' + PART)
+    async with faked(tmp_path, backends, "none") as served:
+        response = await served.client.post("/v2/models/e/infer", json=ROW)
+        assert response.status_code == 200
+        assert response.json()["outputs"][1]["data"] == [8, 16, 24, 32]
+
+
+async def test_a_request_under_way_finishes_on_the_parts_it_began_with(tmp_path: Path) -> None:
+    backends = {"first": FakeBackend(X, Y), "second": FakeBackend(X, Y)}
+    for name, backend in zip("ab", backends, strict=True):
+        models.put(tmp_path, name, models.double(), f'backend: "{backend}" ' + PART)
+    put(tmp_path, "e", config(CHAIN))
+    async with faked(tmp_path, backends, "explicit", load_models=("e",)) as served, asyncio.TaskGroup() as group:
+        (old,) = backends["second"].sessions
+        warmed = len(old.batches)
+        gate = backends["first"].gate
+        gate.close()
+        request = group.create_task(infer(served))
+        await asyncio.to_thread(gate.wait_for_runs, 1)
+        models.put(tmp_path, "b", models.double(), version=2)
+        assert (await load(served, "b")).status_code == 200
+        assert (await load(served, "e", "unload")).status_code == 200
+        lines = await served.lines()
+        assert lines["b", "2"][0] == "READY" and lines["b", "1"][0] == lines["e", "1"][0] == "UNLOADING"
+        gate.open()
+        assert await request == (200, 4)
+        assert len(old.batches) == warmed + 1
+        async with asyncio.timeout(10):
+            while not old.closed:
+                await asyncio.sleep(0.01)
 
 
 async def test_a_sampled_request_shows_each_step_as_a_span(tmp_path: Path) -> None:
@@ -159,7 +207,8 @@ async def test_a_sampled_request_shows_each_step_as_a_span(tmp_path: Path) -> No
         outer = [span for span in spans.values() if span.parent_id == compute.context.span_id]
         assert [span.attributes["oriel.model"] for span in outer] == ["e", "a"]
         inner = [span for span in spans.values() if span.parent_id == outer[0].context.span_id]
-        assert sorted(str(span.attributes["oriel.model"]) for span in inner) == list("abcd")
+        # b makes nothing that is asked for
+        assert sorted(str(span.attributes["oriel.model"]) for span in inner) == list("acd")
         assert all(outer[0].start_s <= span.start_s <= span.end_s <= outer[0].end_s for span in inner)
 
 

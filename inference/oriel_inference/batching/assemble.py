@@ -22,7 +22,8 @@ def concatenate(
     """Stack requests along their first axis.
 
     parts: per request, name -> [rows, ...]. Result: name -> [sum(rows), ...], shaped as the runtime wants it, aligned
-    and contiguous. A single request is passed on without a copy where its memory allows.
+    and contiguous. A single request is passed on without a copy where its memory allows, and so are requests that are
+    consecutive rows of one array: what an ensemble's step made of a batch goes into the next step as it is.
     """
     batch: dict[str, Array] = {}
     for spec in inputs:
@@ -35,11 +36,38 @@ def concatenate(
                 # A view of a body starts anywhere; runtimes may read it in words.
                 array = array.copy()
         else:
-            array = np.concatenate([part[name] for part in parts])
+            arrays = [part[name] for part in parts]
+            rejoined = _rejoined(arrays)
+            array = np.concatenate(arrays) if rejoined is None else rejoined
         if spec.engine_dims is not None:
             array = array.reshape((array.shape[0], *spec.engine_dims) if batched else spec.engine_dims)
         batch[name] = array
     return batch
+
+
+def _rejoined(arrays: Sequence[Array]) -> Array | None:
+    """The array whose consecutive rows these are, from the first to the last; None if they are not."""
+    first = arrays[0]
+    base = first.base
+    if arrays[1].base is not base or not isinstance(base, np.ndarray) or not first.nbytes:
+        return None
+    if base.shape[1:] != first.shape[1:] or base.dtype != first.dtype or not base.flags.carray:
+        return None
+    start = following = _address(first)
+    for array in arrays:
+        if array.base is not base or array.shape[1:] != first.shape[1:] or array.dtype != first.dtype:
+            return None
+        if _address(array) != following or not array.flags.c_contiguous:
+            return None
+        following += array.nbytes
+    row = (start - _address(base)) // (first.nbytes // first.shape[0])
+    found: Array = base[row : row + sum([array.shape[0] for array in arrays])]
+    return found
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def split(

@@ -182,7 +182,7 @@ class Batcher:
     @property
     def is_short(self) -> bool:
         """Whether a batch would run on the loop now."""
-        return bool(self._idle) and self._is_inline(self._rows + 1)
+        return bool(self._idle) and self._experience.is_short(self._rows + 1)
 
     def submit(self, call: Call) -> None:
         """Queue `call`; its reply comes later on the loop, or now if it is refused."""

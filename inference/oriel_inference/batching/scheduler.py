@@ -20,6 +20,11 @@ class Scheduler(Protocol):
         ...
 
     @property
+    def is_short(self) -> bool:
+        """Whether a call that came now would run on the loop."""
+        ...
+
+    @property
     def pending(self) -> int:
         """Calls that wait."""
         ...

@@ -9,7 +9,7 @@ A tensor goes from a model with a batch dimension to one without, or back, if it
 of one: then the first dimension is dropped or added on the way (`fit_rank`).
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from oriel_inference.errors import ConfigInvalid, InvalidRequest
@@ -17,21 +17,34 @@ from oriel_inference.model import EnsembleStep, ModelSpec, TensorSpec
 from oriel_wire.v2.datatypes import quoted, shown
 from oriel_wire.v2.messages import Array
 
-__all__ = ["Graph", "check_flow", "check_models", "fit_rank"]
+__all__ = ["Choice", "Graph", "check_flow", "check_models", "fit_rank"]
 
 _SCHEDULING = "ensemble_scheduling"
+MAX_CHOICES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What some of the outputs need. steps: those that run. uses: tensor -> how many take it, the answer included; it
+    may be dropped after that.
+    """
+
+    steps: frozenset[int]
+    uses: Mapping[str, int]
 
 
 class Graph:
     """What the scheduler looks up.
 
-    consumers: tensor -> the steps that take it. needs: per step, how many different tensors it waits for. uses: tensor
-    -> how many take it, the ensemble's answer included; it may be dropped after that.
+    consumers: tensor -> the steps that take it. needs: per step, how many different tensors it waits for. makers: step
+    -> the steps that make its tensors, in an order in which makers come first.
     """
 
-    __slots__ = ("consumers", "needs", "uses")
+    __slots__ = ("_choices", "_steps", "consumers", "makers", "needs")
 
     def __init__(self, spec: ModelSpec) -> None:
+        self._steps = spec.steps
+        self._choices: dict[frozenset[str], Choice] = {}
         self.consumers: dict[str, list[int]] = {tensor.name: [] for tensor in spec.inputs}
         self.needs = [len(set(step.inputs.values())) for step in spec.steps]
         for index, step in enumerate(spec.steps):
@@ -39,8 +52,32 @@ class Graph:
                 self.consumers.setdefault(tensor, [])
             for tensor in sorted(set(step.inputs.values())):
                 self.consumers.setdefault(tensor, []).append(index)
-        answered = {output.name for output in spec.outputs}
-        self.uses = {tensor: len(steps) + (tensor in answered) for tensor, steps in self.consumers.items()}
+        made = {tensor: index for index, step in enumerate(spec.steps) for tensor in step.outputs.values()}
+        makers = [{made[each] for each in step.inputs.values() if each in made} for step in spec.steps]
+        self.makers: dict[int, set[int]] = {}
+        while len(self.makers) < len(makers):
+            able = [i for i, each in enumerate(makers) if i not in self.makers and each <= self.makers.keys()]
+            self.makers.update({index: makers[index] for index in able})
+
+    def choice(self, outputs: frozenset[str]) -> Choice:
+        """For these outputs of the ensemble."""
+        found = self._choices.get(outputs)
+        if found is None:
+            found = self._choose(outputs)
+            if len(self._choices) < MAX_CHOICES:
+                self._choices[outputs] = found
+        return found
+
+    def _choose(self, outputs: frozenset[str]) -> Choice:
+        wanted, steps = set(outputs), set[int]()
+        for index in reversed(self.makers):
+            if not wanted.isdisjoint(self._steps[index].outputs.values()):
+                wanted.update(self._steps[index].inputs.values())
+                steps.add(index)
+        # An output that is an input is made by none: then all run.
+        steps = steps or set(self.makers)
+        uses = {tensor: len(steps.intersection(by)) + (tensor in outputs) for tensor, by in self.consumers.items()}
+        return Choice(frozenset(steps), uses)
 
 
 def check_flow(inputs: Collection[str], outputs: Collection[str], steps: Sequence[EnsembleStep], file: str) -> None:

@@ -1,6 +1,7 @@
 """What an ensemble runs on now: the serving models of its steps, or what keeps it from running. Pure."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from oriel_inference.ensembles.graph import check_models
 from oriel_inference.errors import ConfigInvalid, InferenceError
@@ -8,7 +9,7 @@ from oriel_inference.lifecycle import Catalog, ServingModel
 from oriel_inference.model import ModelSpec, ModelState
 from oriel_wire.v2.datatypes import quoted
 
-__all__ = ["MAX_DEPTH", "Verdict", "judge"]
+__all__ = ["MAX_DEPTH", "Verdict", "judge", "labelled"]
 
 MAX_DEPTH = 8
 
@@ -38,6 +39,19 @@ def judge(spec: ModelSpec, catalog: Catalog, file: str) -> Verdict:
     except ConfigInvalid as invalid:
         return Verdict(state=ModelState.UNAVAILABLE, reason=invalid.reason)
     return Verdict(state=ModelState.READY, models=tuple(models))
+
+
+def labelled(spec: ModelSpec, models: Sequence[ModelSpec]) -> ModelSpec:
+    """An ensemble whose outputs without class names have those of the models that make them."""
+    known = {
+        step.outputs[output.name]: output.labels
+        for step, model in zip(spec.steps, models, strict=True)
+        for output in model.outputs
+        if output.name in step.outputs
+    }
+    return replace(
+        spec, outputs=tuple(replace(each, labels=each.labels or known.get(each.name, ())) for each in spec.outputs)
+    )
 
 
 def _missing(ensemble: str, model: str, version: str, catalog: Catalog) -> Verdict:

@@ -9,7 +9,9 @@ Rules.
 3. Every call is finished exactly once. Whatever ends it (its answer, a step's failure, its deadline, its caller) ends
    its other steps: they leave their queues, and rows of a running batch are dropped.
 4. A call keeps the versions it began with: one that is replaced meanwhile stays open until the call has ended.
-5. Tensors are passed on as they are. They are dropped when the last step that takes them has ended.
+5. Tensors are passed on as they are, and a batch whose rows go on together is not gathered anew. They are dropped when
+   the last step that takes them has ended.
+6. Steps that no requested output needs do not run.
 
 `max_inflight` bounds how often each step runs at once. What is over it waits here, in the usual order.
 
@@ -17,8 +19,11 @@ Owner and single writer: the loop.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import cast
+
+import numpy as np
 
 from oriel_inference.batching.call import Answer, BatchTimes, Call, StepRun
 from oriel_inference.clock import Clock, Timer
@@ -40,7 +45,7 @@ from oriel_inference.statistics import Statistics
 from oriel_policies.queue import Ticket
 from oriel_wire.context import CallContext
 from oriel_wire.errors import BadMessage
-from oriel_wire.v2.messages import Array, InferRequest, ParameterValue, Tensor
+from oriel_wire.v2.messages import Array, InferRequest, ParameterValue, RequestedOutput, Tensor
 
 __all__ = ["Ensemble"]
 
@@ -50,9 +55,10 @@ _log = logging.getLogger(__name__)
 class _Flight:
     """One call under way.
 
-    tensors: None for an optional input that the request left out. missing: per step, how many tensors it still waits
-    for. uses: tensor -> how many still take it. todo: steps that have not ended. waiting: step -> its ticket at the
-    turnstile. stages: seconds of compute input, infer and output, over all steps.
+    tensors: None for an optional input that the request left out, or an output that its model did. missing: per step,
+    how many tensors it still waits for. uses: tensor -> how many still take it. todo: steps that have not ended.
+    needed: the steps that run; outputs: the ensemble's outputs that are asked for.
+    waiting: step -> its ticket at the turnstile. stages: seconds of compute input, infer and output, over all steps.
     """
 
     __slots__ = (
@@ -61,6 +67,8 @@ class _Flight:
         "ended",
         "missing",
         "models",
+        "needed",
+        "outputs",
         "running",
         "size_bytes",
         "stages",
@@ -72,14 +80,17 @@ class _Flight:
         "waiting",
     )
 
-    def __init__(self, call: Call, models: Sequence[ServingModel], graph: Graph) -> None:
+    def __init__(self, call: Call, models: Sequence[ServingModel], graph: Graph, outputs: frozenset[str]) -> None:
         self.call = call
+        self.outputs = outputs
+        choice = graph.choice(outputs)
+        self.needed = choice.steps
         self.models = models
         self.size_bytes = call.ticket.size_bytes
         self.tensors: dict[str, Array | None] = {}
         self.missing = list(graph.needs)
-        self.uses = dict(graph.uses)
-        self.todo = len(models)
+        self.uses = dict(choice.uses)
+        self.todo = len(self.needed)
         self.running: dict[int, Call] = {}
         self.waiting: dict[int, Ticket] = {}
         self.timer: Timer | None = None
@@ -97,10 +108,13 @@ class _Flight:
 
 
 class Ensemble:
-    """max_items, max_bytes: calls under way and what they hold. `bind` comes before the first call."""
+    """max_items, max_bytes: calls under way and what they hold. `bind` comes before the first call.
+
+    statistics: counters to go on with, fresh ones by default.
+    """
 
     units = 0
-    pending = 0
+    is_short = False
 
     def __init__(
         self,
@@ -116,6 +130,7 @@ class Ensemble:
         self.models: tuple[ServingModel, ...] = ()
         self._graph = Graph(spec)
         self._inputs = frozenset(tensor.name for tensor in spec.inputs)
+        self._outputs = frozenset(tensor.name for tensor in spec.outputs)
         self._clock = clock
         self._max_items = max_items
         self._max_bytes = max_bytes
@@ -129,9 +144,24 @@ class Ensemble:
         self.models = tuple(models)
 
     @property
+    def pending(self) -> int:
+        """Steps that wait for their turn."""
+        return sum(len(turnstile) for turnstile in self._turnstiles)
+
+    @property
     def running(self) -> int:
         """Calls under way."""
         return len(self._flights)
+
+    def expected_wait_s(self, band: int) -> float | None:
+        """Seconds a call of `band` that came now would wait in its steps' queues; None if that is not known."""
+        after: dict[int, float] = {}
+        for index, makers in self._graph.makers.items():
+            wait_s = self.models[index].batcher.expected_wait_s(band)
+            if wait_s is None:
+                return None
+            after[index] = wait_s + max((after[each] for each in makers), default=0.0)
+        return max(after.values())
 
     def submit(self, call: Call) -> None:
         """Take `call`; its reply comes later on the loop, or now if it is refused."""
@@ -149,13 +179,8 @@ class Ensemble:
         """Nothing waits at an ensemble itself: what waits stands in its models' queues."""
         return [(0, 0, self.expected_wait_s(0))]
 
-    def expected_wait_s(self, band: int) -> float | None:
-        """The longest that is expected at any of its models; None if nothing is known of any."""
-        known = [each for model in self.models if (each := model.batcher.expected_wait_s(band)) is not None]
-        return max(known, default=None)
-
     def leave(self, call: Call) -> bool:
-        """The caller went away: no reply. Every step of it leaves at once. False if it had its reply before."""
+        """The caller went away: no reply. Every step of it leaves at once. False if the call had its reply before."""
         flight = self._flights.get(call)
         if flight is None or call.finished:
             return False
@@ -181,7 +206,7 @@ class Ensemble:
         )
 
     def _begin(self, call: Call) -> None:
-        flight = _Flight(call, self.models, self._graph)
+        flight = _Flight(call, self.models, self._graph, self._asked(call))
         self._flights[call] = flight
         self._size_bytes += flight.size_bytes
         for model in flight.models:
@@ -195,13 +220,17 @@ class Ensemble:
             ready += self._arrived(flight, tensor.name, array)
         self._start(flight, ready)
 
+    def _asked(self, call: Call) -> frozenset[str]:
+        asked = call.source[0].outputs if call.source is not None else None
+        return frozenset([output.name for output in asked]) if asked else self._outputs
+
     def _arrived(self, flight: _Flight, tensor: str, array: Array | None) -> list[int]:
         """A tensor exists; the steps that waited for nothing else."""
         flight.tensors[tensor] = array
         ready: list[int] = []
         for index in self._graph.consumers[tensor]:
             flight.missing[index] -= 1
-            if not flight.missing[index]:
+            if not flight.missing[index] and index in flight.needed:
                 ready.append(index)
         return ready
 
@@ -244,7 +273,7 @@ class Ensemble:
             size_bytes=sum([array.nbytes for array in fitted.inputs.values()]),
             level=fitted.level,
             admitted=True,
-            source=self._source(outer, request) if model.wants_source else None,
+            source=self._source(outer, request, step.outputs) if model.wants_source else None,
         )
         flight.running[index] = call
         model.batcher.submit(call)
@@ -257,18 +286,28 @@ class Ensemble:
             source = step.inputs.get(known.name)
             array = None if source is None else flight.tensors[source]
             if source is not None and array is not None:
+                if not array.flags.c_contiguous:  # a model may answer with any view of its own
+                    array = np.ascontiguousarray(array)
                 array = fit_rank(array, known.dims, batched=spec.batched, tensor=source)
                 tensors.append(Tensor(known.name, known.datatype, array.shape, array))
         level = flight.call.level
         parameters: dict[str, ParameterValue] = {"priority": level} if level else {}
         return InferRequest(model_name=spec.name, inputs=tensors, parameters=parameters)
 
-    def _source(self, outer: Call, request: InferRequest) -> tuple[InferRequest, CallContext] | None:
+    def _source(
+        self, outer: Call, request: InferRequest, mapped: Iterable[str]
+    ) -> tuple[InferRequest, CallContext] | None:
         """The step as its client's request, for models that want to know on whose behalf they run."""
         if outer.source is None:
             return None
         asked, context = outer.source
-        step = replace(asked, model_name=request.model_name, model_version="", inputs=request.inputs, outputs=None)
+        step = replace(
+            asked,
+            model_name=request.model_name,
+            model_version="",
+            inputs=request.inputs,
+            outputs=[RequestedOutput(name) for name in mapped],
+        )
         return step, context
 
     def _replied(self, flight: _Flight, index: int, queued_s: float, result: Answer | InferenceError) -> None:
@@ -289,13 +328,14 @@ class Ensemble:
         ready: list[int] = []
         for known, array in zip(model.spec.outputs, result.outputs, strict=True):
             tensor = step.outputs.get(known.name, "")
-            if tensor and array is None:
-                error = BackendFailed(f"it gave no output {known.name[:64]!r}")
-                self._fail(flight, StepFailed(self.spec.name, step.model, error))
-                return
-            if tensor:
-                flight.size_bytes += array.nbytes
-                self._size_bytes += array.nbytes
+            if tensor and flight.uses[tensor]:
+                if array is None:
+                    error = BackendFailed(f"it gave no output {known.name[:64]!r}")
+                    self._fail(flight, StepFailed(self.spec.name, step.model, error))
+                    return
+                size = _nbytes(array)
+                flight.size_bytes += size
+                self._size_bytes += size
                 ready += self._arrived(flight, tensor, array)
         if flight.todo:
             self._start(flight, ready)
@@ -306,17 +346,19 @@ class Ensemble:
         flight.uses[tensor] -= 1
         if flight.uses[tensor] or tensor in self._inputs:
             return  # the request holds its own to its end
-        array = flight.tensors.pop(tensor)
-        assert array is not None
-        flight.size_bytes -= array.nbytes
-        self._size_bytes -= array.nbytes
+        size = _nbytes(flight.tensors.pop(tensor))
+        flight.size_bytes -= size
+        self._size_bytes -= size
 
     # Endings ----------------------------------------------------------------------------------------------------
 
     def _answer(self, flight: _Flight) -> None:
         call, now = flight.call, self._clock.now()
         try:
-            outputs = [self._output(flight, number) for number in range(len(self.spec.outputs))]
+            outputs = [
+                self._output(flight, number) if output.name in flight.outputs else None
+                for number, output in enumerate(self.spec.outputs)
+            ]
         except InferenceError as error:
             self._fail(flight, error)
             return
@@ -328,14 +370,14 @@ class Ensemble:
         self.statistics.executed(stages, 1)
         self.statistics.succeeded(call.rows, queue_s=began - call.arrived_s, total_s=now - call.arrived_s)
         times = BatchTimes(began, began, now, now, call.rows)
-        self._reply(call, Answer(outputs, times, flight.cost_us, flight.steps))
+        self._reply(call, Answer(cast(list[Array], outputs), times, flight.cost_us, flight.steps))
 
     def _output(self, flight: _Flight, number: int) -> Array:
         spec = self.spec.outputs[number]
         batched = self.spec.batched
         array = flight.tensors[spec.name]
         if array is None:
-            raise BackendFailed(f"output {spec.name[:64]!r} is an optional input that the request left out")
+            raise BackendFailed(f"ensemble {self.spec.name!r} got no output {spec.name[:64]!r}")
         engine_dims = spec.dims if spec.engine_dims is None else spec.engine_dims
         array = fit_rank(array, engine_dims, batched=batched, tensor=spec.name)
         if spec.engine_dims is not None:
@@ -400,3 +442,7 @@ class Ensemble:
         except Exception:
             # Whoever made this call end has other calls to see to.
             _log.exception("ensemble %s: an answer could not be delivered", self.spec.name)
+
+
+def _nbytes(array: Array | None) -> int:
+    return 0 if array is None else array.nbytes

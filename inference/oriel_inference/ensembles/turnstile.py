@@ -21,6 +21,10 @@ class Turnstile(Generic[Waiter]):
         self._free = limit
         self._waiting = SlaQueue(max_items=0, max_bytes=0)
 
+    def __len__(self) -> int:
+        """Who waits."""
+        return len(self._waiting)
+
     def enter(self) -> bool:
         """Take a turn if one is free."""
         if not self._free:

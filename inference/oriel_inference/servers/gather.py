@@ -10,8 +10,8 @@ Only for models whose batches run on the loop; for others a call is worth more i
 
 from collections.abc import Callable
 
-from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.call import Call
+from oriel_inference.batching.scheduler import Scheduler
 
 __all__ = ["Gather"]
 
@@ -29,12 +29,12 @@ class Gather:
     def __init__(self, now: Callable[[], float], call_soon: Callable[[Callable[[], None]], object]) -> None:
         self._now = now
         self._call_soon = call_soon
-        self._waiting: list[tuple[Batcher, Call]] = []
+        self._waiting: list[tuple[Scheduler, Call]] = []
         self._began_s = 0.0
         self._turned_s = 0.0
         self._idle_turns = 0
 
-    def submit(self, batcher: Batcher, call: Call) -> None:
+    def submit(self, batcher: Scheduler, call: Call) -> None:
         """Submit `call` to `batcher` now or soon; not at all if it is finished meanwhile (its caller left)."""
         if not batcher.is_short:
             batcher.submit(call)

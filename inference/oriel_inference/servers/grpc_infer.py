@@ -39,10 +39,13 @@ _Ended = tuple[Completion, bytes | None]
 class _Known:
     """What was found about the requests of one head. picks: positions of the outputs asked for."""
 
-    __slots__ = ("answers", "fitted", "picks", "serving")
+    __slots__ = ("answers", "fitted", "picks", "request", "serving")
 
-    def __init__(self, serving: ServingModel, fitted: Fitted, picks: Sequence[int], answers: RawAnswers) -> None:
+    def __init__(
+        self, serving: ServingModel, request: InferRequest, fitted: Fitted, picks: Sequence[int], answers: RawAnswers
+    ) -> None:
         self.serving = serving
+        self.request = replace(request, inputs=[])
         # The arrays would keep the whole message in memory.
         self.fitted = replace(fitted, inputs={})
         self.picks = picks
@@ -146,7 +149,16 @@ class GrpcInfer:
             ended.set_result((completion, answer))
 
         inputs = head.arrays(data, pieces)
-        call = dataplane.call(serving, fitted, inputs, ctx, queued_s=queued_s, size_bytes=len(data), finish=reply)
+        call = dataplane.call(
+            serving,
+            fitted,
+            inputs,
+            ctx,
+            queued_s=queued_s,
+            size_bytes=len(data),
+            finish=reply,
+            request=known.request,
+        )
         self._gathering().submit(serving.batcher, call)
 
         def leave() -> None:
@@ -183,7 +195,7 @@ class GrpcInfer:
         if found is not None and serving.recognises and (picks := _picks(serving, request)) is not None:
             outputs = [(serving.spec.outputs[pick].name, serving.spec.outputs[pick].datatype) for pick in picks]
             answers = RawAnswers(serving.spec.name, serving.version, outputs)
-            found[0].note = _Known(serving, serving.fitter.fit(request), picks, answers)
+            found[0].note = _Known(serving, request, serving.fitter.fit(request), picks, answers)
         return leave
 
 

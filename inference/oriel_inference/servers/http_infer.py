@@ -5,6 +5,7 @@ Such a request is what that one was with other numbers: it fits, and its answer 
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from oriel_inference.backends import Outputs
 from oriel_inference.batching.call import Answer
@@ -41,7 +42,7 @@ class _Known:
     __slots__ = ("answers", "fitted", "picks")
 
     def __init__(self, fitted: Fitted, picks: list[int], answers: _Answers) -> None:
-        self.fitted = fitted
+        self.fitted = replace(fitted, inputs={})
         self.picks = picks
         self.answers = answers
 

@@ -12,6 +12,7 @@ which refuses it in its own words. Learning costs a decode, so it happens when a
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from struct import Struct
 from struct import error as StructError
 from typing import Any, cast
@@ -40,7 +41,7 @@ _documents = DocumentDecoder(InferDocument, "inputs", "input")
 
 
 class Template:
-    """One known text. request: what it says, with the numbers it was learned from; do not change it.
+    """One known text. request: what it says, without its inputs, which would keep a whole body; do not change it.
 
     Whoever serves the request keeps its own findings in `note`.
     """
@@ -48,7 +49,7 @@ class Template:
     __slots__ = ("note", "request")
 
     def __init__(self, request: InferRequest) -> None:
-        self.request = request
+        self.request = replace(request, inputs=[])
         self.note: Any = None
 
 
