@@ -25,6 +25,7 @@ from oriel_inference.lifecycle import Catalog
 from oriel_inference.log_settings import LogSettings
 from oriel_inference.repository.check import CheckProcess
 from oriel_inference.repository.load import LoadedVersion
+from oriel_inference.repository.metrics_config import first_response_buckets
 from oriel_inference.servers.access_log import AccessLog
 from oriel_inference.servers.control import control_app
 from oriel_inference.servers.encoding import Encodings
@@ -34,7 +35,7 @@ from oriel_inference.servers.meter import Meter
 from oriel_inference.servers.peers import TrustedPeers
 from oriel_inference.servers.surface import Surface
 from oriel_inference.settings import Settings
-from oriel_inference.statistics import Ledger
+from oriel_inference.statistics import FIRST_RESPONSE_MS, Ledger
 from oriel_inference.stores.local import LocalStore
 from oriel_wire.engine.buffered import HttpLimits
 from oriel_wire.engine.buffered import serve as serve_http
@@ -96,6 +97,8 @@ async def open_unit(
         raise StartFailed(f"{failure.reason}: pass --model-repository DIR") from failure
 
     def make_batcher(loaded: LoadedVersion) -> Batcher:
+        statistics = ledger.open(loaded.spec.name, loaded.spec.version)
+        statistics.first_response_buckets(first_response_buckets(loaded.config) or FIRST_RESPONSE_MS)
         batcher = Batcher(
             loaded.spec,
             loaded.sessions,
@@ -106,7 +109,7 @@ async def open_unit(
             units=1 if loaded.spec.decoupled else loaded.units,
             max_items=settings.max_queue_items,
             max_bytes=settings.max_queue_bytes,
-            statistics=ledger.open(loaded.spec.name, loaded.spec.version),
+            statistics=statistics,
         )
         if loaded.run_s is not None:
             batcher.curve.observe(1, loaded.run_s)

@@ -14,13 +14,22 @@ import logging
 import shutil
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from oriel_inference.backends import Backend
 from oriel_inference.batching.batcher import Batcher
-from oriel_inference.errors import ControlRefused, InferenceError, LoadFailed, LoadRefused, ServerStopping, UnknownModel
+from oriel_inference.errors import (
+    ConfigInvalid,
+    ControlRefused,
+    InferenceError,
+    LoadFailed,
+    LoadRefused,
+    ServerStopping,
+    UnknownModel,
+)
 from oriel_inference.lifecycle import Catalog, Entry, ServingModel
 from oriel_inference.model import ModelState
 from oriel_inference.repository.check import CheckProcess
@@ -37,6 +46,7 @@ _log = logging.getLogger(__name__)
 OUTAGE_POLL_S = 10.0
 CHECK_IDLE_S = 3.0
 LEAVE_POLL_S = 0.02
+MAX_FAILED_NAMES = 4096
 
 # A model's stores and what its files look like in them; None: in no store.
 _Look = tuple[tuple[Fingerprint, ...], tuple[ModelStore, ...]] | None
@@ -74,7 +84,13 @@ class ModelControl:
         self._applied: dict[str, _Look] = {}
         self._seen: dict[str, _Look] = {}
         self._outage = False
+        self.failed_loads: Counter[tuple[str, str]] = Counter()  # (model, kind of reason) -> times
         self._last_load = 0.0
+
+    @property
+    def repository_up(self) -> bool:
+        """Whether the last look at the repository found one that can be read."""
+        return not self._outage
 
     # Start and stop ---------------------------------------------------------------------------------------------
 
@@ -287,11 +303,11 @@ class ModelControl:
                     have=have,
                 )
             except LoadFailed as failure:
-                return self._refuse(name, failure.reason)
+                return self._refuse(name, failure.reason, kind=_kind(failure))
             except Exception:
                 # One model's surprise must not keep the others from serving.
                 _log.exception("model %s could not be loaded", name)
-                return self._refuse(name, "the model could not be loaded, the server's log says why")
+                return self._refuse(name, "the model could not be loaded, the server's log says why", kind="internal")
             finally:
                 self._end_check_later()
             return self._publish(name, versions, old, time.monotonic() - began)
@@ -306,6 +322,7 @@ class ModelControl:
                 entries[version] = Entry(name=name, version=version, state=ModelState.READY, serving=old[version])
             else:
                 reasons.append(loaded.reason)
+                self._count_failure(name, _kind(loaded))
                 entries[version] = _refused(name, version, loaded.reason, old.get(version))
         if reasons:
             # Something was refused: the versions that would have made room for it stay.
@@ -317,12 +334,17 @@ class ModelControl:
         self._leave(serving for serving in old.values() if id(serving) not in kept)
         return "; ".join(reasons)
 
-    def _refuse(self, name: str, reason: str) -> str:
+    def _refuse(self, name: str, reason: str, *, kind: str = "repository") -> str:
         """The model as a whole cannot be (re)loaded: what serves goes on."""
+        self._count_failure(name, kind)
         ready = [e for e in self._catalog.entries(name) if e.serving is not None]
         entries = [_refused(name, entry.version, reason, entry.serving) for entry in ready]
         self._catalog.publish(name, entries or [_refused(name, 0, reason, None)])
         return reason
+
+    def _count_failure(self, name: str, kind: str) -> None:
+        known = (name, kind) in self.failed_loads or len(self.failed_loads) < MAX_FAILED_NAMES
+        self.failed_loads[name if known else "", kind] += 1
 
     def _ready(self, loaded: LoadedVersion, load_s: float) -> Entry:
         serving = ServingModel(
@@ -372,6 +394,10 @@ class ModelControl:
                 session.close()
         self._catalog.leaving.remove(serving)
         _log.info("model %s version %s has left", serving.spec.name, serving.version)
+
+
+def _kind(failure: LoadFailed) -> str:
+    return "config" if isinstance(failure, ConfigInvalid) else "model"
 
 
 def _refused(name: str, version: int, reason: str, serving: ServingModel | None) -> Entry:

@@ -121,10 +121,10 @@ def test_engine_that_a_configuration_names_but_nobody_installed_is_refused(tmp_p
 
 
 def test_settings_without_effect_are_warned_about() -> None:
-    config = parse('optimization { cuda { graphs: true } } metric_tags [ { key: "a" value: "b" } ]', FILE)
+    config = parse("optimization { eager_batching: true cuda { graphs: true } }", FILE)
     assert validate(config, "double", FILE) == [
-        "metric_tags has no effect here",
         "optimization.cuda has no effect here",
+        "optimization.eager_batching has no effect here",
     ]
 
 

@@ -19,6 +19,7 @@ from oriel_inference.batching.call import BatchTimes, Call
 from oriel_inference.clock import Clock
 from oriel_inference.errors import BackendFailed, InferenceError
 from oriel_inference.model import ModelSpec
+from oriel_inference.statistics import Statistics
 from oriel_wire.v2.messages import Array
 
 __all__ = ["Relay", "execute_stream"]
@@ -33,10 +34,14 @@ MAX_S = 600.0
 class Relay:
     """From one worker to the loop. fail: ends the call with an error, on the loop."""
 
-    def __init__(self, call: Call, clock: Clock, fail: Callable[[Call, InferenceError], None]) -> None:
+    def __init__(
+        self, call: Call, clock: Clock, fail: Callable[[Call, InferenceError], None], statistics: Statistics
+    ) -> None:
         self._call = call
         self._clock = clock
         self._fail = fail
+        self._statistics = statistics
+        self._delivered = 0
         self._condition = threading.Condition()
         self._ahead = 0
         self._closed = False
@@ -47,15 +52,22 @@ class Relay:
         """Nobody waits for more."""
         return self._closed
 
-    def send(self, outputs: Sequence[Array]) -> bool:
-        """Hand one response over, waiting for room; False if nobody wants it any more."""
+    def send(self, outputs: Sequence[Array], infer_s: float, output_s: float) -> bool:
+        """Hand one response over, waiting for room; False if nobody wants it any more.
+
+        infer_s, output_s: what it took to compute and to make ready.
+        """
         with self._condition:
             self._condition.wait_for(lambda: self._ahead < AHEAD or self._closed)
             if self._closed:
                 return False
             self._ahead += 1
-        self._clock.call_from_thread(lambda: self._deliver(outputs))
+        self._clock.call_from_thread(lambda: self._deliver(outputs, infer_s, output_s))
         return True
+
+    def end(self, infer_s: float, *, failed: bool) -> None:
+        """There is no further response, after `infer_s` since the last one."""
+        self._clock.call_from_thread(lambda: self._ended(infer_s, failed))
 
     # The loop's side --------------------------------------------------------------------------------------------
 
@@ -70,11 +82,29 @@ class Relay:
             self._ahead -= 1
             self._condition.notify()
 
-    def _deliver(self, outputs: Sequence[Array]) -> None:
+    def _ended(self, infer_s: float, failed: bool) -> None:
+        response = self._statistics.response(self._delivered)
+        if response is None:
+            return
+        if self._closed:
+            response.cancel.add(infer_s)
+            return
+        response.infer.add(infer_s)
+        (response.fail if failed else response.empty).add(infer_s)
+
+    def _deliver(self, outputs: Sequence[Array], infer_s: float, output_s: float) -> None:
         call = self._call
         if call.finished or call.emit is None:
             return
         now = self._clock.now()
+        if not self._delivered:
+            self._statistics.first_response.observe((now - call.arrived_s) * 1000.0)
+        response = self._statistics.response(self._delivered)
+        self._delivered += 1
+        if response is not None:
+            response.infer.add(infer_s)
+            response.output.add(output_s)
+            response.success.add(infer_s + output_s)
         call.deadline = max(call.deadline, min(call.arrived_s + MAX_S, now + IDLE_S))
         try:
             call.emit(outputs, self._consumed)
@@ -94,23 +124,28 @@ def execute_stream(
     now: Callable[[], float],
 ) -> Outcome:
     """Run `call` and relay its responses; blocks, never raises. The outcome has no rows, they were sent."""
-    started = now()
+    started = since = now()
     try:
         batch = concatenate([call.inputs], spec.inputs, batched=spec.batched)
-        assembled = now()
+        assembled = since = now()
         with closing(session.stream(batch, names, relay.cancelled)) as responses:
             for arrays in responses:
+                computed = now()
                 outputs = [
                     reshaped(array, output, array.shape[0] if spec.batched else 0)
                     for array, output in zip(arrays, spec.outputs, strict=True)
                 ]
-                if not relay.send(outputs):
+                if not relay.send(outputs, computed - since, now() - computed):
                     break
+                since = now()  # waiting for the reader is not the model's
     except InferenceError as error:
+        relay.end(now() - since, failed=True)
         return error
     except Exception:
         # The instance must live on, whatever a runtime throws.
         _log.exception("model %s: a stream failed unexpectedly", spec.name)
+        relay.end(now() - since, failed=True)
         return BackendFailed("the model failed inside the server")
     ended = now()
+    relay.end(ended - since, failed=False)
     return [[]], BatchTimes(started, assembled, ended, ended, call.rows)

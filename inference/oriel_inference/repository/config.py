@@ -7,6 +7,7 @@ what only tunes an engine it does not have is ignored with a warning.
 from collections.abc import Callable, Iterable, Sequence
 
 from oriel_inference.errors import ConfigInvalid
+from oriel_inference.repository.metrics_config import check_metrics
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import from_config_name
 from oriel_wire.v2.metadata import parse_config_text
@@ -54,6 +55,7 @@ def validate(config: pb.ModelConfig, model: str, file: str) -> list[str]:
         _dynamic_batching(config.dynamic_batching, config.max_batch_size, refuse)
     if any(version < 1 for version in config.version_policy.specific.versions):
         raise refuse("version_policy.specific.versions", "versions are positive numbers")
+    check_metrics(config, refuse)
     return _without_effect(config)
 
 
@@ -192,8 +194,6 @@ def _without_effect(config: pb.ModelConfig) -> list[str]:
     ignored = {
         "runtime": bool(config.runtime),
         "cc_model_filenames": bool(config.cc_model_filenames),
-        "model_metrics": config.HasField("model_metrics"),
-        "metric_tags": bool(config.metric_tags),
         "dynamic_batching (the model is decoupled)": (
             config.model_transaction_policy.decoupled and config.HasField("dynamic_batching")
         ),
