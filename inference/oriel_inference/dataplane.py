@@ -4,16 +4,18 @@
 no task per request.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from oriel_inference.batching.call import Answer, Call
+from oriel_inference.batching.call import Answer, Call, Reply
+from oriel_inference.batching.call import Emit as CallEmit
 from oriel_inference.classification import top_classes
 from oriel_inference.errors import CallerLeft, InferenceError, NotSupported
+from oriel_inference.fitting import Fitted
 from oriel_inference.lifecycle import Catalog, ServingModel
 from oriel_wire.context import CallContext
 from oriel_wire.v2.messages import Array, InferRequest, InferResponse, Tensor
 
-__all__ = ["Completion", "Dataplane", "Emit"]
+__all__ = ["Completion", "Dataplane", "Emit", "respond"]
 
 Emit = Callable[[InferResponse, Callable[[], None]], None]
 
@@ -49,7 +51,7 @@ class Dataplane:
 
     def __init__(self, catalog: Catalog, now: Callable[[], float]) -> None:
         self._catalog = catalog
-        self._now = now
+        self.now = now
 
     def infer(
         self,
@@ -73,12 +75,8 @@ class Dataplane:
             raise NotSupported(
                 f"model {serving.spec.name!r} is decoupled, its responses come on ModelStreamInfer or generate_stream"
             )
-        now = self._now()
+        now = self.now()
         fitted = serving.fitter.fit(request)
-        queue = serving.spec.queue
-        deadline = ctx.deadline
-        if fitted.timeout_s is not None and now + fitted.timeout_s < deadline:
-            deadline = now + fitted.timeout_s
 
         def finish(result: Answer | InferenceError) -> None:
             if isinstance(result, InferenceError):
@@ -94,19 +92,9 @@ class Dataplane:
                 return
             reply(Completion(now, serving, fitted.rows, response=response, answer=result))
 
-        call = Call(
-            inputs=fitted.inputs,
-            rows=fitted.rows,
-            signature=fitted.signature,
-            arrived_s=now,
-            deadline=deadline,
-            give_up_s=None if queue.timeout_s is None else now + queue.timeout_s,
-            reply=finish,
-            band=ctx.band,
-            tenant=ctx.tenant,
-            size_bytes=size_bytes,
-            level=fitted.level,
-            emit=_relayed(serving, request, emit) if decoupled and emit is not None else None,
+        relayed = _relayed(serving, request, emit) if decoupled and emit is not None else None
+        call = self.call(
+            serving, fitted, fitted.inputs, ctx, queued_s=now, size_bytes=size_bytes, finish=finish, emit=relayed
         )
         serving.batcher.submit(call)
 
@@ -115,6 +103,38 @@ class Dataplane:
                 left(Completion(now, serving, fitted.rows, error=CallerLeft()))
 
         return leave
+
+    def call(
+        self,
+        serving: ServingModel,
+        fitted: Fitted,
+        inputs: Mapping[str, Array],
+        ctx: CallContext,
+        *,
+        queued_s: float,
+        size_bytes: int,
+        finish: Reply,
+        emit: CallEmit | None = None,
+    ) -> Call:
+        """A request that fits as its model's batcher sees it. inputs: in place of those it was fitted with."""
+        give_up_s = serving.spec.queue.timeout_s
+        deadline = ctx.deadline
+        if fitted.timeout_s is not None and queued_s + fitted.timeout_s < deadline:
+            deadline = queued_s + fitted.timeout_s
+        return Call(
+            inputs=inputs,
+            rows=fitted.rows,
+            signature=fitted.signature,
+            arrived_s=queued_s,
+            deadline=deadline,
+            give_up_s=None if give_up_s is None else queued_s + give_up_s,
+            reply=finish,
+            band=ctx.band,
+            tenant=ctx.tenant,
+            size_bytes=size_bytes,
+            level=fitted.level,
+            emit=emit,
+        )
 
 
 def _relayed(

@@ -54,7 +54,9 @@ def test_more_work_never_waits_less_and_larger_batches_are_never_slower(
     assert (first is None or first >= 0.0) and (first is None or second is None or first <= second)
 
 
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 9), st.sampled_from(["pop", "remove", "keep"])), max_size=60))
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(1, 9), st.sampled_from(["pop", "remove", "keep"])), max_size=60)
+)
 def test_rows_ahead_are_those_of_the_tickets_that_wait(steps: list[tuple[int, int, str]]) -> None:
     queue = SlaQueue(max_items=20, max_bytes=1 << 20)
     waiting: list[Ticket] = []

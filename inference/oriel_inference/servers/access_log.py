@@ -18,8 +18,9 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from oriel_inference.dataplane import Completion
-from oriel_inference.errors import Outcome
+from oriel_inference.batching.call import Answer
+from oriel_inference.errors import InferenceError, Outcome
+from oriel_inference.lifecycle import ServingModel
 from oriel_inference.servers.statuses import status_number
 from oriel_wire.context import CallContext
 from oriel_wire.errors import StartFailed
@@ -92,37 +93,27 @@ class AccessLog:
         return self._refused + self._failed
 
     def finished(
-        self, ctx: CallContext, completion: Completion, received_s: float, ended_s: float, protocol: str, size: int
+        self,
+        ctx: CallContext,
+        serving: ServingModel,
+        rows: int,
+        queued_s: float,
+        received_s: float,
+        ended_s: float,
+        protocol: str,
+        size: int,
+        answer: Answer | None,
+        error: InferenceError | None,
     ) -> None:
         """A request that had come to a version of a model."""
-        if len(self._notes) >= self._max_queued:
-            self._refused += 1
-            return
-        answer, error, serving = completion.answer, completion.error, completion.serving
-        if answer is None:
-            queued_s, computed_s = ended_s - completion.queued_s, -1.0
-        else:
+        waited_s, computed_s = ended_s - queued_s, -1.0
+        if answer is not None:
             times = answer.times
-            queued_s, computed_s = times.started_s - completion.queued_s, times.split_s - times.started_s
+            waited_s, computed_s = times.started_s - queued_s, times.split_s - times.started_s
+        name, version = serving.spec.name, serving.version
         outcome = Outcome.OK if error is None else error.outcome
         total_s = ended_s - received_s
-        self._notes.append(
-            (
-                ended_s,
-                ctx,
-                "",
-                serving.spec.name,
-                serving.version,
-                protocol,
-                outcome,
-                0,
-                completion.rows,
-                queued_s,
-                computed_s,
-                total_s,
-                size,
-            )
-        )
+        self._put((ended_s, ctx, "", name, version, protocol, outcome, 0, rows, waited_s, computed_s, total_s, size))
 
     def refused(
         self,

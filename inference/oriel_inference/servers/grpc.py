@@ -20,7 +20,7 @@ from oriel_inference.servers.stream import StreamFrontend
 from oriel_inference.servers.surface import EXTENSIONS, SERVER_NAME, SERVER_VERSION, Surface
 from oriel_inference.servers.trail import Trail
 from oriel_wire.errors import BadMessage, StartFailed
-from oriel_wire.orca import LOAD_FORMAT
+from oriel_wire.orca import LOAD_FORMAT, report_form
 from oriel_wire.v2.grpc import HEALTH_METHODS, HEALTH_SERVICE, METHODS, SERVICE, decode_infer, encode_infer
 from oriel_wire.v2.metadata import metadata_message
 from oriel_wire.v2.proto import health_pb2, v2_pb2
@@ -145,7 +145,7 @@ class GrpcFrontend:
             parent_id=parent_id,
             protocol="grpc",
             size_bytes=message.ByteSize(),
-            load_format=metadata.get(LOAD_FORMAT, ""),
+            load_form=report_form(metadata.get(LOAD_FORMAT, "")),
         )
         ended: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
 

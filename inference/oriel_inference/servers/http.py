@@ -5,33 +5,29 @@ exchange until the batcher replies. Routes of known models are remembered by met
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import unquote
 
 import msgspec
 
-from oriel_inference.dataplane import Completion
 from oriel_inference.errors import BackendFailed, InferenceError, Outcome, UnknownModel
 from oriel_inference.model import is_model_name
 from oriel_inference.servers import repository_api
-from oriel_inference.servers.encoding import ACCEPTED, MIN_BYTES, Encodings, is_encoded, is_known, negotiate
+from oriel_inference.servers.encoding import ACCEPTED, Encodings, is_encoded, is_known
 from oriel_inference.servers.generate import generate
-from oriel_inference.servers.http_call import JSON, answer, begin, json_object, refuse
-from oriel_inference.servers.statuses import as_inference_error, head_outcome, head_refusal
+from oriel_inference.servers.http_call import answer, json_object, refuse
+from oriel_inference.servers.http_infer import HttpInfer
+from oriel_inference.servers.statuses import head_outcome, head_refusal
 from oriel_inference.servers.surface import EXTENSIONS, SERVER_NAME, SERVER_VERSION, Surface
 from oriel_wire.engine.buffered import Exchange, Refusal
-from oriel_wire.errors import BadMessage
 from oriel_wire.h1 import RequestHead
-from oriel_wire.v2.http import decode_request, encode_response, parse_header_length
 from oriel_wire.v2.metadata import encode_metadata, message_json
 
 __all__ = ["HttpFrontend"]
 
 _log = logging.getLogger(__name__)
 
-BINARY = ("content-type", "application/octet-stream")
-HEADER_LENGTH = "inference-header-content-length"
 _MAX_ROUTES = 4096
 
 _SERVER_PATHS = {
@@ -61,6 +57,7 @@ class HttpFrontend:
     def __init__(self, surface: Surface, encodings: Encodings) -> None:
         self._surface = surface
         self._encodings = encodings
+        self._infer = HttpInfer(surface, encodings)
         self._routes: dict[tuple[str, str], _Route] = {}
         self._repository = repository_api.HttpRepository(surface, refuse)
         self._plain: dict[str, Callable[[Exchange, _Route], None]] = {
@@ -108,7 +105,7 @@ class HttpFrontend:
         assert isinstance(route, _Route)  # `refuse` has seen it
         try:
             if route.kind == "infer" and exchange.head.content_encoding is None:
-                self._infer(exchange, route, exchange.body)
+                self._infer.start(exchange, route.model, route.version, exchange.body)
             elif route.kind.startswith("repository_"):
                 self._repository.start(exchange, route.kind, route.version, route.model)
             elif route.kind not in _CALLS:
@@ -141,46 +138,9 @@ class HttpFrontend:
 
     def _call(self, exchange: Exchange, route: _Route, body: bytes) -> None:
         if route.kind == "infer":
-            self._infer(exchange, route, body)
+            self._infer.start(exchange, route.model, route.version, body)
         else:
             generate(self._surface, exchange, route.model, route.version, body, stream=route.kind != "generate")
-
-    def _infer(self, exchange: Exchange, route: _Route, body: bytes) -> None:
-        surface = self._surface
-        fields, ctx, trail = begin(surface, exchange)
-        try:
-            request = decode_request(route.model, route.version, body, parse_header_length(fields.get(HEADER_LENGTH)))
-
-            def reply(completion: Completion) -> None:
-                parts: Sequence[bytes | memoryview] = ()
-                json_length: int | None = None
-                if completion.response is not None:
-                    try:
-                        parts, json_length = encode_response(completion.response, request)
-                    except BadMessage as error:
-                        completion.error = as_inference_error(error)
-                headers = trail.ended(completion, route.model)
-                if completion.error is not None:
-                    refuse(exchange, completion.error, headers)
-                    return
-                if json_length is None:
-                    headers.append(JSON)
-                else:
-                    headers.append(BINARY)
-                    headers.append((HEADER_LENGTH, str(json_length)))
-                encoding = negotiate(accept) if (accept := fields.get("accept-encoding")) else ""
-                if not encoding or sum([len(part) for part in parts]) < MIN_BYTES:
-                    exchange.respond(200, headers, parts)
-                    return
-                headers += (("content-encoding", encoding), ("vary", "accept-encoding"))
-                self._encodings.compress(parts, encoding, lambda packed: exchange.respond(200, headers, packed))
-
-            leave = surface.dataplane.infer(request, ctx, size_bytes=len(body), reply=reply, left=trail.left)
-        except (InferenceError, BadMessage) as refusal:
-            error = as_inference_error(refusal)
-            refuse(exchange, error, trail.refused(error, route.model))
-            return
-        exchange.on_abort = leave
 
     # Everything else --------------------------------------------------------------------------------------------
 

@@ -2,11 +2,13 @@
 
 import time
 
+from oriel_inference.batching.call import Answer
 from oriel_inference.dataplane import Completion
 from oriel_inference.errors import InferenceError
+from oriel_inference.lifecycle import ServingModel
 from oriel_inference.servers.meter import Meter
 from oriel_wire.context import COST_US, REQUEST_ID, CallContext
-from oriel_wire.orca import LOAD_METRICS, report_format
+from oriel_wire.orca import LOAD_METRICS
 from oriel_wire.trace import Span, SpanSink, TraceContext, child, format_traceparent, server_timing
 
 __all__ = ["Trail"]
@@ -16,13 +18,13 @@ class Trail:
     """One request's way through this unit, from its first byte to its answer. Exactly one of `refused`, `ended` and
     `left` is called.
 
-    parent_id: the caller's span, 0 if the trace starts here. size_bytes: the request as it came. load_format: what it
-    says in `endpoint-load-metrics-format`.
+    parent_id: the caller's span, 0 if the trace starts here. size_bytes: the request as it came. load_form: in which
+    it wants to know the load, "" if it does not.
     """
 
     __slots__ = (
         "_ctx",
-        "_load_format",
+        "_load_form",
         "_meter",
         "_parent_id",
         "_protocol",
@@ -42,7 +44,7 @@ class Trail:
         parent_id: int,
         protocol: str,
         size_bytes: int,
-        load_format: str = "",
+        load_form: str = "",
     ) -> None:
         self._ctx = ctx
         self._received_s = received_s
@@ -50,7 +52,7 @@ class Trail:
         self._meter = meter
         self._parent_id = parent_id
         self._protocol = protocol
-        self._load_format = load_format
+        self._load_form = load_form
         self._span = child(ctx.trace) if parent_id else ctx.trace
         self.size_bytes = size_bytes
 
@@ -64,7 +66,7 @@ class Trail:
         """The headers of an answer: identity, stages as far as the request came; its cost to those who settle by it,
         the load to those who ask.
         """
-        self._meter.finished(self._ctx, completion, self._received_s, self._protocol, self.size_bytes)
+        self._meter_it(completion)
         self._record(completion, model, completion.error)
         headers = self.identity()
         answer = completion.answer
@@ -76,14 +78,47 @@ class Trail:
             headers.append(("server-timing", server_timing(stages)))
             if self._ctx.trusted:
                 headers.append((COST_US, str(answer.cost_us)))
-        if self._load_format and (form := report_format(self._load_format)):
-            headers.append((LOAD_METRICS, self._meter.load_header(completion.serving, self._ctx.band, form)))
+        if self._load_form:
+            load = self._meter.load_header(completion.serving, self._ctx.band, self._load_form)
+            headers.append((LOAD_METRICS, load))
         return headers
+
+    def answered(self, serving: ServingModel, rows: int, queued_s: float, answer: Answer) -> str:
+        """What `ended` gives for an answer, as header lines."""
+        ctx, span = self._ctx, self._span
+        self._meter.finished(ctx, serving, rows, queued_s, self._received_s, self._protocol, self.size_bytes, answer)
+        if span.sampled:
+            self._record(Completion(queued_s, serving, rows, answer=answer), serving.spec.name, None)
+        times = answer.times
+        lines = (
+            f"{REQUEST_ID}: {ctx.request_id}\r\n"
+            f"traceresponse: 00-{span.trace_id:032x}-{span.span_id:016x}-0{1 if span.sampled else 0}\r\n"
+            f"server-timing: queue;dur={(times.started_s - queued_s) * 1e3:.3f}, "
+            f"compute;dur={(times.split_s - times.started_s) * 1e3:.3f}\r\n"
+        )
+        if ctx.trusted:
+            lines += f"{COST_US}: {answer.cost_us}\r\n"
+        if self._load_form:
+            lines += f"{LOAD_METRICS}: {self._meter.load_header(serving, ctx.band, self._load_form)}\r\n"
+        return lines
 
     def left(self, completion: Completion) -> None:
         """The caller went away before its answer."""
-        self._meter.finished(self._ctx, completion, self._received_s, self._protocol, self.size_bytes)
+        self._meter_it(completion)
         self._record(completion, completion.serving.spec.name, completion.error)
+
+    def _meter_it(self, completion: Completion) -> None:
+        self._meter.finished(
+            self._ctx,
+            completion.serving,
+            completion.rows,
+            completion.queued_s,
+            self._received_s,
+            self._protocol,
+            self.size_bytes,
+            completion.answer,
+            completion.error,
+        )
 
     def identity(self) -> list[tuple[str, str]]:
         """The headers every answer has."""
