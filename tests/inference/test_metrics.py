@@ -265,12 +265,15 @@ async def test_counters_go_on_when_a_version_is_loaded_again(tmp_path: Path) -> 
 
 async def test_what_leaves_and_what_replaces_it_share_their_series(tmp_path: Path, fake: FakeBackend) -> None:
     async with gated(tmp_path, fake, cores=2, control_mode="explicit", load_models=("double",)) as (unit, client):
+        unit.catalog.get("double").batcher.units = 1  # what waits at the gate leaves a core to the other
         held, fake.gate = fake.gate, Gate()  # only the old sessions wait
         async with asyncio.TaskGroup() as group:
-            for _ in range(2):
-                group.create_task(client.post(INFER, json=ONES))
+            group.create_task(client.post(INFER, json=ONES))
             await asyncio.to_thread(held.wait_for_runs, 1)
+            group.create_task(client.post(INFER, json=ONES))
             await until(lambda: unit.catalog.get("double").batcher.pending == 1)
+            single = 'parameters { key: "intra_op_thread_count" value { string_value: "1" } }'
+            models.put(tmp_path, "double", models.double(), models.DOUBLE + single)
             assert (await client.post("/v2/repository/models/double/load", json={})).status_code == 200
             assert (await client.post(INFER, json=ONES)).status_code == 200
             found = await read(unit)
