@@ -8,6 +8,7 @@ A line holds names, sizes, times and outcomes; no payload, no credential, no add
 model that does not exist) is JSON-escaped and bounded, so it forges no line.
 """
 
+import json
 import logging
 import sys
 import threading
@@ -212,7 +213,9 @@ def _lines(notes: Sequence[_Note], offset_s: float) -> bytes:
             total_ms=_milliseconds(total),
             bytes=size,
         )
-        lines.append(encode(line))
+        text = encode(line)
+        # Beyond ASCII there are further line ends and terminal controls; JSON can say them all in ASCII.
+        lines.append(text if text.isascii() else json.dumps(msgspec.to_builtins(line), separators=(",", ":")).encode())
     lines.append(b"")
     return b"\n".join(lines)
 
