@@ -14,6 +14,7 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from oriel_inference.backends import Backend, find_backend
+from oriel_inference.backends.distributions import check_distributions
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.cores import Cores
 from oriel_inference.batching.workers import JobThreads, WorkerThreads
@@ -87,6 +88,8 @@ async def open_unit(
     sink: SpanSink | None = None,
 ) -> AsyncIterator[Unit]:
     """Start everything, yield when the models are loaded, drain and stop on leaving. Raises StartFailed."""
+    if wrong := check_distributions():
+        raise StartFailed(wrong)
     clock = LoopClock(asyncio.get_running_loop())
     cores, workers, streams = Cores(settings.cores), WorkerThreads(settings.cores), JobThreads()
     catalog = Catalog()

@@ -20,7 +20,7 @@ from oriel_inference.statistics import MAX_TIERS, OTHER_TIERS
 
 from . import models
 from .exposed import Read, families, read, scrape
-from .streams import Fakes, streaming
+from .streams import WORDS, Fakes, streaming
 from .test_control import put, serving
 from .test_unit import gated, until
 
@@ -93,15 +93,14 @@ async def test_tags_of_the_configuration_are_labels_as_triton_writes_them(tmp_pa
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ('metric_tags { key: "a-b" value: "c" }', "metric_tags: 'a-b' is no name for a tag"),
-        ('metric_tags { key: "_a" value: "c" }', "metric_tags: '_a' is no name for a tag"),
-        ('metric_tags { key: "a" value: "' + "c" * 129 + '" }', "metric_tags: the value of 'a' has more than 128"),
+        ('metric_tags { key: "a-b" value: "c" }', "metric_tags['a-b']: the key must be a label name"),
+        ('metric_tags { key: "_a" value: "c" }', "metric_tags['_a']: the key must be a label name"),
+        ('metric_tags { key: "a" value: "' + "c" * 129 + '" }', "metric_tags['a']: the value has 129 characters"),
         (" ".join(f'metric_tags {{ key: "a{n}" value: "" }}' for n in range(17)), "metric_tags: has 17 tags"),
-        ('model_metrics { metric_control { metric_identifier { family: "x" } } }', "family: 'x' is not 'nv_inference_"),
         (
-            'model_metrics { metric_control { metric_identifier { family: "nv_inference_first_response_histogram_ms" } '
-            "histogram_options { buckets: [ 2, 1 ] } } }",
-            "buckets: must be at most 64 ascending numbers",
+            'model_metrics { metric_control { metric_identifier { family: "x" } '
+            f"histogram_options {{ buckets: {list(range(65))} }} }} }}",
+            "model_metrics.metric_control[0].histogram_options.buckets: must rise; at most 64",
         ),
     ],
 )
@@ -221,10 +220,22 @@ async def test_first_responses_of_decoupled_models_only(tmp_path: Path) -> None:
         found = await read(unit)
     name = "nv_inference_first_response_histogram_ms"
     assert found.value(f"{name}_count", model="words", version="1") == 1
+    assert found.value(f"{name}_sum", model="words", version="1") > 0
     assert {dict(labels)["le"] for labels in found.where(f"{name}_bucket", model="words")} == {
         "100.0", "500.0", "2000.0", "5000.0", "+Inf",
     }  # fmt: skip
     assert not found.where(f"{name}_count", model="double")
+
+
+async def test_buckets_of_first_responses_are_the_models_own(tmp_path: Path) -> None:
+    own = """model_metrics { metric_control { metric_identifier { family: "nv_inference_first_response_histogram_ms" }
+        histogram_options { buckets: [ -1, 2.5 ] } } metric_control { metric_identifier { family: "else" } } }"""
+    models.put(tmp_path, "words2", models.double(), WORDS + own)
+    async with streaming(tmp_path, Fakes()) as unit:
+        found = await read(unit)
+    name = "nv_inference_first_response_histogram_ms_bucket"
+    bounds = {dict(labels)["le"] for labels in found.where(name, model="words2")}
+    assert bounds == {"-1.0", "2.5", "+Inf"}
 
 
 # --- over time ----------------------------------------------------------------------------------------------------

@@ -19,9 +19,8 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from oriel_inference.batching.call import Answer
-from oriel_inference.errors import InferenceError, Outcome
-from oriel_inference.lifecycle import ServingModel
+from oriel_inference.dataplane import Completion
+from oriel_inference.errors import Outcome
 from oriel_inference.servers.statuses import status_number
 from oriel_wire.context import CallContext
 from oriel_wire.errors import StartFailed
@@ -94,27 +93,20 @@ class AccessLog:
         return self._refused + self._failed
 
     def finished(
-        self,
-        ctx: CallContext,
-        serving: ServingModel,
-        rows: int,
-        queued_s: float,
-        received_s: float,
-        ended_s: float,
-        protocol: str,
-        size: int,
-        answer: Answer | None,
-        error: InferenceError | None,
+        self, ctx: CallContext, completion: Completion, received_s: float, ended_s: float, protocol: str, size: int
     ) -> None:
         """A request that had come to a version of a model."""
-        waited_s, computed_s = ended_s - queued_s, -1.0
+        answer, error, spec = completion.answer, completion.error, completion.serving.spec
+        version, rows = completion.serving.version, completion.rows
+        waited_s, computed_s = ended_s - completion.queued_s, -1.0
         if answer is not None:
             times = answer.times
-            waited_s, computed_s = times.started_s - queued_s, times.split_s - times.started_s
-        name, version = serving.spec.name, serving.version
+            waited_s, computed_s = times.started_s - completion.queued_s, times.split_s - times.started_s
         outcome = Outcome.OK if error is None else error.outcome
         total_s = ended_s - received_s
-        self._put((ended_s, ctx, "", name, version, protocol, outcome, 0, rows, waited_s, computed_s, total_s, size))
+        self._put(
+            (ended_s, ctx, "", spec.name, version, protocol, outcome, 0, rows, waited_s, computed_s, total_s, size)
+        )
 
     def refused(
         self,

@@ -26,14 +26,13 @@ _objects = msgspec.json.Decoder(dict[str, Any])
 class HeadPlan:
     """What a call's head alone says; kept with a head that its connection recognises.
 
-    fields: by lower-case name, the first of a name wins. header_length: of the JSON part, None if all of it is JSON.
+    header_length: of the JSON part, None if all of it is JSON.
     """
 
-    __slots__ = ("accept_encoding", "context", "fields", "header_length", "load_form", "parent_id")
+    __slots__ = ("accept_encoding", "context", "header_length", "load_form", "parent_id")
 
     def __init__(self, surface: Surface, exchange: Exchange) -> None:
         fields = exchange.head.by_name()
-        self.fields = fields
         self.context = read_headers(fields.get, trusted=exchange.peer in surface.peers, sample=False)
         trace = self.context.trace
         self.parent_id = trace.span_id if trace is not None else 0

@@ -84,24 +84,22 @@ class HttpInfer:
         known: _Known = template.note
         dataplane = self._surface.dataplane
         queued_s = dataplane.now()
-        rows = known.fitted.rows
 
         def reply(result: Answer | InferenceError) -> None:
             if isinstance(result, InferenceError):
-                refuse(
-                    exchange, result, trail.ended(Completion(queued_s, serving, rows, error=result), serving.spec.name)
-                )
+                refused = Completion(queued_s, serving, known.fitted.rows, error=result)
+                refuse(exchange, result, trail.ended(refused, serving.spec.name))
                 return
+            completion = Completion(queued_s, serving, known.fitted.rows, answer=result)
             outputs = [result.outputs[pick] for pick in known.picks]
             packed = plan.accept_encoding and negotiate(plan.accept_encoding)
             encoded = None if packed else known.answers.encode(outputs)
             if encoded is None:
                 response = respond(serving, template.request, result.outputs)
-                completion = Completion(queued_s, serving, rows, response=response, answer=result)
-                self._answer(exchange, completion, response, template.request, plan, trail, serving.spec.name)
+                self._answer(exchange, completion, response, template.request, plan, trail)
                 return
             body, length = encoded
-            lines = trail.answered(serving, rows, queued_s, result)
+            lines = trail.answered(completion, result)
             lines += _JSON_LINE if length is None else f"{_BINARY_LINE}{HEADER_LENGTH}: {length}\r\n"
             exchange.respond(200, lines, body)
 
@@ -110,7 +108,7 @@ class HttpInfer:
 
         def leave() -> None:
             if serving.batcher.leave(call):
-                trail.left(Completion(queued_s, serving, rows, error=CallerLeft()))
+                trail.left(Completion(queued_s, serving, known.fitted.rows, error=CallerLeft()))
 
         return leave
 
@@ -134,7 +132,7 @@ class HttpInfer:
                 assert completion.error is not None
                 refuse(exchange, completion.error, trail.ended(completion, model))
                 return
-            self._answer(exchange, completion, completion.response, request, plan, trail, model)
+            self._answer(exchange, completion, completion.response, request, plan, trail)
 
         leave = self._surface.dataplane.infer(request, ctx, size_bytes=len(body), reply=reply, left=trail.left)
         # It fits, or it would have been refused.
@@ -152,8 +150,8 @@ class HttpInfer:
         request: InferRequest,
         plan: HeadPlan,
         trail: Trail,
-        model: str,
     ) -> None:
+        model = response.model_name
         try:
             parts, json_length = encode_response(response, request)
         except BadMessage as error:

@@ -7,7 +7,7 @@ had one. Labels come from the catalog and from trusted peers only, and are bound
 from collections import Counter
 from time import monotonic
 
-from oriel_inference.batching.call import Answer
+from oriel_inference.dataplane import Completion
 from oriel_inference.errors import InferenceError, Outcome
 from oriel_inference.lifecycle import Catalog, ServingModel
 from oriel_inference.servers.access_log import AccessLog
@@ -28,28 +28,18 @@ class Meter:
         self.log = log
         self.refused: Counter[tuple[str, str, Outcome]] = Counter()
 
-    def finished(
-        self,
-        ctx: CallContext,
-        serving: ServingModel,
-        rows: int,
-        queued_s: float,
-        received_s: float,
-        protocol: str,
-        size: int,
-        answer: Answer | None,
-        error: InferenceError | None = None,
-    ) -> None:
+    def finished(self, ctx: CallContext, completion: Completion, received_s: float, protocol: str, size: int) -> None:
         """A version answered a request, failed it, or lost its caller. size: bytes of the request as it came."""
-        statistics = serving.batcher.statistics
+        statistics = completion.serving.batcher.statistics
         tier = statistics.tiers.get(ctx.tier) or statistics.tier(ctx.tier)
+        error = completion.error
         ended_s = monotonic()
         if error is None:
             tier.latency.observe(ended_s - received_s)
         else:
             tier.refusals[error.outcome] += 1
         if self.log is not None:
-            self.log.finished(ctx, serving, rows, queued_s, received_s, ended_s, protocol, size, answer, error)
+            self.log.finished(ctx, completion, received_s, ended_s, protocol, size)
 
     def refused_early(
         self, ctx: CallContext, error: InferenceError, model: str, received_s: float, protocol: str, size: int

@@ -5,7 +5,6 @@ import time
 from oriel_inference.batching.call import Answer
 from oriel_inference.dataplane import Completion
 from oriel_inference.errors import InferenceError
-from oriel_inference.lifecycle import ServingModel
 from oriel_inference.servers.meter import Meter
 from oriel_wire.context import COST_US, REQUEST_ID, CallContext
 from oriel_wire.orca import LOAD_METRICS
@@ -18,8 +17,8 @@ class Trail:
     """One request's way through this unit, from its first byte to its answer. Exactly one of `refused`, `ended` and
     `left` is called.
 
-    parent_id: the caller's span, 0 if the trace starts here. size_bytes: the request as it came. load_form: in which
-    it wants to know the load, "" if it does not.
+    parent_id: the caller's span, 0 if the trace starts here. size_bytes: the request as it came. load_form: what it
+    says in `endpoint-load-metrics-format`.
     """
 
     __slots__ = (
@@ -66,7 +65,7 @@ class Trail:
         """The headers of an answer: identity, stages as far as the request came; its cost to those who settle by it,
         the load to those who ask.
         """
-        self._meter_it(completion)
+        self._meter.finished(self._ctx, completion, self._received_s, self._protocol, self.size_bytes)
         self._record(completion, model, completion.error)
         headers = self.identity()
         answer = completion.answer
@@ -83,42 +82,29 @@ class Trail:
             headers.append((LOAD_METRICS, load))
         return headers
 
-    def answered(self, serving: ServingModel, rows: int, queued_s: float, answer: Answer) -> str:
+    def answered(self, completion: Completion, answer: Answer) -> str:
         """What `ended` gives for an answer, as header lines."""
         ctx, span = self._ctx, self._span
-        self._meter.finished(ctx, serving, rows, queued_s, self._received_s, self._protocol, self.size_bytes, answer)
+        self._meter.finished(ctx, completion, self._received_s, self._protocol, self.size_bytes)
         if span.sampled:
-            self._record(Completion(queued_s, serving, rows, answer=answer), serving.spec.name, None)
+            self._record(completion, completion.serving.spec.name, None)
         times = answer.times
         lines = (
             f"{REQUEST_ID}: {ctx.request_id}\r\n"
             f"traceresponse: 00-{span.trace_id:032x}-{span.span_id:016x}-0{1 if span.sampled else 0}\r\n"
-            f"server-timing: queue;dur={(times.started_s - queued_s) * 1e3:.3f}, "
+            f"server-timing: queue;dur={(times.started_s - completion.queued_s) * 1e3:.3f}, "
             f"compute;dur={(times.split_s - times.started_s) * 1e3:.3f}\r\n"
         )
         if ctx.trusted:
             lines += f"{COST_US}: {answer.cost_us}\r\n"
         if self._load_form:
-            lines += f"{LOAD_METRICS}: {self._meter.load_header(serving, ctx.band, self._load_form)}\r\n"
+            lines += f"{LOAD_METRICS}: {self._meter.load_header(completion.serving, ctx.band, self._load_form)}\r\n"
         return lines
 
     def left(self, completion: Completion) -> None:
         """The caller went away before its answer."""
-        self._meter_it(completion)
+        self._meter.finished(self._ctx, completion, self._received_s, self._protocol, self.size_bytes)
         self._record(completion, completion.serving.spec.name, completion.error)
-
-    def _meter_it(self, completion: Completion) -> None:
-        self._meter.finished(
-            self._ctx,
-            completion.serving,
-            completion.rows,
-            completion.queued_s,
-            self._received_s,
-            self._protocol,
-            self.size_bytes,
-            completion.answer,
-            completion.error,
-        )
 
     def identity(self) -> list[tuple[str, str]]:
         """The headers every answer has."""
