@@ -33,14 +33,15 @@ def head(name: str, kind: str, text: str, *, openmetrics: bool) -> str:
 
 
 def histogram(name: str, labels: str, found: Histogram) -> Iterator[str]:
-    """The samples of one histogram."""
+    """The samples of one histogram. With a bucket below zero it has no sum: OpenMetrics forbids it."""
     seen = 0
     for bound, seen in found.cumulative():
         yield f'{name}_bucket{{{labels},le="{bound!r}"}} {seen}\n'
     seen += found.counts[-1]
     yield f'{name}_bucket{{{labels},le="+Inf"}} {seen}\n'
-    yield f"{name}_count{{{labels}}} {seen}\n"
-    yield f"{name}_sum{{{labels}}} {found.total!r}\n"
+    if not found.bounds or found.bounds[0] >= 0.0:
+        yield f"{name}_count{{{labels}}} {seen}\n"
+        yield f"{name}_sum{{{labels}}} {found.total!r}\n"
 
 
 def pieces(lines: Iterable[str], *, size: int) -> Iterator[str]:
