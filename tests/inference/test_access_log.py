@@ -15,6 +15,8 @@ from typing import Any
 import grpc.aio
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from oriel_inference.app import Unit, open_unit
@@ -178,6 +180,17 @@ CTX = from_headers({}.get, now=0.0, trusted=False, default_timeout_s=1.0, sample
 
 def note(log: AccessLog, number: int) -> None:
     log.refused(replace(CTX, request_id=f"r{number}"), Outcome.INVALID, "m", 0.0, 1.0, "http", 7)
+
+
+@given(st.text(), st.floats(-1.0, 1e6), st.integers(0, 1 << 40), st.sampled_from(list(Outcome)))
+def test_every_line_is_one_json_object_in_ascii(model: str, seconds: float, size: int, outcome: Outcome) -> None:
+    note = (5.0, CTX, "", model, "3", "grpc", outcome, 0, 2, seconds, -1.0, seconds, size)
+    (text,) = access_log._lines([note], 1e9).decode("ascii").splitlines()
+    line = json.loads(text)
+    assert list(line) == FIELDS
+    assert line["model"] == model[:128] and line["reason"] == outcome.value and line["bytes"] == size
+    assert line["queue_ms"] == line["total_ms"] == (None if seconds < 0 else pytest.approx(seconds * 1e3, abs=1e-3))
+    assert line["compute_ms"] is None and line["ts"] == "2001-09-09T01:46:45.000+00:00"
 
 
 def test_what_does_not_fit_into_the_queue_is_counted_and_lost(log: Path) -> None:

@@ -11,11 +11,13 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
+from oriel_inference import control
 from oriel_inference.app import Unit
 from oriel_inference.backends.fake import FakeBackend, Gate
 from oriel_inference.errors import Outcome
 from oriel_inference.metrics import FAMILIES
 from oriel_inference.model import TensorInfo
+from oriel_inference.servers import meter
 from oriel_inference.statistics import MAX_TIERS, OTHER_TIERS
 
 from . import models
@@ -236,6 +238,24 @@ async def test_buckets_of_first_responses_are_the_models_own(tmp_path: Path) -> 
     name = "nv_inference_first_response_histogram_ms_bucket"
     bounds = {dict(labels)["le"] for labels in found.where(name, model="words2")}
     assert bounds == {"-1.0", "2.5", "+Inf"}
+
+
+async def test_counts_of_what_came_to_no_version_are_bounded(
+    unit: Unit, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meter, "MAX_REFUSED", 2)
+    monkeypatch.setattr(control, "MAX_FAILED_NAMES", len(unit.surface.control.failed_loads) + 1)
+    for tier in ("a", "b", "c", "d"):
+        await http.post(INFER, json={"inputs": []}, headers={"x-oriel-tier": tier})
+        unit.surface.control._count_failure(f"model-{tier}", "config")
+    found = await read(unit)
+    counts = {
+        (dict(labels)["model"], dict(labels)["tier"]): value
+        for labels, value in found.where("oriel_requests_total", version="").items()
+    }
+    assert counts == {("double", "a"): 1, ("double", "b"): 1, ("", OTHER_TIERS): 2}
+    assert found.value("oriel_model_load_failures_total", model="model-a", reason="config") == 1
+    assert found.value("oriel_model_load_failures_total", model="", reason="config") == 3
 
 
 # --- over time ----------------------------------------------------------------------------------------------------
