@@ -145,14 +145,14 @@ def _refused(name: str, counts: ServerCounts) -> Iterator[str]:
 def _depth(name: str, source: Source) -> Iterator[str]:
     depths: Counter[int] = Counter()
     for model in source.queues:
-        for band, items, _ in model.batcher.outlook.by_band():
+        for band, items, _ in model.batcher.depths():
             depths[band] += items
     for band, items in sorted(depths.items()):
         yield f'{name}{{{source.labels},priority="{band}"}} {items}\n'
 
 
 def _expected_wait(name: str, source: Source) -> Iterator[str]:
-    for band, _, seconds in source.serving.batcher.outlook.by_band():
+    for band, _, seconds in source.serving.batcher.depths():
         if seconds is not None:
             yield f'{name}{{{source.labels},priority="{band}"}} {round(seconds, 6)!r}\n'
 

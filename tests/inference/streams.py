@@ -4,13 +4,11 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
-from unittest import mock
 
 from oriel_inference.app import Unit, open_unit
 from oriel_inference.backends import Backend, find_backend
 from oriel_inference.backends.fake import FakeBackend, FakeStreamSession
 from oriel_inference.model import TensorInfo
-from oriel_inference.repository import engines
 from oriel_inference.settings import Settings
 from oriel_wire.trace import ListSink
 
@@ -62,8 +60,6 @@ async def streaming(root: Path, fakes: Fakes, **changes: object) -> AsyncIterato
     models.put(root, "words", models.double(), WORDS)
     settings = Settings(repositories=(root,), http_port=0, grpc_port=0, metrics_port=0, cores=2, drain_s=5.0)
     settings = dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
-    known = mock.patch.object(engines, "BACKENDS", (*engines.BACKENDS, *fakes.by_name))
-    with known:  # also for what is loaded later
-        async with open_unit(settings, backends=fakes.find, sink=ListSink()) as unit:
-            assert not [entry for entry in unit.catalog.index() if entry.reason]
-            yield unit
+    async with open_unit(settings, backends=fakes.find, sink=ListSink()) as unit:
+        assert not [entry for entry in unit.catalog.index() if entry.reason]
+        yield unit

@@ -11,7 +11,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
-from oriel_inference import control
+from oriel_inference import load_failures
 from oriel_inference.app import Unit
 from oriel_inference.backends.fake import FakeBackend, Gate
 from oriel_inference.errors import Outcome
@@ -58,7 +58,7 @@ async def test_documentation_names_every_metric_with_its_type_and_labels(tmp_pat
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{unit.http_port}", trust_env=False) as client:
             assert (await client.post(INFER, json=ONES, headers={"x-oriel-tier": "gold"})).status_code == 200
             assert (await client.post(INFER, json={"inputs": []})).status_code == 400
-        unit.surface.control._count_failure("double", "config")
+        unit.surface.control.failures.add("double", kind="config")
         found = await families(unit, openmetrics=openmetrics)
     exposed: dict[str, tuple[str, set[str]]] = {}
     for family in found.values():
@@ -244,10 +244,11 @@ async def test_counts_of_what_came_to_no_version_are_bounded(
     unit: Unit, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(meter, "MAX_REFUSED", 2)
-    monkeypatch.setattr(control, "MAX_FAILED_NAMES", len(unit.surface.control.failed_loads) + 1)
+    failures = unit.surface.control.failures
+    monkeypatch.setattr(load_failures, "MAX_NAMES", len(failures.counts) + 1)
     for tier in ("a", "b", "c", "d"):
         await http.post(INFER, json={"inputs": []}, headers={"x-oriel-tier": tier})
-        unit.surface.control._count_failure(f"model-{tier}", "config")
+        failures.add(f"model-{tier}", kind="config")
     found = await read(unit)
     counts = {
         (dict(labels)["model"], dict(labels)["tier"]): value

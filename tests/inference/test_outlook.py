@@ -7,7 +7,7 @@ from .bench import Bench, spec
 
 def test_idle_model_has_no_wait() -> None:
     bench = Bench(spec())
-    assert bench.batcher.outlook.by_band() == [(0, 0, 0.0)]
+    assert bench.batcher.depths() == [(0, 0, 0.0)]
 
 
 def test_wait_is_unknown_until_a_batch_has_run() -> None:
@@ -15,8 +15,8 @@ def test_wait_is_unknown_until_a_batch_has_run() -> None:
     bench.call()
     bench.clock.run()
     bench.call(band=1)
-    assert bench.batcher.outlook.by_band() == [(0, 0, 0.0), (1, 1, None)]
-    assert bench.batcher.outlook.wait_s(0) == 0.0, "nothing is known of what runs, and nothing waits"
+    assert bench.batcher.depths() == [(0, 0, 0.0), (1, 1, None)]
+    assert bench.batcher.expected_wait_s(0) == 0.0, "nothing is known of what runs, and nothing waits"
 
 
 def test_waits_by_priority_count_what_runs_and_what_goes_first() -> None:
@@ -29,10 +29,10 @@ def test_waits_by_priority_count_what_runs_and_what_goes_first() -> None:
     bench.call(rows=2, band=0)
     bench.call(rows=6, band=2)
     bench.call(rows=1, band=2)
-    depths = {band: (items, wait) for band, items, wait in bench.batcher.outlook.by_band()}
+    depths = {band: (items, wait) for band, items, wait in bench.batcher.depths()}
     assert depths[0] == (1, pytest.approx(0.06))
     assert depths[2] == (2, pytest.approx(0.13))
-    assert bench.batcher.outlook.wait_s(1) == pytest.approx(0.06), "a band that holds nothing waits for those above"
+    assert bench.batcher.expected_wait_s(1) == pytest.approx(0.06), "a band that holds nothing waits for those above"
 
 
 def test_a_batch_that_overruns_adds_nothing_more() -> None:
@@ -41,7 +41,7 @@ def test_a_batch_that_overruns_adds_nothing_more() -> None:
     bench.call(rows=8)
     bench.clock.run()
     bench.clock.advance(5.0)
-    assert bench.batcher.outlook.wait_s(0) == 0.0
+    assert bench.batcher.expected_wait_s(0) == 0.0
 
 
 def test_two_instances_halve_the_wait_if_the_cores_allow() -> None:
@@ -53,8 +53,8 @@ def test_two_instances_halve_the_wait_if_the_cores_allow() -> None:
         bench.clock.run()
         bench.clock.advance(5.0)
         bench.call(rows=8)
-        waiting = sum(items for _, items, _ in bench.batcher.outlook.by_band())
-        assert bench.batcher.outlook.wait_s(0) == pytest.approx(expected * waiting), cores
+        waiting = sum(items for _, items, _ in bench.batcher.depths())
+        assert bench.batcher.expected_wait_s(0) == pytest.approx(expected * waiting), cores
 
 
 def test_calls_that_run_alone_wait_for_every_call_ahead() -> None:
@@ -64,4 +64,4 @@ def test_calls_that_run_alone_wait_for_every_call_ahead() -> None:
     bench.clock.run()
     for _ in range(3):
         bench.call()
-    assert bench.batcher.outlook.wait_s(0) == pytest.approx(0.04)
+    assert bench.batcher.expected_wait_s(0) == pytest.approx(0.04)

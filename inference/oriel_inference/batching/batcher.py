@@ -102,7 +102,7 @@ class Batcher:
         self._output_names = [output.name for output in spec.outputs]
         self._idle = list(sessions)
         self._running: set[_Running] = set()
-        self.outlook = Outlook(
+        self._outlook = Outlook(
             self._queue,
             self.curve,
             self._idle,
@@ -133,6 +133,14 @@ class Batcher:
     def running(self) -> int:
         """Batches on instances."""
         return len(self._running)
+
+    def depths(self) -> list[tuple[int, int, float | None]]:
+        """(band, calls that wait, seconds a new call would wait; None if unknown) of every band seen, and of band 0."""
+        return self._outlook.by_band()
+
+    def expected_wait_s(self, band: int) -> float | None:
+        """Seconds a call of `band` that came now would wait; None if that is not known."""
+        return self._outlook.wait_s(band)
 
     def submit(self, call: Call) -> None:
         """Queue `call`; its reply comes later on the loop, or now if it is refused."""

@@ -30,7 +30,7 @@ def control_app(surface: Surface) -> Starlette:
         openmetrics = wants_openmetrics(request.headers.get("accept", ""))
         counts = ServerCounts(
             refused=dict(surface.meter.refused),
-            failed_loads=dict(surface.control.failed_loads),
+            failed_loads=dict(surface.control.failures.counts),
             repository_up=surface.control.repository_up,
             log_lines_dropped=surface.meter.log.dropped if surface.meter.log is not None else 0,
         )

@@ -59,7 +59,7 @@ class Meter:
         """`endpoint-load-metrics`: how loaded `serving` is for a request of `band`. form: "TEXT" or "JSON"."""
         batcher = serving.batcher
         named = {"queue_depth": float(batcher.pending), "warm_models": float(sum(1 for _ in self._catalog.serving()))}
-        expected_s = batcher.outlook.wait_s(band)
+        expected_s = batcher.expected_wait_s(band)
         if expected_s is not None:
             named["expected_wait_seconds"] = round(expected_s, 6)
         return encode_report(LoadReport(named=named), form)
