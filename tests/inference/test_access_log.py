@@ -133,6 +133,31 @@ async def test_caller_that_leaves_has_its_line(tmp_path: Path, log: Path) -> Non
     assert reasons == [("caller_left", True), ("ok", False)] * 2
 
 
+async def test_surprises_and_bodies_that_do_not_unpack_have_their_lines(
+    unit: Unit, http: httpx.AsyncClient, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = await http.post(INFER, content=b"junk", headers={"content-encoding": "gzip", "x-request-id": "r0"})
+    assert packed.status_code == 400
+
+    def surprise(*_: Any, **__: Any) -> None:
+        raise RuntimeError("surprise")
+
+    monkeypatch.setattr(unit.surface.dataplane, "infer", surprise)
+    monkeypatch.setattr(unit.surface.dataplane, "call", surprise)
+    assert (await http.post(INFER, json=ONES, headers={"x-request-id": "r1"})).status_code == 500
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{unit.grpc_port}") as channel:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await infer(channel)(ones())
+        await said(stream(channel, request_iterator=[ones()]))
+    found = [(line["protocol"], line["status"], line["reason"]) for line in await lines(unit, log)]
+    assert found == [
+        ("http", 400, "invalid_request"),
+        ("http", 500, "backend_failed"),
+        ("grpc", 13, "backend_failed"),
+        ("grpc_stream", 13, "backend_failed"),
+    ]
+
+
 async def test_name_from_outside_forges_no_line(unit: Unit, log: Path) -> None:
     name = 'x"}\n{"reason":"ok"}\u2028\x00' + "y" * 500
     async with grpc.aio.insecure_channel(f"127.0.0.1:{unit.grpc_port}") as channel:

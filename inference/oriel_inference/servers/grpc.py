@@ -162,6 +162,9 @@ class GrpcFrontend:
             error = as_inference_error(refusal)
             context.set_trailing_metadata(tuple(trail.refused(error, message.model_name[:128])))
             return await abort(context, error)
+        except Exception:
+            trail.refused(BackendFailed("the server failed on this request"), message.model_name[:128])
+            raise
         try:
             completion = await ended
         except asyncio.CancelledError:
