@@ -21,6 +21,9 @@ from oriel_inference.servers import meter
 from oriel_inference.statistics import MAX_TIERS, OTHER_TIERS
 
 from . import models
+from . import test_ensemble_path as ensemble
+from .ensembles import config
+from .ensembles import put as put_ensemble
 from .exposed import Read, families, read, scrape
 from .streams import WORDS, Fakes, streaming
 from .test_control import put, serving
@@ -238,6 +241,23 @@ async def test_buckets_of_first_responses_are_the_models_own(tmp_path: Path) -> 
     name = "nv_inference_first_response_histogram_ms_bucket"
     bounds = {dict(labels)["le"] for labels in found.where(name, model="words2")}
     assert bounds == {"-1.0", "2.5", "+Inf"}
+
+
+async def test_an_ensemble_counts_beside_the_models_of_its_steps(tmp_path: Path) -> None:
+    ensemble.part(tmp_path, "a", 2)
+    ensemble.part(tmp_path, "b", 3)
+    put_ensemble(tmp_path, "e", config(ensemble.CHAIN))
+    async with serving(tmp_path, "none") as served:
+        assert await ensemble.infer(served) == (200, 6.0)
+        found = await read(served.unit)
+        await families(served.unit)
+    for name in "abe":
+        labels = {"model": name, "version": "1"}
+        assert found.value("nv_inference_request_success", **labels) == 1
+        assert found.value("nv_inference_pending_request_count", **labels) == 0
+        assert found.value("oriel_expected_wait_seconds", **labels, priority="0") == 0
+    asked = {dict(labels)["model"] for labels in found.where("oriel_requests_total", reason="ok")}
+    assert asked == {"e"}, "its steps are no requests of anybody"
 
 
 async def test_counts_of_what_came_to_no_version_are_bounded(
