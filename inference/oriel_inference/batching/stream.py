@@ -16,13 +16,14 @@ from contextlib import closing
 from oriel_inference.backends import DecoupledSession
 from oriel_inference.batching.assemble import Outcome, concatenate, reshaped
 from oriel_inference.batching.call import BatchTimes, Call
+from oriel_inference.batching.responses import Responses
 from oriel_inference.clock import Clock
 from oriel_inference.errors import BackendFailed, InferenceError
 from oriel_inference.model import ModelSpec
 from oriel_inference.statistics import Statistics
 from oriel_wire.v2.messages import Array
 
-__all__ = ["Relay", "execute_stream"]
+__all__ = ["IDLE_S", "MAX_S", "Relay", "deliver", "execute_stream"]
 
 _log = logging.getLogger(__name__)
 
@@ -40,8 +41,7 @@ class Relay:
         self._call = call
         self._clock = clock
         self._fail = fail
-        self._statistics = statistics
-        self._delivered = 0
+        self._responses = Responses(statistics, call.arrived_s)
         self._condition = threading.Condition()
         self._ahead = 0
         self._closed = False
@@ -67,7 +67,8 @@ class Relay:
 
     def end(self, infer_s: float, *, failed: bool) -> None:
         """There is no further response, after `infer_s` since the last one."""
-        self._clock.call_from_thread(lambda: self._ended(infer_s, failed))
+        ended = self._responses.ended
+        self._clock.call_from_thread(lambda: ended(infer_s, failed=failed, cancelled=self._closed))
 
     # The loop's side --------------------------------------------------------------------------------------------
 
@@ -82,37 +83,31 @@ class Relay:
             self._ahead -= 1
             self._condition.notify()
 
-    def _ended(self, infer_s: float, failed: bool) -> None:
-        response = self._statistics.response(self._delivered)
-        if response is None:
-            return
-        if self._closed:
-            response.cancel.add(infer_s)
-            return
-        response.infer.add(infer_s)
-        (response.fail if failed else response.empty).add(infer_s)
-
     def _deliver(self, outputs: Sequence[Array], infer_s: float, output_s: float) -> None:
-        call = self._call
-        if call.finished or call.emit is None:
-            return
         now = self._clock.now()
-        if not self._delivered:
-            self._statistics.first_response.observe((now - call.arrived_s) * 1000.0)
-        response = self._statistics.response(self._delivered)
-        self._delivered += 1
-        if response is not None:
-            response.infer.add(infer_s)
-            response.output.add(output_s)
-            response.success.add(infer_s + output_s)
-        call.deadline = max(call.deadline, min(call.arrived_s + MAX_S, now + IDLE_S))
-        try:
-            call.emit(outputs, self._consumed)
-        except InferenceError as error:
-            self._fail(call, error)
-        except Exception:
-            _log.exception("a response could not be delivered")
-            self._fail(call, BackendFailed("the server failed on this response"))
+        if not self._call.finished:
+            self._responses.sent(now, infer_s, output_s)
+        deliver(self._call, outputs, self._consumed, now, self._fail)
+
+
+def deliver(
+    call: Call,
+    outputs: Sequence[Array],
+    consumed: Callable[[], None],
+    now: float,
+    fail: Callable[[Call, InferenceError], None],
+) -> None:
+    """Hand one response to the caller, who has time for the next one from here; on the loop."""
+    if call.finished or call.emit is None:
+        return
+    call.deadline = max(call.deadline, min(call.arrived_s + MAX_S, now + IDLE_S))
+    try:
+        call.emit(outputs, consumed)
+    except InferenceError as error:
+        fail(call, error)
+    except Exception:
+        _log.exception("a response could not be delivered")
+        fail(call, BackendFailed("the server failed on this response"))
 
 
 def execute_stream(
