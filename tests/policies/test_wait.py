@@ -40,7 +40,7 @@ def test_wait_is_the_work_ahead_at_the_best_rate() -> None:
 
 @given(
     st.lists(st.tuples(st.integers(1, 64), st.floats(1e-5, 10.0)), max_size=20),
-    st.integers(1, 200),
+    st.integers(0, 8).map(lambda power: 1 << power),
     st.floats(0.0, 1e6),
     st.floats(0.0, 1e6),
 )
@@ -49,7 +49,7 @@ def test_more_work_never_waits_less_and_larger_batches_are_never_slower(
 ) -> None:
     known = curve(*samples)
     rate = best_rate(known.predict, max_rows)
-    assert 0.0 <= rate <= best_rate(known.predict, 2 * max_rows) or max_rows.bit_count() > 1
+    assert 0.0 <= rate <= best_rate(known.predict, 2 * max_rows)
     first, second = expected_wait_s(ahead, rate), expected_wait_s(ahead + more, rate)
     assert (first is None or first >= 0.0) and (first is None or second is None or first <= second)
 
