@@ -15,6 +15,7 @@ from oriel_policies.documents import Tenant
 from oriel_policies.picking import least_outstanding
 from oriel_policies.queue import Ticket
 from oriel_wire.context import INTERNAL
+from oriel_wire.orca import LOAD_FORMAT
 
 __all__ = ["GrpcCall", "GrpcUpstreams", "answer_metadata"]
 
@@ -26,6 +27,7 @@ _OPTIONS = (
 )
 # Ours, the transport's, or set anew for the next hop.
 _DROPPED = INTERNAL | {
+    LOAD_FORMAT,
     "authorization",
     "x-api-key",
     "x-request-id",

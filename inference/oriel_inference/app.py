@@ -29,6 +29,7 @@ from oriel_inference.lifecycle import Catalog
 from oriel_inference.log_settings import LogSettings
 from oriel_inference.repository.check import CheckPool
 from oriel_inference.repository.load import LoadedVersion
+from oriel_inference.repository.metrics_config import first_response_buckets
 from oriel_inference.scripting import Scripting
 from oriel_inference.servers.access_log import AccessLog
 from oriel_inference.servers.control import control_app
@@ -39,7 +40,7 @@ from oriel_inference.servers.meter import Meter
 from oriel_inference.servers.peers import TrustedPeers
 from oriel_inference.servers.surface import Surface
 from oriel_inference.settings import Settings
-from oriel_inference.statistics import Ledger
+from oriel_inference.statistics import FIRST_RESPONSE_MS, Ledger
 from oriel_inference.stores.local import LocalStore
 from oriel_wire.engine.buffered import HttpLimits
 from oriel_wire.engine.buffered import serve as serve_http
@@ -110,6 +111,7 @@ async def open_unit(
     def make_scheduler(loaded: LoadedVersion) -> Scheduler:
         items, size_bytes = settings.max_queue_items, settings.max_queue_bytes
         statistics = ledger.open(loaded.spec.name, loaded.spec.version)
+        statistics.first_response_buckets(first_response_buckets(loaded.config) or FIRST_RESPONSE_MS)
         if loaded.spec.steps:
             return Ensemble(loaded.spec, clock=clock, max_items=items, max_bytes=size_bytes, statistics=statistics)
         # What waits for its reader, or for another model, must not keep cores from the other models.

@@ -21,6 +21,7 @@ from oriel_inference.batching.scheduler import Scheduler
 from oriel_inference.ensembles.parts import MAX_DEPTH
 from oriel_inference.errors import ControlRefused, InferenceError, LoadFailed, LoadRefused, ServerStopping, UnknownModel
 from oriel_inference.lifecycle import Catalog, Entry
+from oriel_inference.load_failures import LoadFailures
 from oriel_inference.model import ModelState
 from oriel_inference.repository.check import CheckPool
 from oriel_inference.repository.load import LoadedVersion, read_parts
@@ -73,6 +74,16 @@ class ModelControl:
             check=check,
             spawn=self.spawn,
         )
+
+    @property
+    def repository_up(self) -> bool:
+        """Whether the last look at the repository found one that can be read."""
+        return not self._outage
+
+    @property
+    def failures(self) -> LoadFailures:
+        """Loads that were refused."""
+        return self._rollout.failures
 
     # Start and stop ---------------------------------------------------------------------------------------------
 

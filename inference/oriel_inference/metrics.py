@@ -1,23 +1,22 @@
-"""The `nv_inference_*` metrics, read from the models' own counters when somebody asks.
+"""The metrics, read from the models' own counters when somebody asks: Triton's names, and ours beside them.
 
-Triton's counters have no `_total`, which the client library insists on for counters: they are written as untyped, with
-the names dashboards know.
+Every family is one line of FAMILIES or of the server's own, `docs/metrics.md` has the same lines. A version that is
+loaded again goes on counting; one that leaves has its series until its last request has ended.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily, Metric, UnknownMetricFamily
-from prometheus_client.registry import Collector
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 from oriel_inference.errors import Outcome
+from oriel_inference.exposition import head, histogram, label_text, pieces
+from oriel_inference.host import HostLoad
 from oriel_inference.lifecycle import Catalog, ServingModel
 from oriel_inference.statistics import Statistics
 
-__all__ = ["build_registry"]
+__all__ = ["FAMILIES", "Family", "ServerCounts", "Source", "exposition"]
 
-_LABELS = ("model", "version")
+PIECE_LINES = 2000
 _REASONS = {
     Outcome.QUEUE_FULL: "REJECTED",
     Outcome.QUEUE_TIMEOUT: "REJECTED",
@@ -28,56 +27,222 @@ _REASONS = {
     Outcome.BACKEND: "BACKEND",
 }
 _ALL_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
-_COUNTERS: tuple[tuple[str, str, Callable[[Statistics], int]], ...] = (
-    ("nv_inference_request_success", "Requests answered", lambda s: s.success.count),
-    ("nv_inference_count", "Rows answered", lambda s: s.inferences),
-    ("nv_inference_exec_count", "Batches executed", lambda s: s.executions),
-    ("nv_inference_request_duration_us", "From arrival to answer, summed", lambda s: s.success.ns // 1000),
-    ("nv_inference_queue_duration_us", "Time in the queue, summed", lambda s: s.queue.ns // 1000),
-    ("nv_inference_compute_input_duration_us", "Assembling batches, summed", lambda s: s.stages.input.ns // 1000),
-    ("nv_inference_compute_infer_duration_us", "Executing batches, summed", lambda s: s.stages.infer.ns // 1000),
-    ("nv_inference_compute_output_duration_us", "Splitting batches, summed", lambda s: s.stages.output.ns // 1000),
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One version's labels and counters. queues: of what serves, and of what it replaced and still finishes."""
+
+    labels: str
+    statistics: Statistics
+    serving: ServingModel
+    queues: tuple[ServingModel, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric of every version. lines: its samples, complete with name and labels."""
+
+    name: str
+    kind: str
+    text: str
+    lines: Callable[[str, Source], Iterator[str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerCounts:
+    """What is counted outside the versions.
+
+    refused: (model, tier, outcome) -> requests that came to no version. failed_loads: (model, reason) -> times.
+    """
+
+    refused: Mapping[tuple[str, str, Outcome], int]
+    failed_loads: Mapping[tuple[str, str], int]
+    repository_up: bool
+    log_lines_dropped: int
+
+
+def exposition(catalog: Catalog, counts: ServerCounts, host: HostLoad, *, openmetrics: bool) -> Iterator[str]:
+    """The text, in pieces of at most PIECE_LINES lines: who runs on a loop can let it go on in between."""
+    sources = _sources(catalog)
+    for family in FAMILIES:
+        yield head(family.name, family.kind, family.text, openmetrics=openmetrics)
+        lines = (line for source in sources for line in family.lines(family.name, source))
+        if family.name == "oriel_requests_total":
+            yield from pieces(_refused(family.name, counts), size=PIECE_LINES)
+        yield from pieces(lines, size=PIECE_LINES)
+    yield from pieces(_server(counts, host, openmetrics), size=PIECE_LINES)
+    if openmetrics:
+        yield "# EOF\n"
+
+
+def _sources(catalog: Catalog) -> list[Source]:
+    found: dict[tuple[str, str], list[ServingModel]] = {}
+    for model in (*catalog.serving(), *catalog.leaving):
+        found.setdefault((model.spec.name, model.version), []).append(model)
+    return [
+        Source(
+            label_text(
+                {"model": name, "version": version}
+                | {f"_{key}": value for key, value in sorted(models[0].config.metric_tags.items())}
+            ),
+            models[0].batcher.statistics,
+            models[0],
+            tuple(models),
+        )
+        for (name, version), models in sorted(found.items())
+    ]
+
+
+# Families of every version -----------------------------------------------------------------------------------------
+
+
+def _number(read: Callable[[Statistics], int]) -> Callable[[str, Source], Iterator[str]]:
+    def lines(name: str, source: Source) -> Iterator[str]:
+        yield f"{name}{{{source.labels}}} {read(source.statistics)}\n"
+
+    return lines
+
+
+def _failures(name: str, source: Source) -> Iterator[str]:
+    found = Counter(dict.fromkeys(_ALL_REASONS, 0))
+    for outcome, count in source.statistics.failures.items():
+        found[_REASONS.get(outcome, "OTHER")] += count
+    for reason, count in found.items():
+        yield f'{name}{{{source.labels},reason="{reason}"}} {count}\n'
+
+
+def _pending(name: str, source: Source) -> Iterator[str]:
+    yield f"{name}{{{source.labels}}} {sum(model.batcher.pending for model in source.queues)}\n"
+
+
+def _load_seconds(name: str, source: Source) -> Iterator[str]:
+    yield f"{name}{{{source.labels}}} {source.serving.load_s!r}\n"
+
+
+def _first_response(name: str, source: Source) -> Iterator[str]:
+    if source.serving.spec.decoupled:
+        yield from histogram(name, source.labels, source.statistics.first_response)
+
+
+def _latency(name: str, source: Source) -> Iterator[str]:
+    for tier, found in sorted(source.statistics.tiers.items()):
+        yield from histogram(name, f'{source.labels},tier="{tier}"', found.latency)
+
+
+def _requests(name: str, source: Source) -> Iterator[str]:
+    for tier, found in sorted(source.statistics.tiers.items()):
+        counts = {Outcome.OK: found.latency.count, **found.refusals}
+        for outcome, count in counts.items():
+            yield f'{name}{{{source.labels},tier="{tier}",reason="{outcome.value}"}} {count}\n'
+
+
+def _refused(name: str, counts: ServerCounts) -> Iterator[str]:
+    for (model, tier, outcome), count in counts.refused.items():
+        labels = label_text({"model": model, "version": "", "tier": tier, "reason": outcome.value})
+        yield f"{name}{{{labels}}} {count}\n"
+
+
+def _depth(name: str, source: Source) -> Iterator[str]:
+    depths: Counter[int] = Counter()
+    for model in source.queues:
+        for band, items, _ in model.batcher.depths():
+            depths[band] += items
+    for band, items in sorted(depths.items()):
+        yield f'{name}{{{source.labels},priority="{band}"}} {items}\n'
+
+
+def _expected_wait(name: str, source: Source) -> Iterator[str]:
+    for band, _, seconds in source.serving.batcher.depths():
+        if seconds is not None:
+            yield f'{name}{{{source.labels},priority="{band}"}} {round(seconds, 6)!r}\n'
+
+
+def _batch_rows(name: str, source: Source) -> Iterator[str]:
+    yield from histogram(name, source.labels, source.statistics.sizes)
+
+
+def _releases(name: str, source: Source) -> Iterator[str]:
+    for reason, count in sorted(source.statistics.releases.items()):
+        yield f'{name}{{{source.labels},reason="{reason}"}} {count}\n'
+
+
+FAMILIES = (
+    Family("nv_inference_request_success", "counter", "Requests answered", _number(lambda s: s.success.count)),
+    Family("nv_inference_request_failure", "counter", "Requests without an answer", _failures),
+    Family("nv_inference_count", "counter", "Rows answered", _number(lambda s: s.inferences)),
+    Family("nv_inference_exec_count", "counter", "Batches executed", _number(lambda s: s.executions)),
+    Family(
+        "nv_inference_request_duration_us",
+        "counter",
+        "From the queue's entrance to the answer, summed",
+        _number(lambda s: s.success.ns // 1000),
+    ),
+    Family(
+        "nv_inference_queue_duration_us", "counter", "Time in the queue, summed", _number(lambda s: s.queue.ns // 1000)
+    ),
+    Family(
+        "nv_inference_compute_input_duration_us",
+        "counter",
+        "Assembling batches, summed over their requests",
+        _number(lambda s: s.stages.input.ns // 1000),
+    ),
+    Family(
+        "nv_inference_compute_infer_duration_us",
+        "counter",
+        "Executing batches, summed over their requests",
+        _number(lambda s: s.stages.infer.ns // 1000),
+    ),
+    Family(
+        "nv_inference_compute_output_duration_us",
+        "counter",
+        "Splitting batches, summed over their requests",
+        _number(lambda s: s.stages.output.ns // 1000),
+    ),
+    Family("nv_inference_pending_request_count", "gauge", "Requests that wait", _pending),
+    Family("nv_model_load_duration_secs", "gauge", "How long loading took", _load_seconds),
+    Family(
+        "nv_inference_first_response_histogram_ms",
+        "histogram",
+        "From the queue's entrance to the first response of a decoupled model",
+        _first_response,
+    ),
+    Family(
+        "oriel_request_duration_seconds",
+        "histogram",
+        "From a request's arrival to its answer, of requests that were answered",
+        _latency,
+    ),
+    Family("oriel_requests_total", "counter", "Requests by how they ended", _requests),
+    Family("oriel_queue_depth", "gauge", "Requests that wait, by priority (0 is the most urgent)", _depth),
+    Family(
+        "oriel_expected_wait_seconds",
+        "gauge",
+        "How long a request of that priority would wait if it came now",
+        _expected_wait,
+    ),
+    Family("oriel_batch_rows", "histogram", "Rows of executed batches", _batch_rows),
+    Family("oriel_batches_released_total", "counter", "Batches by why they were started", _releases),
 )
 
 
-def build_registry(catalog: Catalog) -> CollectorRegistry:
-    """A registry of its own that reports on `catalog`."""
-    registry = CollectorRegistry()
-    registry.register(_ModelCollector(catalog))
-    return registry
+# The server's own --------------------------------------------------------------------------------------------------
 
 
-class _ModelCollector(Collector):
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
+def _server(counts: ServerCounts, host: HostLoad, openmetrics: bool) -> Iterator[str]:
+    def single(name: str, kind: str, text: str, value: float | None) -> Iterator[str]:
+        if value is not None:
+            yield head(name, kind, text, openmetrics=openmetrics) + f"{name} {value!r}\n"
 
-    def collect(self) -> Iterable[Metric]:
-        models = [(model, [model.spec.name, model.version]) for model in self._catalog.serving()]
-        for name, text, read in _COUNTERS:
-            family = UnknownMetricFamily(name, text, labels=_LABELS)
-            for model, labels in models:
-                family.add_metric(labels, read(model.batcher.statistics))
-            yield family
-        failures = UnknownMetricFamily(
-            "nv_inference_request_failure", "Requests without an answer", labels=(*_LABELS, "reason")
-        )
-        releases = UnknownMetricFamily(
-            "oriel_batches_released", "Batches by why they were started", labels=(*_LABELS, "reason")
-        )
-        pending = GaugeMetricFamily("nv_inference_pending_request_count", "Requests that wait", labels=_LABELS)
-        loading = GaugeMetricFamily("nv_model_load_duration_secs", "How long loading took", labels=_LABELS)
-        for model, labels in models:
-            for reason, count in _failures(model).items():
-                failures.add_metric([*labels, reason], count)
-            for reason, count in sorted(model.batcher.statistics.releases.items()):
-                releases.add_metric([*labels, reason], count)
-            pending.add_metric(labels, model.batcher.pending)
-            loading.add_metric(labels, model.load_s)
-        yield from (failures, releases, pending, loading)
-
-
-def _failures(model: ServingModel) -> Counter[str]:
-    found = Counter(dict.fromkeys(_ALL_REASONS, 0))
-    for outcome, count in model.batcher.statistics.failures.items():
-        found[_REASONS.get(outcome, "OTHER")] += count
-    return found
+    memory = host.memory_bytes() or (None, None)
+    yield from single("nv_cpu_utilization", "gauge", "Busy share of the machine's processors", host.utilization())
+    yield from single("nv_cpu_memory_total_bytes", "gauge", "Memory of the machine", memory[0])
+    yield from single("nv_cpu_memory_used_bytes", "gauge", "Memory of the machine that is in use", memory[1])
+    up = int(counts.repository_up)
+    yield from single("oriel_model_repository_up", "gauge", "Whether every model repository could be read", up)
+    name = "oriel_model_load_failures_total"
+    yield head(name, "counter", "Loads that were refused, by why", openmetrics=openmetrics)
+    for (model, reason), count in sorted(counts.failed_loads.items()):
+        yield f"{name}{{{label_text({'model': model, 'reason': reason})}}} {count}\n"
+    dropped = counts.log_lines_dropped
+    yield from single("oriel_access_log_dropped_total", "counter", "Lines of the access log that were lost", dropped)

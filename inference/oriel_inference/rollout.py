@@ -22,6 +22,7 @@ from oriel_inference.ensembles.parts import judge, labelled
 from oriel_inference.ensembles.scheduler import Ensemble
 from oriel_inference.errors import LoadFailed
 from oriel_inference.lifecycle import Catalog, Entry, ServingModel
+from oriel_inference.load_failures import LoadFailures
 from oriel_inference.model import ModelState
 from oriel_inference.repository.check import CheckPool
 from oriel_inference.repository.config import CONFIG_FILE
@@ -66,6 +67,7 @@ class Rollout:
         self._slots = asyncio.Semaphore(min(MAX_SLOTS, max(2, cores)))
         self._ensembles: dict[str, dict[int, ServingModel]] = {}  # the newest of each, whether it can serve or not
         self._last_load = 0.0
+        self.failures = LoadFailures()
 
     # Coming -----------------------------------------------------------------------------------------------------
 
@@ -98,17 +100,18 @@ class Rollout:
                     have=have,
                 )
             except LoadFailed as failure:
-                return self.refuse(name, failure.reason)
+                return self.refuse(name, failure.reason, failure)
             except Exception:
                 # One model's surprise must not keep the others from serving.
                 _log.exception("model %s could not be loaded", name)
-                return self.refuse(name, "the model could not be loaded, the server's log says why")
+                return self.refuse(name, "the model could not be loaded, the server's log says why", kind="internal")
             finally:
                 self._end_check_later()
             return self._publish(name, versions, old, time.monotonic() - began)
 
-    def refuse(self, name: str, reason: str) -> str:
+    def refuse(self, name: str, reason: str, failure: LoadFailed | None = None, *, kind: str = "repository") -> str:
         """The model as a whole cannot be (re)loaded: what serves goes on."""
+        self.failures.add(name, failure, kind=kind)
         _log.error("model %s: %s", name, reason)
         ready = [e for e in self._catalog.entries(name) if e.serving is not None]
         self._want(name, self._serving(name))
@@ -128,6 +131,7 @@ class Rollout:
         }
         for version, loaded in versions.items():
             if isinstance(loaded, LoadFailed):
+                self.failures.add(name, loaded)
                 entry = _refused(name, version, loaded.reason, current.get(version))
             else:
                 entry = self._entry(made[version], current.get(version))

@@ -14,7 +14,7 @@ from oriel_inference.errors import Outcome
 from oriel_inference.histogram import Histogram
 from oriel_wire.v2.proto import v2_pb2
 
-__all__ = ["OTHER_TIERS", "Duration", "Ledger", "Response", "Statistics", "Tier"]
+__all__ = ["FIRST_RESPONSE_MS", "OTHER_TIERS", "Duration", "Ledger", "Response", "Statistics", "Tier"]
 
 MAX_TIERS = 16
 MAX_BATCH_SIZES = 1024
@@ -122,6 +122,11 @@ class Statistics:
                 name = OTHER_TIERS
             found = self.tiers.setdefault(name, Tier())
         return found
+
+    def first_response_buckets(self, bounds: tuple[float, ...]) -> None:
+        """Count first responses in these from now on; what was counted in others is forgotten."""
+        if bounds != self.first_response.bounds:
+            self.first_response = Histogram(bounds)
 
     def response(self, number: int) -> Response | None:
         """The counters of a request's response `number`, from 0; only MAX_RESPONSES of them are told apart."""

@@ -2,8 +2,8 @@
 
 Work ahead is rows: those that wait in its own band and in more urgent ones, and what is left of the batches that run.
 It leaves at the best rate the service curve promises, since full batches form by themselves while there is a backlog.
-More urgent arrivals, the guaranteed share of lower bands and deadlines that pass are not foreseen: it is what a caller
-may expect, not what it is promised.
+More urgent arrivals, the guaranteed share of lower bands, deadlines that pass and cores that other models hold are not
+foreseen: it is what a caller may expect, not what it is promised.
 """
 
 from collections.abc import Callable
@@ -11,13 +11,14 @@ from collections.abc import Callable
 __all__ = ["best_rate", "expected_wait_s"]
 
 
-def best_rate(predict: Callable[[int], float], max_rows: int) -> float:
+def best_rate(predict: Callable[[int], float], max_rows: int, *, smaller: bool = True) -> float:
     """Rows per second of one instance at its best batch size; 0.0 while nothing is known.
 
-    predict: rows of a batch -> seconds, as `ServiceCurve.predict`. Sizes are tried by powers of two up to `max_rows`.
+    predict: rows of a batch -> seconds, as `ServiceCurve.predict`. Sizes are tried by powers of two up to `max_rows`;
+    only that one without `smaller`.
     """
     best = 0.0
-    rows = 1
+    rows = 1 if smaller else max_rows
     while True:
         seconds = predict(rows)
         if seconds > 0.0:

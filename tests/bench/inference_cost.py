@@ -1,6 +1,7 @@
 """What our own code costs per tiny v2 HTTP request, without sockets: CPU-microseconds per request, by stage if asked.
 
     python tests/bench/inference_cost.py [--connections 64] [--seconds 3] [--rounds 5] [--profile] [--binary]
+                                         [--access-log]
 
 The inference unit's own connection class, frontend and batcher with ONNX Runtime behind them; each round hands every
 connection one whole request and lets the loop turn until all are answered. What is missing against a real server is
@@ -10,6 +11,7 @@ the kernel's share and uvloop's. Use it to compare two states of the code; `infe
 import argparse
 import asyncio
 import cProfile
+import dataclasses
 import json
 import pstats
 import socket
@@ -91,6 +93,7 @@ async def measure(args: argparse.Namespace) -> None:
         write(MODELS["tiny"], root / "tiny" / "1" / "model.onnx")
         (root / "tiny" / "config.pbtxt").write_text(CONFIG)
         settings = Settings(repositories=(root,), http_port=0, grpc_port=0, metrics_port=0, cores=1)
+        settings = dataclasses.replace(settings, access_log=str(root / "access.json") if args.access_log else "")
         async with open_unit(settings) as unit:
             frontend = HttpFrontend(unit.surface, Encodings(1 << 20))
             sock = socket.socket()
@@ -116,6 +119,8 @@ async def measure(args: argparse.Namespace) -> None:
             await turn(1.0)
             rounds = [await turn(args.seconds / args.rounds) for _ in range(args.rounds)]
             print(f"{min(rounds):.1f} us per request at best, {statistics.median(rounds):.1f} median of {len(rounds)}")
+            if unit.surface.meter.log is not None:
+                print(f"{unit.surface.meter.log.dropped} lines of the access log dropped")
             if Transport.wrong:
                 raise SystemExit(f"{Transport.wrong} answers were not 200")
             if args.profile:
@@ -137,6 +142,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--access-log", action="store_true", help="write the access log as well")
     parser.add_argument("--binary", action="store_true", help="tensors in the binary extension instead of JSON")
     uvloop.run(measure(parser.parse_args()))
 

@@ -86,6 +86,18 @@ async def test_a_request_reaches_the_upstream_as_it_should(up: Upstream) -> None
         assert idle(core)
 
 
+async def test_how_loaded_an_upstream_is_concerns_no_tenant(up: Upstream) -> None:
+    async def answer(seen: Seen) -> bytes:
+        return b"HTTP/1.1 200 OK\r\nEndpoint-Load-Metrics: TEXT eps=1\r\nx-up: 1\r\ncontent-length: 0\r\n\r\n"
+
+    up.answer = answer
+    async with gateway(documents([up.port])) as (port, _), Client(port) as client:
+        reply = await client.ask(INFER, b"body", headers="Endpoint-Load-Metrics-Format: text\r\n")
+        assert reply.status == 200 and reply.headers["x-up"] == "1"
+        assert "endpoint-load-metrics" not in reply.headers
+        assert up.seen[0].get("endpoint-load-metrics-format") is None
+
+
 @pytest.mark.parametrize(
     ("target", "key", "headers", "method", "status", "reason"),
     [

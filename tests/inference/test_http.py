@@ -233,8 +233,8 @@ async def test_metrics_port(unit: Unit, http: httpx.AsyncClient) -> None:
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{unit.metrics_port}", trust_env=False) as control:
         assert (await control.get("/health/ready")).status_code == 200
         metrics = (await control.get("/metrics")).text
-        assert 'nv_inference_request_success{model="double",version="1"} 1.0' in metrics
-        assert 'nv_inference_request_failure{model="double",reason="REJECTED",version="1"} 0.0' in metrics
+        assert 'nv_inference_request_success{model="double",version="1"} 1\n' in metrics
+        assert 'nv_inference_request_failure{model="double",version="1",reason="REJECTED"} 0\n' in metrics
         lines = {line["name"]: line for line in (await control.get("/models")).json()}
     assert lines["double"]["provider"] == "CPUExecutionProvider"
     assert lines["double"]["batching"] == {

@@ -91,6 +91,22 @@ async def test_the_configuration_is_completed_by_the_models_code(http: httpx.Asy
     assert [each["name"] for each in config["input"]] == ["n"]
 
 
+async def test_responses_are_counted_by_their_number(unit: Unit, channel: grpc.aio.Channel) -> None:
+    def counted() -> list[tuple[int, int]]:
+        return [
+            (each.success.count, each.empty.count) for each in unit.catalog.get("repeat").batcher.statistics.responses
+        ]
+
+    before = [*counted(), *[(0, 0)] * 4]
+    assert await told(channel, 2) == [0, 1]
+    after = counted()
+    assert [(success - b, empty - e) for (success, empty), (b, e) in zip(after, before, strict=False)][:3] == [
+        (1, 0),
+        (1, 0),
+        (0, 1),
+    ]
+
+
 async def test_a_decoupled_model_sends_any_number_of_responses(channel: grpc.aio.Channel) -> None:
     assert await told(channel, 3) == [0, 1, 2]
     assert await told(channel, 0) == []

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oriel_wire.errors import BadMessage
-from oriel_wire.orca import LoadReport, encode_report, parse_report, report_format
+from oriel_wire.orca import LoadReport, encode_report, parse_report, report_form
 
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.:/-]{0,30}", fullmatch=True, alphabet=st.characters(codec="ascii"))
 VALUES = st.floats(allow_nan=False, allow_infinity=False)
@@ -65,7 +65,7 @@ def test_the_forms_are_those_of_others() -> None:
 
 @pytest.mark.parametrize(("wanted", "form"), [("text", "TEXT"), ("HTTP", "TEXT"), (" JSON ", "JSON"), ("bin", "")])
 def test_forms_are_asked_for_by_name(wanted: str, form: str) -> None:
-    assert report_format(wanted) == form
+    assert report_form(wanted) == form
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,7 @@ _REQUEST_KINDS: dict[str, int] = {
     "x-request-id": Kind.REQUEST_ID,
     "x-request-timeout-ms": Kind.TIMEOUT,
     "content-encoding": Kind.CONTENT_ENCODING,
+    "endpoint-load-metrics-format": Kind.INTERNAL,  # how loaded a server is concerns no tenant
 }
 _RESPONSE_KINDS: dict[str, int] = {
     "connection": Kind.CONNECTION,
@@ -83,6 +84,7 @@ _RESPONSE_KINDS: dict[str, int] = {
     "traceresponse": Kind.TRACEPARENT,
     "server-timing": Kind.SERVER_TIMING,
     "x-oriel-cost-us": Kind.COST,
+    "endpoint-load-metrics": Kind.INTERNAL,
 }
 _REQUEST_KINDS = {name: int(kind) for name, kind in _REQUEST_KINDS.items()}
 _RESPONSE_KINDS = {name: int(kind) for name, kind in _RESPONSE_KINDS.items()}

@@ -15,7 +15,7 @@ import msgspec
 
 from oriel_wire.errors import BadMessage
 
-__all__ = ["LOAD_FORMAT", "LOAD_METRICS", "LoadReport", "encode_report", "parse_report", "report_format"]
+__all__ = ["LOAD_FORMAT", "LOAD_METRICS", "LoadReport", "encode_report", "parse_report", "report_form"]
 
 LOAD_FORMAT = "endpoint-load-metrics-format"
 LOAD_METRICS = "endpoint-load-metrics"
@@ -41,13 +41,13 @@ class LoadReport:
     named: Mapping[str, float] = field(default_factory=dict)
 
 
-def report_format(wanted: str) -> str:
+def report_form(wanted: str) -> str:
     """The value of `endpoint-load-metrics-format` -> "TEXT" or "JSON"; "" if it is neither."""
     return _FORMATS.get(wanted.strip().lower(), "")
 
 
 def encode_report(report: LoadReport, form: str) -> str:
-    """The header's value; `form` as `report_format` gives it. Raises ValueError for what the form cannot carry."""
+    """The header's value; `form` as `report_form` gives it. Raises ValueError for what the form cannot carry."""
     if len(report.load) + len(report.named) > MAX_METRICS:
         raise ValueError(f"a load report has at most {MAX_METRICS} metrics")
     for name, value in (*report.load.items(), *report.named.items()):

@@ -34,6 +34,7 @@ from oriel_inference.batching.cores import Cores
 from oriel_inference.batching.experience import INLINE_S, Experience
 from oriel_inference.batching.levels import LevelBounds
 from oriel_inference.batching.line import AnswerLine
+from oriel_inference.batching.outlook import Outlook
 from oriel_inference.batching.pick import pick, unwrap
 from oriel_inference.batching.requests import RequestBatch
 from oriel_inference.batching.stream import Relay, execute_stream
@@ -61,7 +62,6 @@ from oriel_policies.batch import (
     decide,
 )
 from oriel_policies.queue import Pushed, SlaQueue, Ticket
-from oriel_policies.wait import best_rate, expected_wait_s
 from oriel_wire.v2.messages import Array
 
 __all__ = ["Batcher"]
@@ -125,6 +125,15 @@ class Batcher:
         self._line = AnswerLine(clock, self._succeed, self._fail) if self._in_order and not spec.decoupled else None
         self._levels = LevelBounds(spec.queue) if spec.queue.priority_levels and spec.queue.bounded else None
         self._running: set[_Running] = set()
+        self._outlook = Outlook(
+            self._queue,
+            self.curve,
+            self._idle,
+            self._running,
+            max_rows=0 if self._alone else self._bounds.max_rows,
+            slots=cores.total // self.units,
+            clock=clock,
+        )
         self._rows = 0
         self._arrivals: deque[Call] = deque()  # in order of arrival; kept only where a delay is asked for
         self._scheduled = False
@@ -150,34 +159,11 @@ class Batcher:
 
     def depths(self) -> list[tuple[int, int, float | None]]:
         """(band, calls that wait, seconds a new call would wait; None if unknown) of every band seen, and of band 0."""
-        known = {band: items for band, items, _ in self._queue.depths()}
-        rate = self._rate()
-        return [
-            (band, items, expected_wait_s(self._ahead(band), rate)) for band, items in sorted({0: 0, **known}.items())
-        ]
+        return self._outlook.by_band()
 
     def expected_wait_s(self, band: int) -> float | None:
-        """Seconds a call of `band` that came now would wait in the queue; None if that is not known."""
-        return expected_wait_s(self._ahead(band), self._rate())
-
-    def _rate(self) -> float:
-        """Rows per second at best, over all instances that may run at once."""
-        rows = self._bounds.max_rows
-        if self._alone:
-            rows = max(1, round(self._rows / max(1, len(self._queue))))
-        instances = len(self._idle) + len(self._running)
-        return best_rate(self.curve.predict, rows) * max(1, min(instances, self._cores.total // self.units))
-
-    def _ahead(self, band: int) -> float:
-        now = self._clock.now()
-        ahead = float(self._queue.rows_ahead(band))
-        if not self._idle:
-            for batch in self._running:
-                rows = sum([call.rows for call in batch.calls])
-                needs_s = self.curve.predict(rows)
-                if needs_s > 0.0:
-                    ahead += rows * max(0.0, 1.0 - (now - batch.calls[0].started_s) / needs_s)
-        return ahead
+        """Seconds a call of `band` that came now would wait; None if that is not known."""
+        return self._outlook.wait_s(band)
 
     @property
     def is_short(self) -> bool:
@@ -377,7 +363,16 @@ class Batcher:
             else:
                 self._dispatch()
 
-        RequestBatch(self.spec, session, batch.calls, self._clock, finish=finish, free=free, fail=self._fail).start()
+        RequestBatch(
+            self.spec,
+            session,
+            batch.calls,
+            self._clock,
+            finish=finish,
+            free=free,
+            fail=self._fail,
+            statistics=self.statistics,
+        ).start()
         starting = False
 
     def _executing(self, batch: _Running) -> Callable[[], _Results]:
@@ -387,7 +382,7 @@ class Batcher:
     def _streaming(self, batch: _Running) -> Callable[[], _Results]:
         (call,) = batch.calls
         session = cast(DecoupledSession, batch.session)  # seen to when the model was loaded
-        call.relay = relay = Relay(call, self._clock, self._fail)
+        call.relay = relay = Relay(call, self._clock, self._fail, self.statistics)
         spec, names, now = self.spec, self._output_names, self._clock.now
         return lambda: [(batch.calls, execute_stream(session, spec, names, call, relay, now))]
 

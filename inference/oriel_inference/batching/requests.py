@@ -9,10 +9,12 @@ from collections.abc import Callable, Sequence
 from oriel_inference.backends import Outputs, Request, RequestSession
 from oriel_inference.batching.assemble import Outcome, concatenate, reshaped
 from oriel_inference.batching.call import BatchTimes, Call
+from oriel_inference.batching.responses import Responses
 from oriel_inference.batching.stream import IDLE_S, MAX_S, deliver
 from oriel_inference.clock import Clock
 from oriel_inference.errors import BackendFailed, InferenceError
 from oriel_inference.model import ModelSpec
+from oriel_inference.statistics import Statistics
 from oriel_wire.v2.messages import Array
 
 __all__ = ["RequestBatch"]
@@ -24,7 +26,7 @@ class RequestBatch:
     """The Execution of `calls`.
 
     finish: takes the results of some of the calls, and whether they are the last. free: the instance is idle again.
-    fail: ends a call with an error.
+    fail: ends a call with an error. statistics: where a decoupled model's responses are counted.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class RequestBatch:
         finish: Callable[[Results, bool], None],
         free: Callable[[], None],
         fail: Callable[[Call, InferenceError], None],
+        statistics: Statistics,
     ) -> None:
         self._spec = spec
         self._session = session
@@ -48,6 +51,8 @@ class RequestBatch:
         self._results: list[Outputs | InferenceError | None] = [None] * len(calls)
         self._unanswered = len(calls)
         self._started = self._began = self._computed = clock.now()
+        self._responses = [Responses(statistics, call.arrived_s) for call in calls] if spec.decoupled else []
+        self._since = [self._started] * len(calls)
         self.requests: Sequence[Request] = ()
 
     def start(self) -> None:
@@ -79,6 +84,9 @@ class RequestBatch:
         call.relay = None
         self._results[index] = result
         self._unanswered -= 1
+        if self._spec.decoupled:
+            failed = isinstance(result, InferenceError)
+            self._responses[index].ended(self._lap(index), failed=failed, cancelled=call.finished)
         if self._spec.decoupled and self._unanswered:
             self._finish([self._ended(call, result)], False)
         elif self._spec.decoupled:
@@ -93,7 +101,15 @@ class RequestBatch:
         except BackendFailed as error:
             self._fail(call, error)
             return
-        deliver(call, shaped, consumed, self._clock.now(), self._fail)
+        infer_s = self._lap(index)
+        if self._responses and not call.finished:
+            self._responses[index].sent(self._since[index], infer_s, 0.0)
+        deliver(call, shaped, consumed, self._since[index], self._fail)
+
+    def _lap(self, index: int) -> float:
+        """Seconds since the call's last response, or since its batch began."""
+        before, self._since[index] = self._since[index], self._clock.now()
+        return self._since[index] - before
 
     def returned(self) -> None:
         self._free()

@@ -16,9 +16,11 @@ from contextlib import closing
 from oriel_inference.backends import DecoupledSession
 from oriel_inference.batching.assemble import Outcome, concatenate, reshaped
 from oriel_inference.batching.call import BatchTimes, Call
+from oriel_inference.batching.responses import Responses
 from oriel_inference.clock import Clock
 from oriel_inference.errors import BackendFailed, InferenceError
 from oriel_inference.model import ModelSpec
+from oriel_inference.statistics import Statistics
 from oriel_wire.v2.messages import Array
 
 __all__ = ["IDLE_S", "MAX_S", "Relay", "deliver", "execute_stream"]
@@ -33,10 +35,13 @@ MAX_S = 600.0
 class Relay:
     """From one worker to the loop. fail: ends the call with an error, on the loop."""
 
-    def __init__(self, call: Call, clock: Clock, fail: Callable[[Call, InferenceError], None]) -> None:
+    def __init__(
+        self, call: Call, clock: Clock, fail: Callable[[Call, InferenceError], None], statistics: Statistics
+    ) -> None:
         self._call = call
         self._clock = clock
         self._fail = fail
+        self._responses = Responses(statistics, call.arrived_s)
         self._condition = threading.Condition()
         self._ahead = 0
         self._closed = False
@@ -47,15 +52,23 @@ class Relay:
         """Nobody waits for more."""
         return self._closed
 
-    def send(self, outputs: Sequence[Array]) -> bool:
-        """Hand one response over, waiting for room; False if nobody wants it any more."""
+    def send(self, outputs: Sequence[Array], infer_s: float, output_s: float) -> bool:
+        """Hand one response over, waiting for room; False if nobody wants it any more.
+
+        infer_s, output_s: what it took to compute and to make ready.
+        """
         with self._condition:
             self._condition.wait_for(lambda: self._ahead < AHEAD or self._closed)
             if self._closed:
                 return False
             self._ahead += 1
-        self._clock.call_from_thread(lambda: self._deliver(outputs))
+        self._clock.call_from_thread(lambda: self._deliver(outputs, infer_s, output_s))
         return True
+
+    def end(self, infer_s: float, *, failed: bool) -> None:
+        """There is no further response, after `infer_s` since the last one."""
+        ended = self._responses.ended
+        self._clock.call_from_thread(lambda: ended(infer_s, failed=failed, cancelled=self._closed))
 
     # The loop's side --------------------------------------------------------------------------------------------
 
@@ -70,8 +83,11 @@ class Relay:
             self._ahead -= 1
             self._condition.notify()
 
-    def _deliver(self, outputs: Sequence[Array]) -> None:
-        deliver(self._call, outputs, self._consumed, self._clock.now(), self._fail)
+    def _deliver(self, outputs: Sequence[Array], infer_s: float, output_s: float) -> None:
+        now = self._clock.now()
+        if not self._call.finished:
+            self._responses.sent(now, infer_s, output_s)
+        deliver(self._call, outputs, self._consumed, now, self._fail)
 
 
 def deliver(
@@ -103,23 +119,28 @@ def execute_stream(
     now: Callable[[], float],
 ) -> Outcome:
     """Run `call` and relay its responses; blocks, never raises. The outcome has no rows, they were sent."""
-    started = now()
+    started = since = now()
     try:
         batch = concatenate([call.inputs], spec.inputs, batched=spec.batched)
-        assembled = now()
+        assembled = since = now()
         with closing(session.stream(batch, names, relay.cancelled)) as responses:
             for arrays in responses:
+                computed = now()
                 outputs = [
                     reshaped(array, output, array.shape[0] if spec.batched else 0)
                     for array, output in zip(arrays, spec.outputs, strict=True)
                 ]
-                if not relay.send(outputs):
+                if not relay.send(outputs, computed - since, now() - computed):
                     break
+                since = now()  # waiting for the reader is not the model's
     except InferenceError as error:
+        relay.end(now() - since, failed=True)
         return error
     except Exception:
         # The instance must live on, whatever a runtime throws.
         _log.exception("model %s: a stream failed unexpectedly", spec.name)
+        relay.end(now() - since, failed=True)
         return BackendFailed("the model failed inside the server")
     ended = now()
+    relay.end(ended - since, failed=False)
     return [[]], BatchTimes(started, assembled, ended, ended, call.rows)

@@ -12,6 +12,7 @@ from oriel_inference.errors import ConfigInvalid
 from oriel_inference.repository.accelerators import check_accelerators
 from oriel_inference.repository.engines import name_engine, needs
 from oriel_inference.repository.ensembles import check_ensemble, is_ensemble
+from oriel_inference.repository.metrics_config import check_metrics, other_families
 from oriel_inference.repository.not_executed import refuse_not_executed
 from oriel_inference.repository.queueing import check_queueing
 from oriel_wire.errors import BadMessage
@@ -26,7 +27,6 @@ STRATEGY = "TRITON_BATCH_STRATEGY_PATH"
 MAX_TENSORS = 1024
 MAX_INSTANCES = 256
 _CAPABILITY = re.compile(r"[0-9]{1,2}\.[0-9]\Z")
-_LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 _LINE = re.compile(r"^(\d+):(\d+) : (?:'.*?': )?(?:Message type )?")
 _GRAPH_LEVELS = (-1, 0, 1, 2)
 _SHAPE_TENSOR = "only TensorRT has shape tensors, and " + needs("tensorrt")
@@ -190,16 +190,7 @@ def _names(config: pb.ModelConfig, refuse: _Refuse) -> None:
             raise refuse(field, "the key must be a compute capability such as '9.0'")
         if not filename:
             raise refuse(field, "names no file")
-    for name in config.metric_tags:
-        if not _LABEL.match(name):
-            raise refuse(f"metric_tags[{name[:64]!r}]", "the key must be a label name: letters, digits and _")
-    for index, control in enumerate(config.model_metrics.metric_control):
-        field = f"model_metrics.metric_control[{index}]"
-        if not control.metric_identifier.family:
-            raise refuse(f"{field}.metric_identifier.family", "is missing")
-        buckets = list(control.histogram_options.buckets)
-        if buckets != sorted(set(buckets)):
-            raise refuse(f"{field}.histogram_options.buckets", "must rise")
+    check_metrics(config, refuse)
 
 
 def _without_effect(config: pb.ModelConfig) -> list[str]:
@@ -210,8 +201,7 @@ def _without_effect(config: pb.ModelConfig) -> list[str]:
     on_cpu = bool(groups) and all(group.kind == pb.ModelInstanceGroup.KIND_CPU for group in groups)
     ignored = {
         "runtime": bool(config.runtime),
-        "model_metrics": config.HasField("model_metrics"),
-        "metric_tags": bool(config.metric_tags),
+        **other_families(config),
         "dynamic_batching.preferred_batch_size (the model is decoupled)": (
             config.model_transaction_policy.decoupled and bool(config.dynamic_batching.preferred_batch_size)
         ),

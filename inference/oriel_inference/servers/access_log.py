@@ -8,6 +8,7 @@ A line holds names, sizes, times and outcomes; no payload, no credential, no add
 model that does not exist) is JSON-escaped and bounded, so it forges no line.
 """
 
+import json
 import logging
 import sys
 import threading
@@ -95,33 +96,16 @@ class AccessLog:
         self, ctx: CallContext, completion: Completion, received_s: float, ended_s: float, protocol: str, size: int
     ) -> None:
         """A request that had come to a version of a model."""
-        if len(self._notes) >= self._max_queued:
-            self._refused += 1
-            return
-        answer, error, serving = completion.answer, completion.error, completion.serving
-        if answer is None:
-            queued_s, computed_s = ended_s - completion.queued_s, -1.0
-        else:
+        answer, error, spec = completion.answer, completion.error, completion.serving.spec
+        version, rows = completion.serving.version, completion.rows
+        waited_s, computed_s = ended_s - completion.queued_s, -1.0
+        if answer is not None:
             times = answer.times
-            queued_s, computed_s = times.started_s - completion.queued_s, times.split_s - times.started_s
+            waited_s, computed_s = times.started_s - completion.queued_s, times.split_s - times.started_s
         outcome = Outcome.OK if error is None else error.outcome
         total_s = ended_s - received_s
-        self._notes.append(
-            (
-                ended_s,
-                ctx,
-                "",
-                serving.spec.name,
-                serving.version,
-                protocol,
-                outcome,
-                0,
-                completion.rows,
-                queued_s,
-                computed_s,
-                total_s,
-                size,
-            )
+        self._put(
+            (ended_s, ctx, "", spec.name, version, protocol, outcome, 0, rows, waited_s, computed_s, total_s, size)
         )
 
     def refused(
@@ -221,7 +205,9 @@ def _lines(notes: Sequence[_Note], offset_s: float) -> bytes:
             total_ms=_milliseconds(total),
             bytes=size,
         )
-        lines.append(encode(line))
+        text = encode(line)
+        # Beyond ASCII there are further line ends and terminal controls; JSON can say them all in ASCII.
+        lines.append(text if text.isascii() else json.dumps(msgspec.to_builtins(line), separators=(",", ":")).encode())
     lines.append(b"")
     return b"\n".join(lines)
 

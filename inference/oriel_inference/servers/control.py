@@ -1,5 +1,6 @@
 """The metrics port: `/metrics`, `/health/*`, and `/models` for operators and the supervisor."""
 
+import asyncio
 from typing import Any
 
 from starlette.applications import Starlette
@@ -7,8 +8,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from oriel_inference.exposition import OPENMETRICS, TEXT, wants_openmetrics
+from oriel_inference.host import HostLoad
 from oriel_inference.lifecycle import Entry
-from oriel_inference.metrics import build_registry
+from oriel_inference.metrics import ServerCounts, exposition
 from oriel_inference.servers.surface import Surface
 from oriel_wire.engine.control import health_routes
 
@@ -21,8 +24,24 @@ def control_app(surface: Surface) -> Starlette:
     async def models(_: Request) -> Response:
         return JSONResponse([_line(entry) for entry in surface.catalog.index()])
 
-    routes = health_routes(surface.readiness, build_registry(surface.catalog))
-    return Starlette(routes=[*routes, Route("/models", models)])
+    host = HostLoad()
+
+    async def metrics(request: Request) -> Response:
+        openmetrics = wants_openmetrics(request.headers.get("accept", ""))
+        counts = ServerCounts(
+            refused=dict(surface.meter.refused),
+            failed_loads=dict(surface.control.failures.counts),
+            repository_up=surface.control.repository_up,
+            log_lines_dropped=surface.meter.log.dropped if surface.meter.log is not None else 0,
+        )
+        text: list[str] = []
+        for piece in exposition(surface.catalog, counts, host, openmetrics=openmetrics):
+            text.append(piece)
+            await asyncio.sleep(0)  # requests go on while a thousand models are written down
+        return Response("".join(text), headers={"content-type": OPENMETRICS if openmetrics else TEXT})
+
+    routes = health_routes(surface.readiness, registry=None)
+    return Starlette(routes=[*routes, Route("/metrics", metrics), Route("/models", models)])
 
 
 def _line(entry: Entry) -> dict[str, Any]:

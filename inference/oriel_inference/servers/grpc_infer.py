@@ -25,6 +25,7 @@ from oriel_inference.servers.surface import Surface
 from oriel_inference.servers.trail import Trail
 from oriel_wire.context import CallContext
 from oriel_wire.errors import BadMessage
+from oriel_wire.orca import report_form
 from oriel_wire.v2.grpc import encode_infer
 from oriel_wire.v2.grpc_messages import InferMessages, Pieces, RawAnswers, RequestHead
 from oriel_wire.v2.messages import InferRequest
@@ -82,7 +83,7 @@ class GrpcInfer:
             parent_id=parent_id,
             protocol="grpc",
             size_bytes=len(data),
-            load_format=load_format,
+            load_form=report_form(load_format),
         )
         ended: asyncio.Future[_Ended] = asyncio.get_running_loop().create_future()
         model = ""

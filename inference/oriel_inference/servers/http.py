@@ -18,7 +18,7 @@ from oriel_inference.servers.encoding import ACCEPTED, Encodings, is_encoded, is
 from oriel_inference.servers.generate import generate
 from oriel_inference.servers.http_call import answer, json_object, refuse
 from oriel_inference.servers.http_infer import HttpInfer
-from oriel_inference.servers.statuses import head_outcome, head_refusal
+from oriel_inference.servers.statuses import head_outcome, head_refusal, http_status, identity
 from oriel_inference.servers.surface import EXTENSIONS, SERVER_NAME, SERVER_VERSION, Surface
 from oriel_wire.engine.buffered import Exchange, Refusal
 from oriel_wire.h1 import RequestHead
@@ -115,11 +115,18 @@ class HttpFrontend:
             else:
                 self._call(exchange, route, exchange.body)
         except InferenceError as error:
-            refuse(exchange, error, [])
+            self._refuse(exchange, route, error)
         except Exception:
             # A request's surprise is its own: the server goes on, and the client learns no insides.
             _log.exception("a request failed unexpectedly")
-            refuse(exchange, BackendFailed("the server failed on this request"), [])
+            self._refuse(exchange, route, BackendFailed("the server failed on this request"))
+
+    def _refuse(self, exchange: Exchange, route: _Route, error: InferenceError) -> None:
+        """An end that no trail has seen."""
+        name_value = identity(exchange.head)
+        if route.kind in _CALLS:
+            self._surface.meter.turned_away(name_value[1], http_status(error), error.outcome, route.model)
+        refuse(exchange, error, [name_value])
 
     # Inference --------------------------------------------------------------------------------------------------
 
@@ -127,14 +134,14 @@ class HttpFrontend:
         if exchange.aborted:
             return
         if isinstance(body, InferenceError):
-            refuse(exchange, body, [])
+            self._refuse(exchange, route, body)
             return
         try:
             self._call(exchange, route, body)
         except Exception:
             # As in `handle`: this may be another turn of the loop.
             _log.exception("a request failed unexpectedly")
-            refuse(exchange, BackendFailed("the server failed on this request"), [])
+            self._refuse(exchange, route, BackendFailed("the server failed on this request"))
 
     def _call(self, exchange: Exchange, route: _Route, body: bytes) -> None:
         if route.kind == "infer":

@@ -12,7 +12,7 @@ from oriel_inference.servers.trail import Trail
 from oriel_wire.context import CallContext, read_headers
 from oriel_wire.engine.buffered import Exchange
 from oriel_wire.errors import BadMessage
-from oriel_wire.orca import LOAD_FORMAT
+from oriel_wire.orca import LOAD_FORMAT, report_form
 from oriel_wire.v2.depth import check_depth
 from oriel_wire.v2.http import JSON_LIMIT_BYTES
 
@@ -29,7 +29,7 @@ class HeadPlan:
     header_length: of the JSON part, None if all of it is JSON.
     """
 
-    __slots__ = ("accept_encoding", "context", "header_length", "load_format", "parent_id")
+    __slots__ = ("accept_encoding", "context", "header_length", "load_form", "parent_id")
 
     def __init__(self, surface: Surface, exchange: Exchange) -> None:
         fields = exchange.head.by_name()
@@ -38,7 +38,7 @@ class HeadPlan:
         self.parent_id = trace.span_id if trace is not None else 0
         self.accept_encoding = fields.get("accept-encoding", "")
         self.header_length = fields.get("inference-header-content-length")
-        self.load_format = fields.get(LOAD_FORMAT, "")
+        self.load_form = report_form(fields.get(LOAD_FORMAT, ""))
 
 
 def begin(surface: Surface, exchange: Exchange) -> tuple[HeadPlan, CallContext, Trail]:
@@ -56,7 +56,7 @@ def begin(surface: Surface, exchange: Exchange) -> tuple[HeadPlan, CallContext, 
         parent_id=plan.parent_id,
         protocol="http",
         size_bytes=len(exchange.body),
-        load_format=plan.load_format,
+        load_form=plan.load_form,
     )
     return plan, ctx, trail
 

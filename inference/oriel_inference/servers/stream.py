@@ -199,7 +199,9 @@ class _Stream:
         except Exception:
             # One message's surprise is not the stream's.
             _log.exception("a message of a stream failed unexpectedly")
-            self._refuse(slot, BackendFailed("the server failed on this request"))
+            error = BackendFailed("the server failed on this request")
+            trail.refused(error, slot.model)
+            self._refuse(slot, error)
 
     def _decode(self, data: bytes, slot: _Slot) -> InferRequest:
         try:

@@ -8,7 +8,7 @@ from oriel_inference.dataplane import Completion
 from oriel_inference.errors import InferenceError
 from oriel_inference.servers.meter import Meter
 from oriel_wire.context import COST_US, REQUEST_ID, CallContext
-from oriel_wire.orca import LOAD_METRICS, report_format
+from oriel_wire.orca import LOAD_METRICS
 from oriel_wire.trace import Span, SpanSink, TraceContext, child, format_traceparent, server_timing
 
 __all__ = ["Trail"]
@@ -18,13 +18,13 @@ class Trail:
     """One request's way through this unit, from its first byte to its answer. Exactly one of `refused`, `ended` and
     `left` is called.
 
-    parent_id: the caller's span, 0 if the trace starts here. size_bytes: the request as it came. load_format: what it
+    parent_id: the caller's span, 0 if the trace starts here. size_bytes: the request as it came. load_form: what it
     says in `endpoint-load-metrics-format`.
     """
 
     __slots__ = (
         "_ctx",
-        "_load_format",
+        "_load_form",
         "_meter",
         "_parent_id",
         "_protocol",
@@ -44,7 +44,7 @@ class Trail:
         parent_id: int,
         protocol: str,
         size_bytes: int,
-        load_format: str = "",
+        load_form: str = "",
     ) -> None:
         self._ctx = ctx
         self._received_s = received_s
@@ -52,7 +52,7 @@ class Trail:
         self._meter = meter
         self._parent_id = parent_id
         self._protocol = protocol
-        self._load_format = load_format
+        self._load_form = load_form
         self._span = child(ctx.trace) if parent_id else ctx.trace
         self.size_bytes = size_bytes
 
@@ -78,8 +78,9 @@ class Trail:
             headers.append(("server-timing", server_timing(stages)))
             if self._ctx.trusted:
                 headers.append((COST_US, str(answer.cost_us)))
-        if self._load_format and (form := report_format(self._load_format)):
-            headers.append((LOAD_METRICS, self._meter.load_header(completion.serving, self._ctx.band, form)))
+        if self._load_form:
+            load = self._meter.load_header(completion.serving, self._ctx.band, self._load_form)
+            headers.append((LOAD_METRICS, load))
         return headers
 
     def answered(self, completion: Completion, answer: Answer) -> str:
@@ -97,8 +98,8 @@ class Trail:
         )
         if ctx.trusted:
             lines += f"{COST_US}: {answer.cost_us}\r\n"
-        if self._load_format and (form := report_format(self._load_format)):
-            lines += f"{LOAD_METRICS}: {self._meter.load_header(completion.serving, ctx.band, form)}\r\n"
+        if self._load_form:
+            lines += f"{LOAD_METRICS}: {self._meter.load_header(completion.serving, ctx.band, self._load_form)}\r\n"
         return lines
 
     def left(self, completion: Completion) -> None:

@@ -77,8 +77,8 @@ async def _exit_on(stop: asyncio.Event, server: uvicorn.Server) -> None:
     server.should_exit = True
 
 
-def health_routes(ready: Callable[[], tuple[bool, str]], registry: CollectorRegistry = REGISTRY) -> list[Route]:
-    """`/health/live`, `/health/ready` (503 with the reason while not ready) and `/metrics` of `registry`.
+def health_routes(ready: Callable[[], tuple[bool, str]], registry: CollectorRegistry | None = REGISTRY) -> list[Route]:
+    """`/health/live`, `/health/ready` (503 with the reason while not ready), `/metrics` of `registry` if there is one.
 
     ready() -> (is ready, reason); it is called per probe on the loop and must not wait.
     """
@@ -93,6 +93,8 @@ def health_routes(ready: Callable[[], tuple[bool, str]], registry: CollectorRegi
         return JSONResponse({"ready": False, "reason": reason}, status_code=503)
 
     async def metrics(_: Request) -> Response:
+        assert registry is not None
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
-    return [Route("/health/live", live), Route("/health/ready", readiness), Route("/metrics", metrics)]
+    routes = [Route("/health/live", live), Route("/health/ready", readiness)]
+    return routes if registry is None else [*routes, Route("/metrics", metrics)]

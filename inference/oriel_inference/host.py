@@ -1,0 +1,49 @@
+"""The machine's processors and memory, read from the kernel as Triton reads them; nothing where there is no /proc."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = ["HostLoad"]
+
+MIN_WINDOW_S = 1.0
+
+
+class HostLoad:
+    """Utilisation is that of the window since the last reading at least MIN_WINDOW_S ago; 0 in the first one."""
+
+    def __init__(self, proc: Path = Path("/proc"), now: Callable[[], float] = time.monotonic) -> None:
+        self._proc = proc
+        self._now = now
+        self._read_s = now()
+        self._ticks = self._read_ticks()
+        self._utilization = 0.0
+
+    def utilization(self) -> float | None:
+        """Busy share of all processors, 0 to 1; None if the kernel does not say."""
+        now = self._now()
+        if now - self._read_s >= MIN_WINDOW_S:
+            before, self._ticks, self._read_s = self._ticks, self._read_ticks(), now
+            if before is not None and self._ticks is not None and (total := self._ticks[1] - before[1]) > 0:
+                self._utilization = min(1.0, max(0.0, (self._ticks[0] - before[0]) / total))
+        return None if self._ticks is None else self._utilization
+
+    def memory_bytes(self) -> tuple[int, int] | None:
+        """All memory of the machine, and what of it cannot be had; None if the kernel does not say."""
+        try:
+            lines = (self._proc / "meminfo").read_text(encoding="ascii").splitlines()
+            sizes = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
+            return sizes["MemTotal"], max(0, sizes["MemTotal"] - sizes["MemAvailable"])
+        except (OSError, ValueError, KeyError, IndexError):
+            return None
+
+    def _read_ticks(self) -> tuple[int, int] | None:
+        """(busy, all) clock ticks of all processors since the machine started."""
+        try:
+            with (self._proc / "stat").open(encoding="ascii") as file:
+                name, *ticks = file.readline().split()
+            user, nice, system, idle, iowait, irq, softirq, steal = [int(each) for each in ticks[:8]]
+        except (OSError, ValueError):
+            return None
+        busy = user + nice + system + irq + softirq + steal
+        return (busy, busy + idle + iowait) if name == "cpu" else None

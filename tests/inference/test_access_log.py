@@ -1,0 +1,279 @@
+"""The access log: one JSON line per request, whatever becomes of it, and never in a request's way."""
+
+import asyncio
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from oriel_inference.app import Unit, open_unit
+from oriel_inference.backends.fake import FakeBackend
+from oriel_inference.errors import Outcome
+from oriel_inference.model import TensorInfo
+from oriel_inference.servers import access_log
+from oriel_inference.servers.access_log import AccessLog
+from oriel_inference.settings import Settings
+from oriel_wire.context import from_headers
+from oriel_wire.errors import StartFailed
+from oriel_wire.trace import ListSink
+
+from .exposed import read
+from .test_grpc import infer, ones
+from .test_stream import said, stream
+from .test_unit import gated, until
+
+ONES = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
+INFER = "/v2/models/double/infer"
+IDENTITY = {
+    "x-request-id": "find-me",
+    "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00",
+    "x-oriel-tier": "gold",
+    "x-oriel-tenant": "acme",
+}
+FIELDS = [
+    *("ts", "trace_id", "request_id", "model", "version", "tier", "tenant", "protocol", "status", "reason", "rows"),
+    *("queue_ms", "compute_ms", "total_ms", "bytes"),
+]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "access.json"
+
+
+@pytest.fixture
+async def unit(settings: Settings, log: Path) -> AsyncIterator[Unit]:
+    async with open_unit(dataclasses.replace(settings, access_log=str(log)), sink=ListSink()) as running:
+        yield running
+
+
+async def lines(unit: Unit, log: Path) -> list[dict[str, Any]]:
+    """Everything so far; ends the log."""
+    await asyncio.to_thread(unit.surface.meter.close)
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+async def test_line_of_an_answer(unit: Unit, http: httpx.AsyncClient, log: Path) -> None:
+    before = datetime.now(UTC)
+    answer = await http.post(INFER, json=ONES, headers={**IDENTITY, "authorization": "Bearer secret"})
+    (line,) = await lines(unit, log)
+    assert list(line) == FIELDS
+    assert line["request_id"] == "find-me" and line["trace_id"] == "0af7651916cd43dd8448eb211c80319c"
+    assert (line["model"], line["version"], line["tier"], line["tenant"]) == ("double", "1", "gold", "acme")
+    assert (line["protocol"], line["status"], line["reason"], line["rows"]) == ("http", 200, "ok", 1)
+    assert line["bytes"] == len(answer.request.content)
+    assert 0 <= line["queue_ms"] <= line["total_ms"] and 0 <= line["compute_ms"] <= line["total_ms"]
+    assert before - timedelta(seconds=1) <= datetime.fromisoformat(line["ts"]) <= datetime.now(UTC)
+    assert "secret" not in log.read_text() and "Bearer" not in log.read_text()
+
+
+async def test_every_way_to_end_has_its_line(unit: Unit, http: httpx.AsyncClient, log: Path) -> None:
+    bad = {"inputs": [{"name": "index", "shape": [1, 1], "datatype": "INT64", "data": [9]}]}
+    expected = []
+    for path, body, headers, outcome in (
+        (INFER, {"inputs": []}, {}, Outcome.INVALID),
+        (INFER, ONES, {"x-oriel-timeout-ms": "0"}, Outcome.DEADLINE),
+        ("/v2/models/lookup/infer", bad, {}, Outcome.INVALID),
+        ("/v2/models/absent/infer", ONES, {}, Outcome.UNKNOWN_MODEL),
+        ("/v2/models/broken/infer", ONES, {}, Outcome.NOT_READY),
+        (INFER, ONES, {"content-encoding": "br"}, Outcome.NOT_SUPPORTED),
+        ("/v2/models/double/generate", {"x": [1, 2, 3, 4]}, {}, Outcome.OK),
+        ("/nowhere", ONES, {}, Outcome.NOT_FOUND),
+    ):
+        answer = await http.post(path, json=body, headers={"x-request-id": f"r{len(expected)}", **headers})
+        expected.append((answer.headers["x-request-id"], answer.status_code, outcome.value))
+    found = [(line["request_id"], line["status"], line["reason"]) for line in await lines(unit, log)]
+    assert found == expected
+
+
+async def test_grpc_and_stream_messages_have_lines_with_their_codes(unit: Unit, log: Path) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{unit.grpc_port}") as channel:
+        await infer(channel)(ones(), metadata=tuple(IDENTITY.items()))
+        with pytest.raises(grpc.aio.AioRpcError):
+            await infer(channel)(ones("absent"))
+        await said(stream(channel, request_iterator=[ones(), ones("absent")]))
+    found = [(each["protocol"], each["model"], each["status"], each["reason"]) for each in await lines(unit, log)]
+    assert sorted(found) == [
+        ("grpc", "absent", 5, "unknown_model"),
+        ("grpc", "double", 0, "ok"),
+        ("grpc_stream", "absent", 5, "unknown_model"),
+        ("grpc_stream", "double", 0, "ok"),
+    ]
+
+
+async def test_caller_that_leaves_has_its_line(tmp_path: Path, log: Path) -> None:
+    info = TensorInfo(name="x", datatype="FP32", shape=(-1, 4))
+    fake = FakeBackend((info,), (dataclasses.replace(info, name="y"),))
+    async with gated(tmp_path, fake, access_log=str(log)) as (unit, client):
+        batcher = unit.catalog.get("double").batcher
+        for number in (1, 2):  # a request that is decoded, then one that is recognised
+            gone = asyncio.create_task(client.post(INFER, json=ONES))
+            await asyncio.to_thread(fake.gate.wait_for_runs, 1)
+            gone.cancel()
+            await until(lambda number=number: batcher.statistics.failures[Outcome.CALLER_LEFT] == number)
+            fake.gate.step()
+            await until(lambda: not batcher.running)
+            answered = asyncio.create_task(client.post(INFER, json=ONES))
+            fake.gate.step()
+            assert (await answered).status_code == 200
+        reasons = [(line["reason"], line["compute_ms"] is None) for line in await lines(unit, log)]
+    assert reasons == [("caller_left", True), ("ok", False)] * 2
+
+
+async def test_surprises_and_bodies_that_do_not_unpack_have_their_lines(
+    unit: Unit, http: httpx.AsyncClient, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = await http.post(INFER, content=b"junk", headers={"content-encoding": "gzip", "x-request-id": "r0"})
+    assert packed.status_code == 400
+
+    def surprise(*_: Any, **__: Any) -> None:
+        raise RuntimeError("surprise")
+
+    monkeypatch.setattr(unit.surface.dataplane, "infer", surprise)
+    monkeypatch.setattr(unit.surface.dataplane, "call", surprise)
+    assert (await http.post(INFER, json=ONES, headers={"x-request-id": "r1"})).status_code == 500
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{unit.grpc_port}") as channel:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await infer(channel)(ones())
+        await said(stream(channel, request_iterator=[ones()]))
+    found = [(line["protocol"], line["status"], line["reason"]) for line in await lines(unit, log)]
+    assert found == [
+        ("http", 400, "invalid_request"),
+        ("http", 500, "backend_failed"),
+        ("grpc", 13, "backend_failed"),
+        ("grpc_stream", 13, "backend_failed"),
+    ]
+
+
+async def test_name_from_outside_forges_no_line(unit: Unit, log: Path) -> None:
+    name = 'x"}\n{"reason":"ok"}\u2028\x00' + "y" * 500
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{unit.grpc_port}") as channel:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await infer(channel)(ones(name))
+    (line,) = await lines(unit, log)
+    assert line["model"] == name[:128] and line["reason"] == "unknown_model"
+
+
+async def test_broken_framing_has_its_line(unit: Unit, log: Path) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", unit.http_port)
+    writer.write(b"POST /v2 HTTP/1.1\r\nhost: x\r\ntransfer-encoding: junk\r\n\r\n")
+    assert (await reader.read()).startswith(b"HTTP/1.1 400")
+    writer.close()
+    (line,) = await lines(unit, log)
+    assert (line["status"], line["reason"], line["total_ms"]) == (400, "invalid_request", None)
+    found = await read(unit)
+    assert found.value("oriel_requests_total", model="", version="", tier="", reason="invalid_request") == 1
+
+
+def test_process_writes_to_standard_output(repository: Path) -> None:
+    script = (
+        "import asyncio, sys, pathlib, httpx\n"
+        "from oriel_inference.app import open_unit\n"
+        "from oriel_inference.settings import Settings\n"
+        "async def main():\n"
+        "    settings = Settings(repositories=(pathlib.Path(sys.argv[1]),), http_port=0, grpc_port=0, metrics_port=0,\n"
+        "                        access_log='-')\n"
+        "    async with open_unit(settings) as unit, httpx.AsyncClient(trust_env=False) as client:\n"
+        "        await client.post(f'http://127.0.0.1:{unit.http_port}/v2/models/none/infer')\n"
+        "asyncio.run(main())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(repository)], capture_output=True, text=True, timeout=60, env={**os.environ}
+    )
+    (line,) = done.stdout.splitlines()
+    assert json.loads(line)["reason"] == "unknown_model", done.stderr
+
+
+# --- the log by itself --------------------------------------------------------------------------------------------
+
+
+CTX = from_headers({}.get, now=0.0, trusted=False, default_timeout_s=1.0, sample=False)
+
+
+def note(log: AccessLog, number: int) -> None:
+    log.refused(replace(CTX, request_id=f"r{number}"), Outcome.INVALID, "m", 0.0, 1.0, "http", 7)
+
+
+@given(st.text(), st.floats(-1.0, 1e6), st.integers(0, 1 << 40), st.sampled_from(list(Outcome)))
+def test_every_line_is_one_json_object_in_ascii(model: str, seconds: float, size: int, outcome: Outcome) -> None:
+    note = (5.0, CTX, "", model, "3", "grpc", outcome, 0, 2, seconds, -1.0, seconds, size)
+    (text,) = access_log._lines([note], 1e9).decode("ascii").splitlines()
+    line = json.loads(text)
+    assert list(line) == FIELDS
+    assert line["model"] == model[:128] and line["reason"] == outcome.value and line["bytes"] == size
+    assert line["queue_ms"] == line["total_ms"] == (None if seconds < 0 else pytest.approx(seconds * 1e3, abs=1e-3))
+    assert line["compute_ms"] is None and line["ts"] == "2001-09-09T01:46:45.000+00:00"
+
+
+def test_what_does_not_fit_into_the_queue_is_counted_and_lost(log: Path) -> None:
+    writer = AccessLog(str(log), max_queued=3, delay_s=60.0)
+    for number in range(5):
+        note(writer, number)
+    assert writer.dropped == 2
+    writer.close()
+    assert [json.loads(line)["request_id"] for line in log.read_text().splitlines()] == ["r0", "r1", "r2"]
+
+
+def test_file_may_be_renamed_at_any_time(log: Path) -> None:
+    writer = AccessLog(str(log), delay_s=60.0)
+    note(writer, 0)
+    writer._flush()
+    log.rename(log.with_suffix(".old"))
+    note(writer, 1)
+    writer.close()
+    assert json.loads(log.with_suffix(".old").read_text())["request_id"] == "r0"
+    assert json.loads(log.read_text())["request_id"] == "r1"
+
+
+def test_file_that_cannot_be_written_costs_lines_and_nothing_else(
+    log: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = AccessLog(str(log), delay_s=60.0)
+    note(writer, 0)
+    monkeypatch.setattr(writer, "_path", str(log / "no folder"))
+    writer._flush()
+    note(writer, 1)
+    writer._flush()
+    assert writer.dropped == 2 and len(caplog.records) == 1, "said once a minute"
+    monkeypatch.undo()
+    note(writer, 2)
+    writer.close()
+    assert json.loads(log.read_text())["request_id"] == "r2"
+
+
+def test_reader_that_is_stuck_holds_up_only_the_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access_log, "CLOSE_S", 0.05)
+    entered, stuck = threading.Event(), threading.Event()
+    writer = AccessLog(str(tmp_path / "log"), max_queued=2, delay_s=0.0)
+
+    def append(data: bytes) -> None:
+        entered.set()
+        stuck.wait(30)
+
+    monkeypatch.setattr(writer, "_append", append)
+    note(writer, 0)
+    assert entered.wait(10)
+    for number in range(5):
+        note(writer, number)
+    assert writer.dropped == 3
+    writer.close()
+    stuck.set()
+
+
+@pytest.mark.parametrize("path", ["nowhere/log", "."])
+def test_log_that_cannot_be_opened_stops_the_start(tmp_path: Path, path: str) -> None:
+    with pytest.raises(StartFailed, match="--access-log: .* cannot be written"):
+        AccessLog(str(tmp_path / path))

@@ -1,0 +1,89 @@
+"""What an answer says of load and cost, and to whom."""
+
+import asyncio
+from pathlib import Path
+
+import grpc.aio
+import httpx
+import pytest
+
+from oriel_inference.app import Unit
+from oriel_inference.backends.fake import FakeBackend
+from oriel_inference.model import TensorInfo
+from oriel_wire.orca import LOAD_FORMAT, LOAD_METRICS, parse_report
+
+from .test_grpc import infer, ones
+from .test_unit import gated, until
+
+ONES = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
+INFER = "/v2/models/double/infer"
+
+
+@pytest.fixture
+def fake() -> FakeBackend:
+    return FakeBackend(
+        (TensorInfo(name="x", datatype="FP32", shape=(-1, 4)),), (TensorInfo(name="y", datatype="FP32", shape=(-1, 4)),)
+    )
+
+
+@pytest.mark.parametrize(("form", "begins"), [("text", "TEXT "), ("JSON", "JSON {"), ("http", "TEXT ")])
+async def test_load_is_reported_to_those_who_ask(http: httpx.AsyncClient, form: str, begins: str) -> None:
+    for _ in range(3):  # decoded, then recognised
+        answer = await http.post(INFER, json=ONES, headers={LOAD_FORMAT: form})
+        value = answer.headers[LOAD_METRICS]
+        assert value.startswith(begins)
+        named = parse_report(value).named
+        assert named == {"queue_depth": 0.0, "warm_models": 4.0, "expected_wait_seconds": 0.0}
+
+
+async def test_nobody_who_does_not_ask_is_told(http: httpx.AsyncClient) -> None:
+    for headers in ({}, {LOAD_FORMAT: "bin"}, {LOAD_FORMAT: ""}):
+        assert LOAD_METRICS not in (await http.post(INFER, json=ONES, headers=headers)).headers
+
+
+async def test_report_is_for_the_priority_of_who_asks_and_comes_with_refusals(
+    tmp_path: Path, fake: FakeBackend
+) -> None:
+    async with gated(tmp_path, fake, max_queue_items=2) as (unit, client), asyncio.TaskGroup() as group:
+        batcher = unit.catalog.get("double").batcher
+        group.create_task(client.post(INFER, json=ONES))
+        await asyncio.to_thread(fake.gate.wait_for_runs, 1)
+        for _ in range(2):
+            group.create_task(client.post(INFER, json=ONES, headers={"x-oriel-priority": "1"}))
+        await until(lambda: batcher.pending == 2)
+        waits = {}
+        for band in ("1", "2"):
+            answer = await client.post(INFER, json=ONES, headers={LOAD_FORMAT: "text", "x-oriel-priority": band})
+            assert answer.status_code == 503
+            named = parse_report(answer.headers[LOAD_METRICS]).named
+            assert named["queue_depth"] == 2.0
+            waits[band] = named["expected_wait_seconds"]
+        assert waits["1"] > 0.0 and waits["2"] > 0.0
+        late = await client.post(INFER, json=ONES, headers={LOAD_FORMAT: "text", "x-oriel-timeout-ms": "0"})
+        ahead = parse_report(late.headers[LOAD_METRICS]).named["expected_wait_seconds"]
+        assert ahead < waits["1"], "what waits in lower bands is not ahead of band 0"
+        fake.gate.open()
+
+
+async def test_grpc_reports_in_trailing_metadata(unit: Unit) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{unit.grpc_port}") as channel:
+        asked = infer(channel)(ones(), metadata=((LOAD_FORMAT, "json"),))
+        await asked
+        assert parse_report(dict(await asked.trailing_metadata())[LOAD_METRICS]).named["warm_models"] == 4.0
+        silent = infer(channel)(ones())
+        await silent
+        assert LOAD_METRICS not in dict(await silent.trailing_metadata())
+
+
+async def test_cost_is_said_to_trusted_peers_only(tmp_path: Path, fake: FakeBackend) -> None:
+    for trusted, said in ((("127.0.0.0/8",), True), (("10.0.0.0/8",), False)):
+        async with gated(tmp_path, fake, trusted_peers=trusted) as (unit, client):
+            fake.gate.open()
+            for _ in range(2):  # decoded, then recognised
+                answer = await client.post(INFER, json=ONES)
+                assert ("x-oriel-cost-us" in answer.headers) is said
+                assert "server-timing" in answer.headers
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{unit.grpc_port}") as channel:
+                call = infer(channel)(ones())
+                await call
+                assert ("x-oriel-cost-us" in dict(await call.trailing_metadata())) is said
