@@ -6,7 +6,6 @@ drain time, what still waits is refused, threads end, sessions close.
 """
 
 import asyncio
-import gc
 import logging
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -21,6 +20,7 @@ from oriel_inference.batching.cores import Cores
 from oriel_inference.batching.scheduler import Scheduler
 from oriel_inference.batching.workers import JobThreads, WorkerThreads
 from oriel_inference.clock import LoopClock
+from oriel_inference.collector import calm_collector
 from oriel_inference.control import ModelControl
 from oriel_inference.dataplane import Dataplane
 from oriel_inference.ensembles.scheduler import Ensemble
@@ -71,8 +71,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     """Run until `stop` is set. Raises StartFailed."""
     async with open_unit(settings) as unit:
         # What exists now lives as long as the process. Walking it again and again cost a stall of some 40 ms each time.
-        gc.collect()
-        gc.freeze()
+        calm_collector()
         _log.info(
             "ready: HTTP %d, gRPC %d, metrics %d, %d model version(s) serve",
             unit.http_port,
@@ -124,6 +123,7 @@ async def open_unit(
             units=1 if apart else loaded.units,
             max_items=items,
             max_bytes=size_bytes,
+            max_batch_bytes=settings.max_batch_bytes,
             statistics=statistics,
         )
         if loaded.run_s is not None:

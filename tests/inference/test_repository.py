@@ -97,7 +97,6 @@ def test_scalar_per_row_is_completed_with_a_reshape(tmp_path: Path) -> None:
             "input[0].reshape.shape",
             "number of elements",
         ),
-        ("dynamic_batching { }", "dynamic_batching", "max_batch_size"),
         ("max_batch_size: 4 dynamic_batching { preferred_batch_size: 8 }", "preferred_batch_size[0]", "between 1 and"),
         ("max_batch_size: 4 dynamic_batching { priority_levels: 2 }", "default_priority_level", "between 1 and"),
         ("instance_group [ { kind: KIND_GPU } ]", "instance_group[0].kind", "GPU"),
@@ -182,6 +181,14 @@ def test_default_threads_let_all_instances_run_within_the_cores(
     version = loaded(tmp_path, cores=cores, count=count)
     assert version.units == units
     assert version.units * version.spec.instances <= max(cores, version.spec.instances)
+
+
+def test_versions_that_serve_at_once_share_the_cores(tmp_path: Path) -> None:
+    """100 versions of one model once had a thread pool of all cores each."""
+    models.put(tmp_path, "double", models.double(), models.DOUBLE + "version_policy { all { } }")
+    models.put(tmp_path, "double", models.double(), version=2)
+    found = load(tmp_path, cores=8).values()
+    assert [version.units for version in found if isinstance(version, LoadedVersion)] == [4, 4]
 
 
 def test_threads_of_the_configuration_win(tmp_path: Path) -> None:

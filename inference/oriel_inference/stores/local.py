@@ -112,7 +112,8 @@ class LocalStore:
             return False
         for path, relative, _ in files:
             target = into / relative
-            target.parent.mkdir(parents=True, exist_ok=True)
+            if target.parent != into:
+                target.parent.mkdir(parents=True, exist_ok=True)
             shown = f"{model}/{version}/{relative}"
             try:
                 source = self._open(path, shown)
