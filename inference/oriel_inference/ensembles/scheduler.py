@@ -26,7 +26,8 @@ from typing import cast
 import numpy as np
 
 from oriel_inference.batching.call import Answer, BatchTimes, Call, StepRun
-from oriel_inference.clock import Clock, Timer
+from oriel_inference.clock import Clock
+from oriel_inference.ensembles.flight import Flight
 from oriel_inference.ensembles.graph import Graph, fit_rank
 from oriel_inference.ensembles.turnstile import Turnstile
 from oriel_inference.errors import (
@@ -50,61 +51,6 @@ from oriel_wire.v2.messages import Array, InferRequest, ParameterValue, Requeste
 __all__ = ["Ensemble"]
 
 _log = logging.getLogger(__name__)
-
-
-class _Flight:
-    """One call under way.
-
-    tensors: None for an optional input that the request left out, or an output that its model did. missing: per step,
-    how many tensors it still waits for. uses: tensor -> how many still take it. todo: steps that have not ended.
-    needed: the steps that run; outputs: the ensemble's outputs that are asked for.
-    waiting: step -> its ticket at the turnstile. stages: seconds of compute input, infer and output, over all steps.
-    """
-
-    __slots__ = (
-        "call",
-        "cost_us",
-        "ended",
-        "missing",
-        "models",
-        "needed",
-        "outputs",
-        "running",
-        "size_bytes",
-        "stages",
-        "steps",
-        "tensors",
-        "timer",
-        "todo",
-        "uses",
-        "waiting",
-    )
-
-    def __init__(self, call: Call, models: Sequence[ServingModel], graph: Graph, outputs: frozenset[str]) -> None:
-        self.call = call
-        self.outputs = outputs
-        choice = graph.choice(outputs)
-        self.needed = choice.steps
-        self.models = models
-        self.size_bytes = call.ticket.size_bytes
-        self.tensors: dict[str, Array | None] = {}
-        self.missing = list(graph.needs)
-        self.uses = dict(choice.uses)
-        self.todo = len(self.needed)
-        self.running: dict[int, Call] = {}
-        self.waiting: dict[int, Ticket] = {}
-        self.timer: Timer | None = None
-        self.steps: list[StepRun] = []
-        self.stages = [0.0, 0.0, 0.0]
-        self.cost_us = 0
-        self.ended = False
-
-    def charge(self, answer: Answer) -> None:
-        times, stages = answer.times, self.stages
-        stages[0] += times.assembled_s - times.started_s
-        stages[1] += times.computed_s - times.assembled_s
-        stages[2] += times.split_s - times.computed_s
-        self.cost_us += answer.cost_us
 
 
 class Ensemble:
@@ -134,9 +80,9 @@ class Ensemble:
         self._clock = clock
         self._max_items = max_items
         self._max_bytes = max_bytes
-        self._flights: dict[Call, _Flight] = {}
+        self._flights: dict[Call, Flight] = {}
         self._size_bytes = 0
-        self._turnstiles = [Turnstile[_Flight](spec.max_inflight) for _ in spec.steps if spec.max_inflight]
+        self._turnstiles = [Turnstile[Flight](spec.max_inflight) for _ in spec.steps if spec.max_inflight]
         self._closed = False
 
     def bind(self, models: Sequence[ServingModel]) -> None:
@@ -206,7 +152,7 @@ class Ensemble:
         )
 
     def _begin(self, call: Call) -> None:
-        flight = _Flight(call, self.models, self._graph, self._asked(call))
+        flight = Flight(call, self.models, self._graph, self._asked(call))
         self._flights[call] = flight
         self._size_bytes += flight.size_bytes
         for model in flight.models:
@@ -224,7 +170,7 @@ class Ensemble:
         asked = call.source[0].outputs if call.source is not None else None
         return frozenset([output.name for output in asked]) if asked else self._outputs
 
-    def _arrived(self, flight: _Flight, tensor: str, array: Array | None) -> list[int]:
+    def _arrived(self, flight: Flight, tensor: str, array: Array | None) -> list[int]:
         """A tensor exists; the steps that waited for nothing else."""
         flight.tensors[tensor] = array
         ready: list[int] = []
@@ -234,7 +180,7 @@ class Ensemble:
                 ready.append(index)
         return ready
 
-    def _start(self, flight: _Flight, steps: Sequence[int]) -> None:
+    def _start(self, flight: Flight, steps: Sequence[int]) -> None:
         for index in steps:
             if flight.ended:
                 return
@@ -245,7 +191,7 @@ class Ensemble:
             if flight.timer is None:
                 flight.timer = self._clock.call_at(flight.call.deadline, lambda: self._late(flight))
 
-    def _run(self, flight: _Flight, index: int) -> None:
+    def _run(self, flight: Flight, index: int) -> None:
         """Hand a step to its model. Its turn is taken."""
         step, model, outer = self.spec.steps[index], flight.models[index], flight.call
         now = self._clock.now()
@@ -278,7 +224,7 @@ class Ensemble:
         flight.running[index] = call
         model.batcher.submit(call)
 
-    def _request(self, flight: _Flight, index: int) -> InferRequest:
+    def _request(self, flight: Flight, index: int) -> InferRequest:
         """A step as a request of its own, so that its model judges it like any other."""
         spec, step = flight.models[index].spec, self.spec.steps[index]
         tensors: list[Tensor] = []
@@ -310,7 +256,7 @@ class Ensemble:
         )
         return step, context
 
-    def _replied(self, flight: _Flight, index: int, queued_s: float, result: Answer | InferenceError) -> None:
+    def _replied(self, flight: Flight, index: int, queued_s: float, result: Answer | InferenceError) -> None:
         ended = flight.running.pop(index)
         if isinstance(result, Answer):
             ended.inputs = {}  # a batch that failed one of its calls may still be reading them
@@ -342,7 +288,7 @@ class Ensemble:
         else:
             self._answer(flight)
 
-    def _used(self, flight: _Flight, tensor: str) -> None:
+    def _used(self, flight: Flight, tensor: str) -> None:
         flight.uses[tensor] -= 1
         if flight.uses[tensor] or tensor in self._inputs:
             return  # the request holds its own to its end
@@ -352,7 +298,7 @@ class Ensemble:
 
     # Endings ----------------------------------------------------------------------------------------------------
 
-    def _answer(self, flight: _Flight) -> None:
+    def _answer(self, flight: Flight) -> None:
         call, now = flight.call, self._clock.now()
         try:
             outputs = [
@@ -372,7 +318,7 @@ class Ensemble:
         times = BatchTimes(began, began, now, now, call.rows)
         self._reply(call, Answer(cast(list[Array], outputs), times, flight.cost_us, flight.steps))
 
-    def _output(self, flight: _Flight, number: int) -> Array:
+    def _output(self, flight: Flight, number: int) -> Array:
         spec = self.spec.outputs[number]
         batched = self.spec.batched
         array = flight.tensors[spec.name]
@@ -384,10 +330,10 @@ class Ensemble:
             array = array.reshape((array.shape[0], *spec.dims) if batched else spec.dims)
         return array
 
-    def _late(self, flight: _Flight) -> None:
+    def _late(self, flight: Flight) -> None:
         self._fail(flight, DeadlineExceeded("queue" if flight.waiting else "compute"))
 
-    def _fail(self, flight: _Flight, error: InferenceError) -> None:
+    def _fail(self, flight: Flight, error: InferenceError) -> None:
         if flight.ended:
             return
         flight.call.finished = True
@@ -402,7 +348,7 @@ class Ensemble:
         self.statistics.failed(error.outcome, self._clock.now() - call.arrived_s)
         self._reply(call, error)
 
-    def _end(self, flight: _Flight) -> None:
+    def _end(self, flight: Flight) -> None:
         """Give everything back that the flight holds; its steps leave."""
         flight.ended = True
         del self._flights[flight.call]
@@ -428,7 +374,7 @@ class Ensemble:
             del flight.waiting[index]
             self._clock.call_soon(lambda: self._resume(flight, index))
 
-    def _resume(self, flight: _Flight, index: int) -> None:
+    def _resume(self, flight: Flight, index: int) -> None:
         if flight.ended:
             self._release(index)
         else:
