@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+from oriel_cli.arguments import Parser
 from oriel_cli.errors import CommandFailed
 from oriel_wire.errors import StartFailed
 
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refuse(f"there is no command {words[0]!r}: 'oriel --help' lists them", 2)
     try:
         command = cast(_Command, importlib.import_module(entry.module))
-        parser = argparse.ArgumentParser(prog=f"oriel {words[0]}", description=f"{entry.summary}.")
+        parser = Parser(prog=f"oriel {words[0]}", description=f"{entry.summary}.")
         command.add_arguments(parser)
         return command.run(parser.parse_args(words[1:]))
     except StartFailed as failure:

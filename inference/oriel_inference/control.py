@@ -24,6 +24,7 @@ from oriel_inference.errors import ControlRefused, InferenceError, LoadFailed, L
 from oriel_inference.lifecycle import Catalog, Entry, ServingModel
 from oriel_inference.model import ModelState
 from oriel_inference.repository.check import CheckProcess
+from oriel_inference.repository.defaults import LoadDefaults
 from oriel_inference.repository.load import LoadedVersion, load_model
 from oriel_inference.stores import Fingerprint, ModelStore
 from oriel_inference.stores.local import LocalStore
@@ -58,6 +59,7 @@ class ModelControl:
         cores: int,
         leave_s: float,
         check: CheckProcess | None,
+        defaults: LoadDefaults | None = None,
     ) -> None:
         self._catalog = catalog
         self._stores = stores
@@ -68,6 +70,7 @@ class ModelControl:
         self._cores = cores
         self._leave_s = leave_s
         self._check = check
+        self._defaults = defaults
         self._loading = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
@@ -285,6 +288,7 @@ class ModelControl:
                     check=self._check,
                     override=override,
                     have=have,
+                    defaults=self._defaults,
                 )
             except LoadFailed as failure:
                 return self._refuse(name, failure.reason)

@@ -10,6 +10,7 @@ from oriel_inference.errors import ConfigInvalid, InferenceError, LoadFailed
 from oriel_inference.model import ModelSpec
 from oriel_inference.repository.check import ModelCheck
 from oriel_inference.repository.config import CONFIG_FILE, parse, select_versions, validate
+from oriel_inference.repository.defaults import LoadDefaults
 from oriel_inference.repository.spec import build_spec, check_against_file, complete, engine_options, instance_count
 from oriel_inference.repository.warmup import run_warmup
 from oriel_inference.repository.zeros import zeros
@@ -55,13 +56,14 @@ def load_model(
     check: ModelCheck | None = None,
     override: pb.ModelConfig | None = None,
     have: Mapping[int, str] | None = None,
+    defaults: LoadDefaults | None = None,
 ) -> dict[int, LoadedVersion | LoadFailed | None]:
     """Every version the policy selects -> loaded, why not, or None if it is loaded already.
 
     cores, models: the machine's cores and how many models share them; they size the default number of threads.
     check: tries each file elsewhere first. override: takes the place of the configuration file. have: version ->
-    identity of what serves. Raises LoadFailed if the model as a whole is unusable (its configuration, no versions) or
-    if its files changed meanwhile.
+    identity of what serves. defaults: the operator's. Raises LoadFailed if the model as a whole is unusable (its
+    configuration, no versions) or if its files changed meanwhile.
     """
     file = f"{model}/{CONFIG_FILE}"
     before = store.fingerprint(model)
@@ -73,6 +75,7 @@ def load_model(
         config = parse(text, file) if text is not None else pb.ModelConfig()
     for warning in validate(config, model, file):
         _log.warning("%s: %s", file, warning)
+    defaults = defaults or LoadDefaults()
     versions = select_versions(config, store.versions(model), file)
     backend = find_backend(config.backend)
     loaded: dict[int, LoadedVersion | LoadFailed | None] = {}
@@ -85,7 +88,16 @@ def load_model(
         copy.CopyFrom(config)
         try:
             loaded[version] = _load_version(
-                store, backend, copy, version, file, cores=cores, models=models, check=check, identity=identity
+                store,
+                backend,
+                copy,
+                version,
+                file,
+                cores=cores,
+                models=models,
+                check=check,
+                identity=identity,
+                defaults=defaults,
             )
         except LoadFailed as failure:
             loaded[version] = failure
@@ -108,11 +120,12 @@ def _load_version(
     models: int,
     check: ModelCheck | None,
     identity: str,
+    defaults: LoadDefaults,
 ) -> LoadedVersion:
     instances = instance_count(config)
     # A lone model gets all cores. Several share: a long batch of one must leave room for the others.
     share = max(1, cores // max(instances, min(2, models)))
-    options = engine_options(config, file, default_threads=share)
+    options = engine_options(config, file, default_threads=share, defaults=defaults)
     filename = config.default_model_filename or DEFAULT_FILE
     path = store.artifact(config.name, version, filename)
     runs = True
@@ -128,7 +141,7 @@ def _load_version(
             raise ConfigInvalid(file, "model_transaction_policy.decoupled", reason)
         if decoupled and config.model_warmup:
             raise ConfigInvalid(file, "model_warmup", "warm-up of a decoupled model is not supported yet")
-        complete(config, first.inputs, first.outputs)
+        complete(config, first.inputs, first.outputs, file, defaults=defaults)
         check_against_file(config, first.inputs, first.outputs, file)
         spec = build_spec(config, version, file, labels=lambda name: _labels(store, config.name, name))
         sessions.extend(backend.open(path, options) for _ in range(instances - 1))

@@ -5,13 +5,13 @@ from typing import cast
 
 from oriel_inference.errors import ConfigInvalid
 from oriel_inference.model import EngineOptions, ModelSpec, QueueRules, TensorInfo, TensorSpec
+from oriel_inference.repository.defaults import LoadDefaults
 from oriel_policies.batch import BatchBounds
 from oriel_wire.v2.datatypes import from_config_name, to_config_name
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
 __all__ = ["build_spec", "check_against_file", "complete", "engine_options", "instance_count"]
 
-AUTO_MAX_BATCH_SIZE = 4
 DEFAULT_PROVIDER = "CPUExecutionProvider"
 PROVIDER_KEY = "oriel.execution_provider"
 BATCHING_KEY = "oriel.batching"
@@ -27,8 +27,11 @@ def instance_count(config: pb.ModelConfig) -> int:
     return sum(group.count or 1 for group in config.instance_group) or 1
 
 
-def engine_options(config: pb.ModelConfig, file: str, *, default_threads: int) -> EngineOptions:
-    """Options of the engine from `parameters` and `optimization`. Raises ConfigInvalid."""
+def engine_options(config: pb.ModelConfig, file: str, *, default_threads: int, defaults: LoadDefaults) -> EngineOptions:
+    """Options of the engine from `parameters` and `optimization`. Raises ConfigInvalid.
+
+    default_threads: the server's choice where neither the model nor the operator says how many.
+    """
     accelerators = config.optimization.execution_accelerators.cpu_execution_accelerator
     provider = _parameter(config, PROVIDER_KEY)
     if not provider and accelerators:
@@ -40,24 +43,28 @@ def engine_options(config: pb.ModelConfig, file: str, *, default_threads: int) -
     threads = _count(config, "intra_op_thread_count", file)
     return EngineOptions(
         provider=provider or DEFAULT_PROVIDER,
-        intra_op_threads=threads or default_threads,
-        inter_op_threads=_count(config, "inter_op_thread_count", file) or 1,
+        intra_op_threads=threads or defaults.intra_op_threads or default_threads,
+        inter_op_threads=_count(config, "inter_op_thread_count", file) or defaults.inter_op_threads or 1,
         parallel_execution=_parameter(config, "execution_mode") == "1",
         graph_level=config.optimization.graph.level,
     )
 
 
-def complete(config: pb.ModelConfig, inputs: Tensors, outputs: Tensors) -> None:
+def complete(config: pb.ModelConfig, inputs: Tensors, outputs: Tensors, file: str, *, defaults: LoadDefaults) -> None:
     """Fill in what the configuration leaves out and the model file knows, in place.
 
     `max_batch_size` is chosen only if the configuration names no tensor at all (otherwise its dims say what is
-    meant) and every tensor of the file has a variable first dimension.
+    meant) and every tensor of the file has a variable first dimension. Raises ConfigInvalid if the operator wants
+    configurations to be complete.
     """
+    if not defaults.auto_complete and not (config.input and config.output):
+        missing = "output" if config.input else "input"
+        raise ConfigInvalid(file, missing, "is missing, and --disable-auto-complete-config is given")
     if not config.input and not config.output and not config.max_batch_size:
         everything = (*inputs, *outputs)
         if everything and all(tensor.shape and tensor.shape[0] == -1 for tensor in everything):
-            config.max_batch_size = AUTO_MAX_BATCH_SIZE
-            if config.WhichOneof("scheduling_choice") is None:
+            config.max_batch_size = defaults.max_batch_size
+            if config.max_batch_size > 1 and config.WhichOneof("scheduling_choice") is None:
                 config.dynamic_batching.SetInParent()
     if not config.platform:
         config.platform = _PLATFORM_OF.get(config.backend, "")

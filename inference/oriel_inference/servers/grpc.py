@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -17,7 +17,7 @@ from oriel_inference.servers.health import HealthWatch, is_serving
 from oriel_inference.servers.repository_api import GrpcRepository
 from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.stream import StreamFrontend
-from oriel_inference.servers.surface import EXTENSIONS, SERVER_NAME, SERVER_VERSION, Surface
+from oriel_inference.servers.surface import EXTENSIONS, SERVER_VERSION, Surface
 from oriel_inference.servers.trail import Trail
 from oriel_wire.errors import BadMessage, StartFailed
 from oriel_wire.v2.grpc import HEALTH_METHODS, HEALTH_SERVICE, METHODS, SERVICE, decode_infer, encode_infer
@@ -83,7 +83,8 @@ class GrpcFrontend:
             return await abort(context, error)
 
     async def _server_metadata(self, request: Message, context: Context) -> Message:
-        return v2_pb2.ServerMetadataResponse(name=SERVER_NAME, version=SERVER_VERSION, extensions=EXTENSIONS)
+        name = self._surface.server_id
+        return v2_pb2.ServerMetadataResponse(name=name, version=SERVER_VERSION, extensions=EXTENSIONS)
 
     async def _model_metadata(self, request: v2_pb2.ModelMetadataRequest, context: Context) -> Message:
         catalog = self._surface.catalog
@@ -168,23 +169,30 @@ class GrpcFrontend:
 
 
 async def open_grpc(
-    frontend: GrpcFrontend, host: str, port: int, *, max_message_bytes: int
+    frontend: GrpcFrontend,
+    host: str,
+    port: int,
+    *,
+    max_message_bytes: int,
+    options: Sequence[tuple[str, int]] = (),
 ) -> tuple[grpc.aio.Server, int]:
-    """A started server and its port. Raises StartFailed if the port cannot be had."""
+    """A started server and its port. options: gRPC's own, instead of ours. Raises StartFailed without port."""
+    settings = {
+        "grpc.max_receive_message_length": max_message_bytes,
+        "grpc.max_send_message_length": -1,
+        "grpc.max_concurrent_streams": MAX_STREAMS,
+        "grpc.max_metadata_size": MAX_METADATA_BYTES,
+        "grpc.absolute_max_metadata_size": MAX_METADATA_BYTES + MAX_METADATA_BYTES // 4,
+        "grpc.http2.min_ping_interval_without_data_ms": MIN_PING_INTERVAL_MS,
+        # A compressed message may be far larger than what is allowed to arrive: identity only.
+        "grpc.compression_enabled_algorithms_bitset": 1,
+        "grpc.so_reuseport": 0,
+        **dict(options),
+    }
     server = grpc.aio.server(
         handlers=frontend.handlers(),
         maximum_concurrent_rpcs=MAX_CALLS,
-        options=[
-            ("grpc.max_receive_message_length", max_message_bytes),
-            ("grpc.max_send_message_length", -1),
-            ("grpc.max_concurrent_streams", MAX_STREAMS),
-            ("grpc.max_metadata_size", MAX_METADATA_BYTES),
-            ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES + MAX_METADATA_BYTES // 4),
-            ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
-            # A compressed message may be far larger than what is allowed to arrive: identity only.
-            ("grpc.compression_enabled_algorithms_bitset", 1),
-            ("grpc.so_reuseport", 0),
-        ],
+        options=list(settings.items()),
     )
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:

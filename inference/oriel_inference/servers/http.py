@@ -19,7 +19,7 @@ from oriel_inference.servers.encoding import ACCEPTED, MIN_BYTES, Encodings, is_
 from oriel_inference.servers.generate import generate
 from oriel_inference.servers.http_call import JSON, answer, begin, json_object, refuse
 from oriel_inference.servers.statuses import as_inference_error, head_refusal
-from oriel_inference.servers.surface import EXTENSIONS, SERVER_NAME, SERVER_VERSION, Surface
+from oriel_inference.servers.surface import EXTENSIONS, SERVER_VERSION, Surface
 from oriel_wire.engine.buffered import Exchange, Refusal
 from oriel_wire.errors import BadMessage
 from oriel_wire.h1 import RequestHead
@@ -187,7 +187,7 @@ class HttpFrontend:
             answer(exchange, body, 503 if self._surface.stopping else 400)
 
     def _server_metadata(self, exchange: Exchange, _: _Route) -> None:
-        document = {"name": SERVER_NAME, "version": SERVER_VERSION, "extensions": EXTENSIONS}
+        document = {"name": self._surface.server_id, "version": SERVER_VERSION, "extensions": EXTENSIONS}
         answer(exchange, msgspec.json.encode(document))
 
     def _model_metadata(self, exchange: Exchange, route: _Route) -> None:
