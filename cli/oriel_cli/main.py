@@ -34,6 +34,7 @@ COMMANDS = {
     "gateway": _Entry("oriel_gateway.command", "run the gateway alone"),
     "logic": _Entry("oriel_logic.command", "run a logic server alone"),
     "inference": _Entry("oriel_inference.command", "run an inference server alone"),
+    "models": _Entry("oriel_cli.models", "list, load and unload a server's models, and how they do"),
     "policies": _Entry("oriel_cli.policies", "check the documents that promise service levels"),
     "keys": _Entry("oriel_cli.keys", "make an API key"),
     "version": _Entry("oriel_cli.version", "print the version"),

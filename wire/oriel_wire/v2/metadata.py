@@ -15,6 +15,7 @@ from oriel_wire.v2.proto import model_config_pb2, v2_pb2
 __all__ = [
     "ModelMetadata",
     "TensorMetadata",
+    "config_json",
     "decode_metadata",
     "describe",
     "encode_metadata",
@@ -104,6 +105,11 @@ def parse_config_json(text: str | bytes) -> model_config_pb2.ModelConfig:
         return json_format.Parse(text, model_config_pb2.ModelConfig())
     except (json_format.ParseError, UnicodeDecodeError, RecursionError) as error:
         raise BadMessage(f"model configuration: {_plain(error)}") from error
+
+
+def config_json(config: model_config_pb2.ModelConfig) -> str:
+    """A model configuration as the JSON that a load request carries; unset fields are left out."""
+    return str(json_format.MessageToJson(config, preserving_proto_field_name=True, indent=None))
 
 
 def message_json(message: Message) -> bytes:
