@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 HERE := $(shell pwd | cksum | cut -d' ' -f1)
 export PYTHON VENV
 
-.PHONY: run test setup lint lock proto bench clean
+.PHONY: run test setup lint lock proto bench fuzz clean
 
 run: $(VENV)/.demo-$(HERE)
 	@exec $(BIN)/oriel up --demo $(ARGS)
@@ -32,6 +32,10 @@ proto: $(VENV)/.dev-$(HERE)
 
 bench: $(VENV)/.dev-$(HERE)
 	$(BIN)/python tests/bench/gateway_hop.py $(ARGS)
+
+# ARGS="--seconds 600 --codec http"; what breaks a rule is written into tests/fuzz/corpus.
+fuzz: $(VENV)/.dev-$(HERE)
+	PYTHONPATH=wire:policies:inference $(BIN)/python tests/fuzz/fuzz_v2.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

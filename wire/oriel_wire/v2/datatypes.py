@@ -18,6 +18,7 @@ from oriel_wire.errors import BadMessage
 __all__ = [
     "DATATYPES",
     "MAX_DIMENSIONS",
+    "MAX_EMPTY_EXTENT",
     "Datatype",
     "decode_raw",
     "deserialize_bytes",
@@ -34,6 +35,8 @@ __all__ = [
 ]
 
 MAX_DIMENSIONS = 32
+# A model may reduce the empty axis away: what is then left is allocated without a byte having been sent for it.
+MAX_EMPTY_EXTENT = 1 << 22
 _MAX_ELEMENTS = (2**63 - 1) // 8
 _LENGTH = struct.Struct("<I")
 
@@ -123,8 +126,13 @@ def element_count(shape: Sequence[int], what: str) -> int:
     if shape and min(shape) < 0:
         raise BadMessage(f"{what}: shape {shown(shape)} has a negative dimension")
     # numpy judges an empty shape by its other dimensions
-    if (count or math.prod(filter(None, shape))) > _MAX_ELEMENTS:
+    extent = count or math.prod(filter(None, shape))
+    if extent > _MAX_ELEMENTS:
         raise BadMessage(f"{what}: shape {shown(shape)} is larger than any tensor can be")
+    if not count and extent > MAX_EMPTY_EXTENT:
+        raise BadMessage(
+            f"{what}: shape {shown(shape)} holds nothing, its other dimensions may make up {MAX_EMPTY_EXTENT} at most"
+        )
     return count
 
 

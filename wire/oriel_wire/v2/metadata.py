@@ -93,7 +93,8 @@ def parse_config_text(text: str) -> model_config_pb2.ModelConfig:
     """A `config.pbtxt`. Raises BadMessage with line and column; a field nobody knows is an error."""
     try:
         return text_format.Parse(text, model_config_pb2.ModelConfig())
-    except (text_format.ParseError, RecursionError) as error:
+    except (text_format.ParseError, ValueError, RecursionError) as error:
+        # ValueError: a number that fits 64 bits, but not the field.
         raise BadMessage(f"model configuration: {_plain(error)}") from error
 
 
@@ -144,4 +145,6 @@ def _value(field: Any, value: Any) -> Any:
 
 
 def _plain(error: Exception) -> str:
-    return str(error).replace("oriel.v2.", "")[:300]
+    """The parser's words; what it quotes of the text may hold anything."""
+    words = str(error).replace("oriel.v2.", "")[:300]
+    return "".join(each if each.isprintable() else "?" for each in words)
