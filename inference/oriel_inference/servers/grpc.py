@@ -8,10 +8,10 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from oriel_inference.dataplane import Completion
-from oriel_inference.errors import BackendFailed, InferenceError, InvalidRequest, ServerStopping
+from oriel_inference.errors import BackendFailed, InferenceError, ServerStopping
 from oriel_inference.servers.grpc_call import Context, abort, context_of, metadata_of
 from oriel_inference.servers.health import HealthWatch, is_serving
 from oriel_inference.servers.repository_api import GrpcRepository
@@ -23,6 +23,7 @@ from oriel_wire.errors import BadMessage, StartFailed
 from oriel_wire.v2.grpc import HEALTH_METHODS, HEALTH_SERVICE, METHODS, SERVICE, decode_infer, encode_infer
 from oriel_wire.v2.metadata import metadata_message
 from oriel_wire.v2.proto import health_pb2, v2_pb2
+from oriel_wire.v2.proto_cost import parse
 
 __all__ = ["GrpcFrontend", "open_grpc"]
 
@@ -37,7 +38,7 @@ _Handler = Callable[[Any, Context], Awaitable[Message]]
 
 
 class GrpcFrontend:
-    """The methods. Each raises through `context.abort`, so that clients get our sentence and status."""
+    """The methods. They raise InferenceError or BadMessage; `_guarded` tells the client."""
 
     def __init__(self, surface: Surface) -> None:
         self._surface = surface
@@ -56,7 +57,7 @@ class GrpcFrontend:
             "ModelStatistics": self._model_statistics,
             "ModelInfer": self._model_infer,
             "LogSettings": self._log_settings,
-            **GrpcRepository(self._surface, abort).handlers(),
+            **GrpcRepository(self._surface).handlers(),
         }
         return [
             _generic(SERVICE, service, METHODS),
@@ -77,10 +78,7 @@ class GrpcFrontend:
         return v2_pb2.ServerReadyResponse(ready=self._surface.readiness()[0])
 
     async def _model_ready(self, request: v2_pb2.ModelReadyRequest, context: Context) -> Message:
-        try:
-            return v2_pb2.ModelReadyResponse(ready=self._surface.model_ready(request.name, request.version))
-        except InferenceError as error:
-            return await abort(context, error)
+        return v2_pb2.ModelReadyResponse(ready=self._surface.model_ready(request.name, request.version))
 
     async def _server_metadata(self, request: Message, context: Context) -> Message:
         name = self._surface.server_id
@@ -88,38 +86,23 @@ class GrpcFrontend:
 
     async def _model_metadata(self, request: v2_pb2.ModelMetadataRequest, context: Context) -> Message:
         catalog = self._surface.catalog
-        try:
-            return metadata_message(catalog.metadata(catalog.get(request.name, request.version)))
-        except InferenceError as error:
-            return await abort(context, error)
+        return metadata_message(catalog.metadata(catalog.get(request.name, request.version)))
 
     async def _model_config(self, request: v2_pb2.ModelConfigRequest, context: Context) -> Message:
-        try:
-            return v2_pb2.ModelConfigResponse(config=self._surface.catalog.get(request.name, request.version).config)
-        except InferenceError as error:
-            return await abort(context, error)
+        return v2_pb2.ModelConfigResponse(config=self._surface.catalog.get(request.name, request.version).config)
 
     async def _model_statistics(self, request: v2_pb2.ModelStatisticsRequest, context: Context) -> Message:
-        try:
-            return self._surface.statistics(request.name, request.version)
-        except InferenceError as error:
-            return await abort(context, error)
+        return self._surface.statistics(request.name, request.version)
 
     async def _check(self, request: health_pb2.HealthCheckRequest, context: Context) -> Message:
-        try:
-            serving = is_serving(self._surface, request.service)
-        except InferenceError as error:
-            return await abort(context, error)
+        serving = is_serving(self._surface, request.service)
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         return health_pb2.HealthCheckResponse(status=status)
 
     async def _log_settings(self, request: v2_pb2.LogSettingsRequest, context: Context) -> Message:
         log = self._surface.log
         given = {name: (each.WhichOneof("parameter_choice"), each) for name, each in request.settings.items()}
-        try:
-            log.change({name: getattr(each, choice) if choice else None for name, (choice, each) in given.items()})
-        except InferenceError as error:
-            return await abort(context, error)
+        log.change({name: getattr(each, choice) if choice else None for name, (choice, each) in given.items()})
         response = v2_pb2.LogSettingsResponse()
         for name, value in log.shown().items():
             if isinstance(value, bool):
@@ -152,7 +135,7 @@ class GrpcFrontend:
         except (InferenceError, BadMessage) as refusal:
             error = as_inference_error(refusal)
             context.set_trailing_metadata(tuple(trail.refused(error, message.model_name[:128])))
-            return await abort(context, error)
+            raise error from None
         try:
             completion = await ended
         except asyncio.CancelledError:
@@ -161,11 +144,8 @@ class GrpcFrontend:
         context.set_trailing_metadata(tuple(trail.ended(completion, request.model_name)))
         if completion.response is None:
             assert completion.error is not None
-            return await abort(context, completion.error)
-        try:
-            return encode_infer(completion.response)
-        except BadMessage as bad:
-            return await abort(context, as_inference_error(bad))
+            raise completion.error
+        return encode_infer(completion.response)
 
 
 async def open_grpc(
@@ -220,19 +200,31 @@ def _generic(
     )
 
 
+def _parsed(request_class: type[Message], data: bytes) -> Any:
+    try:
+        return parse(request_class, data)
+    except BadMessage as bad:
+        return as_inference_error(bad)
+
+
 def _guarded(handler: _Handler, request_class: type[Message]) -> Callable[[bytes, Context], Awaitable[Message]]:
     async def call(data: bytes, context: Context) -> Message:
-        try:
-            request = request_class.FromString(data)
-        except DecodeError:
-            return await abort(context, InvalidRequest("the message is not what this method takes"))
-        try:
-            return await handler(request, context)
-        except grpc.aio.AbortError:
-            raise
-        except Exception:
-            # A call's surprise is its own: the server goes on, and the client learns no insides.
-            _log.exception("a call failed unexpectedly")
-            return await abort(context, BackendFailed("the server failed on this request"))
+        request = _parsed(request_class, data)
+        del data
+        error: InferenceError
+        if isinstance(request, InferenceError):
+            error = request
+        else:
+            try:
+                return await handler(request, context)
+            except (InferenceError, BadMessage) as refusal:
+                error = as_inference_error(refusal)
+            except Exception:
+                # A call's surprise is its own: the server goes on, and the client learns no insides.
+                _log.exception("a call failed unexpectedly")
+                error = BackendFailed("the server failed on this request")
+        # An aborted call lives on until the collector comes, with this frame: it must not hold the message.
+        del request
+        return await abort(context, error)
 
     return call
