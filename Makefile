@@ -8,13 +8,18 @@ BIN := $(VENV)/bin
 HERE := $(shell pwd | cksum | cut -d' ' -f1)
 export PYTHON VENV
 
-.PHONY: run test setup lint lock proto bench fuzz clean
+.PHONY: run test test-openvino setup lint lock proto bench bench-inference fuzz clean
 
 run: $(VENV)/.demo-$(HERE)
 	@exec $(BIN)/oriel up --demo $(ARGS)
 
 test: $(VENV)/.dev-$(HERE)
 	@exec $(BIN)/python -m pytest $(ARGS)
+
+# Two distributions of ONNX Runtime cannot share an environment: OpenVINO's has its own.
+test-openvino:
+	@$(MAKE) --no-print-directory VENV=build/openvino build/openvino/.test-openvino-$(HERE)
+	@exec build/openvino/bin/python -m pytest tests/openvino $(ARGS)
 
 setup: $(VENV)/.dev-$(HERE)
 
@@ -36,6 +41,10 @@ bench: $(VENV)/.dev-$(HERE)
 # ARGS="--seconds 600 --codec http"; what breaks a rule is written into tests/fuzz/corpus.
 fuzz: $(VENV)/.dev-$(HERE)
 	PYTHONPATH=wire:policies:inference $(BIN)/python tests/fuzz/fuzz_v2.py $(ARGS)
+
+# The inference server beside others: a quarter of an hour, results under docs/benchmarks. Needs wrk and h2load.
+bench-inference: $(VENV)/.dev-$(HERE)
+	$(BIN)/python tests/bench/inference_suite.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

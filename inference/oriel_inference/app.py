@@ -15,6 +15,7 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from oriel_inference.backends import Backend, find_backend
+from oriel_inference.backends.distributions import check_distributions
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.cores import Cores
 from oriel_inference.batching.workers import JobThreads, WorkerThreads
@@ -26,15 +27,17 @@ from oriel_inference.lifecycle import Catalog
 from oriel_inference.log_settings import LogSettings
 from oriel_inference.repository.check import CheckProcess
 from oriel_inference.repository.load import LoadedVersion
+from oriel_inference.servers.access_log import AccessLog
 from oriel_inference.servers.control import control_app
 from oriel_inference.servers.encoding import Encodings
 from oriel_inference.servers.grpc import GrpcFrontend, open_grpc
 from oriel_inference.servers.http import HttpFrontend
+from oriel_inference.servers.meter import Meter
 from oriel_inference.servers.peers import TrustedPeers
-from oriel_inference.servers.statuses import head_refusal
 from oriel_inference.servers.surface import Surface
 from oriel_inference.settings import Settings
 from oriel_inference.start_report import models_table, ports_table
+from oriel_inference.statistics import Ledger
 from oriel_inference.stores.local import LocalStore
 from oriel_wire.engine.buffered import HttpLimits
 from oriel_wire.engine.buffered import serve as serve_http
@@ -103,9 +106,12 @@ async def open_unit(
     sink: SpanSink | None = None,
 ) -> AsyncIterator[Unit]:
     """Start everything, yield when the models are loaded, drain and stop on leaving. Raises StartFailed."""
+    if wrong := check_distributions():
+        raise StartFailed(wrong)
     clock = LoopClock(asyncio.get_running_loop())
     cores, workers, streams = Cores(settings.cores), WorkerThreads(settings.cores), JobThreads()
     catalog = Catalog()
+    ledger = Ledger(catalog.serves)
     try:
         stores = [LocalStore(root) for root in settings.repositories]
     except LoadFailed as failure:
@@ -122,6 +128,7 @@ async def open_unit(
             units=1 if loaded.spec.decoupled else loaded.units,
             max_items=settings.max_queue_items,
             max_bytes=settings.max_queue_bytes,
+            statistics=ledger.open(loaded.spec.name, loaded.spec.version),
         )
         if loaded.run_s is not None:
             batcher.curve.observe(1, loaded.run_s)
@@ -149,12 +156,14 @@ async def open_unit(
         peers=TrustedPeers(settings.trusted_peers),
         sink=sink if sink is not None else open_sink("inference"),
         log=log,
+        meter=Meter(catalog, AccessLog(settings.access_log) if settings.access_log else None),
         default_timeout_s=settings.default_timeout_s,
         strict_readiness=settings.strict_readiness,
         server_id=settings.server_id,
     )
     with ExitStack() as sockets:
         sockets.callback(surface.log.close)
+        sockets.callback(surface.meter.close)
 
         def bind(host: str, port: int, what: str) -> socket.socket:
             return sockets.enter_context(listen(host, port, f"inference {what}"))
@@ -184,7 +193,7 @@ async def open_unit(
                 # A refused body is read to its end: a gateway that is still sending would see a reset and no reason.
                 limits=HttpLimits(max_body_bytes=settings.max_body_bytes, drain_bytes=settings.max_body_bytes),
                 refuse=frontend.refuse,
-                explain=head_refusal,
+                explain=frontend.explain,
             )
         end_control = asyncio.Event()
         async with asyncio.TaskGroup() as group:
@@ -213,6 +222,7 @@ async def open_unit(
                 end_control.set()
                 await asyncio.to_thread(encodings.close)
                 await asyncio.to_thread(surface.sink.close)
+                await asyncio.to_thread(surface.meter.close)
 
 
 def _refuse_failures(catalog: Catalog) -> None:

@@ -55,6 +55,12 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
         help="folder of models, <model>/config.pbtxt and <model>/<version>/model.onnx (repeatable)",
     )
     add(
+        "--access-log",
+        default="",
+        metavar="PATH",
+        help="append one JSON line per request to this file, or to standard output for - (default: none)",
+    )
+    add(
         "--model-control-mode",
         type=str.lower,
         choices=("none", "poll", "explicit"),
@@ -228,6 +234,7 @@ def run(args: argparse.Namespace) -> int:
         log_file=args.log_file,
         grpc_options=tuple((option, value) for option, value in options.items() if value is not None),
         load_defaults=defaults,
+        access_log=args.access_log,
     )
     _check(settings)
     configure_logging("inference")

@@ -4,16 +4,18 @@
 no task per request.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from oriel_inference.batching.call import Answer, Call
+from oriel_inference.batching.call import Answer, Call, Reply
+from oriel_inference.batching.call import Emit as CallEmit
 from oriel_inference.classification import top_classes
-from oriel_inference.errors import InferenceError, NotSupported
+from oriel_inference.errors import CallerLeft, InferenceError, NotSupported
+from oriel_inference.fitting import Fitted
 from oriel_inference.lifecycle import Catalog, ServingModel
 from oriel_wire.context import CallContext
 from oriel_wire.v2.messages import Array, InferRequest, InferResponse, Tensor
 
-__all__ = ["Completion", "Dataplane", "Emit"]
+__all__ = ["Completion", "Dataplane", "Emit", "respond"]
 
 Emit = Callable[[InferResponse, Callable[[], None]], None]
 
@@ -21,20 +23,24 @@ Emit = Callable[[InferResponse, Callable[[], None]], None]
 class Completion:
     """How a call ended. answer: set on success, else error; response with it, unless the model is decoupled.
 
-    queued_s: when it entered the queue.
+    queued_s: when it entered the queue. serving: the version that had it. rows: its own.
     """
 
-    __slots__ = ("answer", "error", "queued_s", "response")
+    __slots__ = ("answer", "error", "queued_s", "response", "rows", "serving")
 
     def __init__(
         self,
         queued_s: float,
+        serving: ServingModel,
+        rows: int,
         *,
         response: InferResponse | None = None,
         answer: Answer | None = None,
         error: InferenceError | None = None,
     ) -> None:
         self.queued_s = queued_s
+        self.serving = serving
+        self.rows = rows
         self.response = response
         self.answer = answer
         self.error = error
@@ -45,7 +51,7 @@ class Dataplane:
 
     def __init__(self, catalog: Catalog, now: Callable[[], float]) -> None:
         self._catalog = catalog
-        self._now = now
+        self.now = now
 
     def infer(
         self,
@@ -54,13 +60,14 @@ class Dataplane:
         *,
         size_bytes: int,
         reply: Callable[[Completion], None],
+        left: Callable[[Completion], None],
         emit: Emit | None = None,
     ) -> Callable[[], None]:
         """Start one inference. size_bytes: what the request occupies while it waits. emit: takes the responses of a
         decoupled model, each with what to call once it is written; the reply then only says how it ended.
 
-        Returns the function to call when the caller leaves; then the reply never comes. Raises InferenceError or
-        BadMessage, and then the reply does not come either.
+        Returns the function to call when the caller leaves: then the reply never comes, `left` is called instead.
+        Raises InferenceError or BadMessage, and then neither comes.
         """
         serving = self._catalog.get(request.model_name, request.model_version)
         decoupled = serving.spec.decoupled
@@ -68,43 +75,66 @@ class Dataplane:
             raise NotSupported(
                 f"model {serving.spec.name!r} is decoupled, its responses come on ModelStreamInfer or generate_stream"
             )
-        now = self._now()
+        now = self.now()
         fitted = serving.fitter.fit(request)
-        queue = serving.spec.queue
-        deadline = ctx.deadline
-        if fitted.timeout_s is not None and now + fitted.timeout_s < deadline:
-            deadline = now + fitted.timeout_s
 
         def finish(result: Answer | InferenceError) -> None:
             if isinstance(result, InferenceError):
-                reply(Completion(now, error=result))
+                reply(Completion(now, serving, fitted.rows, error=result))
                 return
             if decoupled:
-                reply(Completion(now, answer=result))
+                reply(Completion(now, serving, fitted.rows, answer=result))
                 return
             try:
                 response = respond(serving, request, result.outputs)
             except InferenceError as error:
-                reply(Completion(now, error=error))
+                reply(Completion(now, serving, fitted.rows, error=error))
                 return
-            reply(Completion(now, response=response, answer=result))
+            reply(Completion(now, serving, fitted.rows, response=response, answer=result))
 
-        call = Call(
-            inputs=fitted.inputs,
+        relayed = _relayed(serving, request, emit) if decoupled and emit is not None else None
+        call = self.call(
+            serving, fitted, fitted.inputs, ctx, queued_s=now, size_bytes=size_bytes, finish=finish, emit=relayed
+        )
+        serving.batcher.submit(call)
+
+        def leave() -> None:
+            if serving.batcher.leave(call):
+                left(Completion(now, serving, fitted.rows, error=CallerLeft()))
+
+        return leave
+
+    def call(
+        self,
+        serving: ServingModel,
+        fitted: Fitted,
+        inputs: Mapping[str, Array],
+        ctx: CallContext,
+        *,
+        queued_s: float,
+        size_bytes: int,
+        finish: Reply,
+        emit: CallEmit | None = None,
+    ) -> Call:
+        """A request that fits as its model's batcher sees it. inputs: in place of those it was fitted with."""
+        give_up_s = serving.spec.queue.timeout_s
+        deadline = ctx.deadline
+        if fitted.timeout_s is not None and queued_s + fitted.timeout_s < deadline:
+            deadline = queued_s + fitted.timeout_s
+        return Call(
+            inputs=inputs,
             rows=fitted.rows,
             signature=fitted.signature,
-            arrived_s=now,
+            arrived_s=queued_s,
             deadline=deadline,
-            give_up_s=None if queue.timeout_s is None else now + queue.timeout_s,
+            give_up_s=None if give_up_s is None else queued_s + give_up_s,
             reply=finish,
             band=ctx.band,
             tenant=ctx.tenant,
             size_bytes=size_bytes,
             level=fitted.level,
-            emit=_relayed(serving, request, emit) if decoupled and emit is not None else None,
+            emit=emit,
         )
-        serving.batcher.submit(call)
-        return lambda: serving.batcher.leave(call)
 
 
 def _relayed(

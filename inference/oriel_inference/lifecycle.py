@@ -11,6 +11,7 @@ from oriel_inference.model import ModelSpec, ModelState
 from oriel_wire.v2.datatypes import quoted
 from oriel_wire.v2.metadata import ModelMetadata, describe
 from oriel_wire.v2.proto import model_config_pb2 as pb
+from oriel_wire.v2.recognise import Templates
 
 __all__ = ["Catalog", "Entry", "ServingModel"]
 
@@ -18,10 +19,23 @@ __all__ = ["Catalog", "Entry", "ServingModel"]
 class ServingModel:
     """One version that serves. provider: the execution provider in use, as the runtime says.
 
-    identity: what its files looked like when they were loaded, "" if they came with a request.
+    identity: what its files looked like when they were loaded, "" if they came with a request. recognises: whether
+    `templates` may stand for the full decoder.
     """
 
-    __slots__ = ("batcher", "config", "fitter", "identity", "load_s", "provider", "sessions", "spec", "version")
+    __slots__ = (
+        "batcher",
+        "config",
+        "fitter",
+        "identity",
+        "load_s",
+        "provider",
+        "recognises",
+        "sessions",
+        "spec",
+        "templates",
+        "version",
+    )
 
     def __init__(
         self,
@@ -41,6 +55,8 @@ class ServingModel:
         self.fitter = RequestFitter(spec)
         self.load_s = load_s
         self.identity = identity
+        self.recognises = not spec.decoupled
+        self.templates = Templates()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +101,14 @@ class Catalog:
         """Forget a model that has left its repository."""
         self.publish(name, ())
         del self._entries[name]
+
+    def knows(self, name: str) -> bool:
+        """Whether a model has that name, serving or not."""
+        return name in self._entries
+
+    def serves(self, name: str, version: int) -> bool:
+        """Whether that version serves."""
+        return (name, str(version)) in self._by_request
 
     def names(self) -> list[str]:
         """Every model known, sorted."""

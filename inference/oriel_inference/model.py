@@ -1,7 +1,7 @@
 """What a model is to the rest of the server: names, shapes, bounds. Values only."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -9,6 +9,7 @@ from oriel_policies.batch import BatchBounds
 
 __all__ = [
     "EngineOptions",
+    "Gpu",
     "ModelSpec",
     "ModelState",
     "QueueRules",
@@ -43,11 +44,15 @@ class ModelState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorInfo:
-    """An input or output as the model file has it. shape: batch dimension included; -1 is variable."""
+    """An input or output as the model file has it. shape: batch dimension included; -1 is variable.
+
+    optional: an input for which the file has a value of its own.
+    """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
+    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,14 +82,31 @@ class QueueRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions:
-    """How a backend opens a model file. graph_level: -1 basic, 0 all, 1 extended optimisations."""
+class Gpu:
+    """capability: CUDA's compute capability, "9.0"."""
 
-    provider: str
+    number: int
+    capability: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How a backend opens a model file.
+
+    providers: (execution provider, its options) in order of preference; what none of them takes, and everything if
+    there is none, runs on the CPU. graph_level: -1 basic, 0 all, 1 extended, 2 no optimisations. session_entries,
+    run_entries: the runtime's own settings of a session and of each run.
+    """
+
+    providers: Sequence[tuple[str, Mapping[str, str]]] = ()
     intra_op_threads: int = 1
     inter_op_threads: int = 1
     parallel_execution: bool = False
     graph_level: int = 0
+    memory_arena: bool = True
+    memory_pattern: bool = True
+    session_entries: Mapping[str, str] = field(default_factory=dict)
+    run_entries: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

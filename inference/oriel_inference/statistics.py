@@ -1,17 +1,30 @@
 """Counters of one model version, as the statistics extension and the metrics report them.
 
 Single writer: the loop. Durations are (count, nanoseconds); in a batch each request is charged the whole batch's
-compute time, as v2 clients expect.
+compute time, as v2 clients expect. They belong to a name and a version, not to what was loaded for them: a version that
+is loaded again goes on counting where it was (`Ledger`).
 """
 
 import time
 from collections import Counter
+from collections.abc import Callable
 
 from oriel_inference.batching.call import BatchTimes
 from oriel_inference.errors import Outcome
+from oriel_inference.histogram import Histogram
 from oriel_wire.v2.proto import v2_pb2
 
-__all__ = ["Duration", "Statistics"]
+__all__ = ["OTHER_TIERS", "Duration", "Ledger", "Response", "Statistics", "Tier"]
+
+MAX_TIERS = 16
+MAX_BATCH_SIZES = 1024
+MAX_RESPONSES = 64
+MAX_LEDGER = 4096
+OTHER_TIERS = "other"
+
+LATENCY_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+BATCH_ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
+FIRST_RESPONSE_MS = (100.0, 500.0, 2000.0, 5000.0)
 
 
 class Duration:
@@ -41,20 +54,50 @@ class _Stages:
         self.output.add(times.split_s - times.computed_s, count)
 
 
+class Tier:
+    """The requests of one tier. latency: of those answered, from their arrival, seconds; refusals: of the others."""
+
+    __slots__ = ("latency", "refusals")
+
+    def __init__(self) -> None:
+        self.latency = Histogram(LATENCY_S)
+        self.refusals: Counter[Outcome] = Counter()
+
+
+class Response:
+    """The n-th responses of a decoupled model's requests; exactly one of the last four counts each.
+
+    infer: from the response before (or the start) to this one; output: making it ready to send.
+    """
+
+    __slots__ = ("cancel", "empty", "fail", "infer", "output", "success")
+
+    def __init__(self) -> None:
+        self.infer, self.output = Duration(), Duration()
+        self.success, self.fail, self.empty, self.cancel = Duration(), Duration(), Duration(), Duration()
+
+
 class Statistics:
-    """inferences: rows answered; executions: batches; batches: rows -> stages; releases: reason -> batches."""
+    """inferences: rows answered; executions: batches; batches: rows -> stages, of the first MAX_BATCH_SIZES sizes seen;
+    sizes: rows of batches; releases: reason -> batches; tiers: by name.
+    responses, first_response (milliseconds): of a decoupled model.
+    """
 
     __slots__ = (
         "batches",
         "executions",
         "fail",
         "failures",
+        "first_response",
         "inferences",
         "last_ms",
         "queue",
         "releases",
+        "responses",
+        "sizes",
         "stages",
         "success",
+        "tiers",
     )
 
     def __init__(self) -> None:
@@ -66,14 +109,38 @@ class Statistics:
         self.batches: dict[int, _Stages] = {}
         self.failures: Counter[Outcome] = Counter()
         self.releases: Counter[str] = Counter()
+        self.sizes = Histogram(BATCH_ROWS)
+        self.tiers: dict[str, Tier] = {}
+        self.responses: list[Response] = []
+        self.first_response = Histogram(FIRST_RESPONSE_MS)
+
+    def tier(self, name: str) -> Tier:
+        """The counters of a tier; MAX_TIERS of them are told apart, the rest share OTHER_TIERS."""
+        found = self.tiers.get(name)
+        if found is None:
+            if len(self.tiers) >= MAX_TIERS:
+                name = OTHER_TIERS
+            found = self.tiers.setdefault(name, Tier())
+        return found
+
+    def response(self, number: int) -> Response | None:
+        """The counters of a request's response `number`, from 0; only MAX_RESPONSES of them are told apart."""
+        if number >= MAX_RESPONSES:
+            return None
+        while len(self.responses) <= number:
+            self.responses.append(Response())
+        return self.responses[number]
 
     def executed(self, times: BatchTimes, calls: int) -> None:
-        """A batch ran for `calls` requests."""
+        """A batch ran and `calls` requests were answered by it."""
         self.executions += 1
         self.last_ms = time.time_ns() // 1_000_000
         self.stages.add(times, calls)
+        self.sizes.observe(times.rows)
         batch = self.batches.get(times.rows)
         if batch is None:
+            if len(self.batches) >= MAX_BATCH_SIZES:
+                return
             batch = self.batches[times.rows] = _Stages()
         batch.add(times, 1)
 
@@ -114,6 +181,39 @@ class Statistics:
                 compute_infer=_message(stages.infer),
                 compute_output=_message(stages.output),
             )
+        for number, response in enumerate(self.responses):
+            found.response_stats[str(number)].CopyFrom(
+                v2_pb2.InferResponseStatistics(
+                    compute_infer=_message(response.infer),
+                    compute_output=_message(response.output),
+                    success=_message(response.success),
+                    fail=_message(response.fail),
+                    empty_response=_message(response.empty),
+                    cancel=_message(response.cancel),
+                )
+            )
+        return found
+
+
+class Ledger:
+    """Every version's counters, kept while the process lives: what counts up must not start again with an update.
+
+    Of versions that do not serve any more the oldest are forgotten beyond MAX_LEDGER. Single writer: the loop.
+    """
+
+    def __init__(self, is_serving: Callable[[str, int], bool], *, max_versions: int = MAX_LEDGER) -> None:
+        self._is_serving = is_serving
+        self._max_versions = max_versions
+        self._kept: dict[tuple[str, int], Statistics] = {}
+
+    def open(self, name: str, version: int) -> Statistics:
+        """The counters of a version that is about to serve."""
+        found = self._kept.pop((name, version), None) or Statistics()
+        self._kept[name, version] = found
+        if len(self._kept) > self._max_versions:
+            gone = (key for key in self._kept if key != (name, version) and not self._is_serving(*key))
+            if (oldest := next(gone, None)) is not None:
+                del self._kept[oldest]
         return found
 
 

@@ -140,6 +140,7 @@ class _Band:
         "newest",
         "newest_dead",
         "number",
+        "rows",
         "size_bytes",
         "virtual",
     )
@@ -151,6 +152,7 @@ class _Band:
         self.newest: list[Ticket] = []
         self.newest_dead = 0
         self.items = 0
+        self.rows = 0
         self.size_bytes = 0
         self.virtual = 0.0
         self.finish = 0.0  # the largest virtual time any flow has reached
@@ -195,6 +197,14 @@ class SlaQueue:
         found = self._bands.get(band)
         return found.items if found else 0
 
+    def depths(self) -> list[tuple[int, int, int]]:
+        """(band, tickets, rows) of every band that has ever held one, most urgent first."""
+        return [(number, band.items, band.rows) for number, band in sorted(self._bands.items())]
+
+    def rows_ahead(self, band: int) -> int:
+        """Rows that wait in `band` and in more urgent ones."""
+        return sum([self._bands[number].rows for number in self._waiting if number <= band])
+
     def push(self, ticket: Ticket) -> tuple[Pushed, list[Ticket]]:
         """Queue `ticket`; the list holds the tickets it displaced, which have left the queue.
 
@@ -225,6 +235,7 @@ class SlaQueue:
         band.newest.append(ticket)
         flow.waiting += 1
         band.items += 1
+        band.rows += ticket.rows
         band.size_bytes += ticket.size_bytes
         self._items += 1
         self.size_bytes += ticket.size_bytes
@@ -326,6 +337,7 @@ class SlaQueue:
         if not flow.waiting:
             flow.key = None
         band.items -= 1
+        band.rows -= ticket.rows
         band.size_bytes -= ticket.size_bytes
         self._items -= 1
         self.size_bytes -= ticket.size_bytes

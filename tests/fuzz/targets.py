@@ -22,6 +22,7 @@ from oriel_inference.model import ModelSpec, TensorInfo, TensorSpec
 from oriel_inference.repository import config as judged
 from oriel_inference.repository import spec as specs
 from oriel_inference.repository.defaults import LoadDefaults
+from oriel_inference.repository.instances import places
 from oriel_inference.servers.generate import decode_generate
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2 import grpc, http, metadata
@@ -181,12 +182,12 @@ def _config(data: bytes) -> None:
     ) != config.SerializeToString(deterministic=True):
         raise Broken("a configuration changes when it is written as JSON")
     metadata.message_json(config)
-    judged.validate(config, "m", "m/config.pbtxt")
+    judged.validate(config, "m", "m/config.pbtxt", ("model.onnx",))
     judged.select_versions(config, [1, 2, 7], "m/config.pbtxt")
-    specs.engine_options(config, "m/config.pbtxt", default_threads=1, defaults=LoadDefaults())
+    places(config, "m/config.pbtxt", threads=1, gpus=())
     specs.complete(config, _FILE[:1], _FILE[1:], "m/config.pbtxt", defaults=LoadDefaults())
     specs.check_against_file(config, _FILE[:1], _FILE[1:], "m/config.pbtxt")
-    specs.build_spec(config, 1, "m/config.pbtxt", labels=lambda name: ())
+    specs.build_spec(config, 1, "m/config.pbtxt", instances=1, labels=lambda name: ())
     metadata.encode_metadata(metadata.describe(config, ["1"]))
 
 

@@ -14,7 +14,7 @@ from oriel_inference.repository.check import CheckProcess
 
 from . import models
 
-OPTIONS = EngineOptions(provider="CPUExecutionProvider")
+OPTIONS = EngineOptions()
 
 
 def stands(pid: int) -> bool:

@@ -7,7 +7,7 @@ from oriel_inference.backends import Backend, find_backend
 from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.errors import ConfigInvalid, LoadFailed
 from oriel_inference.model import TensorInfo
-from oriel_inference.repository.config import parse, select_versions, validate
+from oriel_inference.repository.config import parse, select_versions
 from oriel_inference.repository.load import LoadedVersion, load_model
 from oriel_inference.stores.local import LocalStore
 
@@ -80,7 +80,7 @@ def test_scalar_per_row_is_completed_with_a_reshape(tmp_path: Path) -> None:
     ("config", "field", "reason"),
     [
         ('name: "other"', "name", "differs from the folder's name"),
-        ('platform: "tensorrt_plan"', "platform", "not supported"),
+        ('platform: "tensorrt_plan"', "platform", "pip install 'oriel[tensorrt]'"),
         ('backend: "python"', "backend", "not supported"),
         ("max_batch_size: -1", "max_batch_size", "negative"),
         ("flux: 3", "", 'no field named "flux"'),
@@ -102,7 +102,7 @@ def test_scalar_per_row_is_completed_with_a_reshape(tmp_path: Path) -> None:
         ("max_batch_size: 4 dynamic_batching { priority_levels: 2 }", "default_priority_level", "between 1 and"),
         ("instance_group [ { kind: KIND_GPU } ]", "instance_group[0].kind", "GPU"),
         ("instance_group [ { count: 1000 } ]", "instance_group", "at most"),
-        ("sequence_batching { }", "sequence_batching", "not supported"),
+        ("sequence_batching { }", "sequence_batching", "not executed"),
         ("model_transaction_policy { decoupled: true }", "decoupled", "exactly one response per request"),
         ('parameters { key: "oriel.batching" value { string_value: "maybe" } }', "oriel.batching", "on"),
         ('parameters { key: "intra_op_thread_count" value { string_value: "many" } }', "intra_op_thread", "number"),
@@ -113,19 +113,6 @@ def test_wrong_configuration_names_file_field_and_reason(tmp_path: Path, config:
     text = refusal(tmp_path)
     assert text.startswith(FILE) or "backend" in text
     assert field in text and reason in text
-
-
-def test_engine_that_a_configuration_names_but_nobody_installed_is_refused(tmp_path: Path) -> None:
-    models.put(tmp_path, "double", models.double(), 'backend: "openvino"')
-    assert "'openvino' is not supported" in refusal(tmp_path)
-
-
-def test_settings_without_effect_are_warned_about() -> None:
-    config = parse('optimization { cuda { graphs: true } } metric_tags [ { key: "a" value: "b" } ]', FILE)
-    assert validate(config, "double", FILE) == [
-        "metric_tags has no effect here",
-        "optimization.cuda has no effect here",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +160,10 @@ def test_one_broken_version_leaves_the_others(tmp_path: Path) -> None:
 def test_execution_provider_that_is_not_there_fails_the_load_by_name(tmp_path: Path) -> None:
     config = models.DOUBLE + 'parameters { key: "oriel.execution_provider" value { string_value: "MoonProvider" } }'
     models.put(tmp_path, "double", models.double(), config)
-    assert refusal(tmp_path) == ("execution provider 'MoonProvider' is not available, only CPUExecutionProvider")
+    assert refusal(tmp_path) == (
+        "double/config.pbtxt: parameters['oriel.execution_provider']: "
+        "execution provider 'MoonProvider' is not available, only CPUExecutionProvider"
+    )
 
 
 def test_provider_in_use_is_what_the_runtime_says(tmp_path: Path) -> None:

@@ -23,9 +23,11 @@ __all__ = [
     "TIER",
     "TIMEOUT_MS",
     "CallContext",
+    "ContextPlan",
     "from_headers",
     "new_request_id",
     "parse_timeout_ms",
+    "read_headers",
     "to_headers",
     "valid_request_id",
 ]
@@ -46,7 +48,10 @@ _MAX_BAND = 255
 
 
 class CallContext(msgspec.Struct, frozen=True, kw_only=True):
-    """One request's promise. deadline: absolute `time.monotonic()` seconds; band: 0 is the most urgent."""
+    """One request's promise. deadline: absolute `time.monotonic()` seconds; band: 0 is the most urgent.
+
+    trusted: whether the `x-oriel-*` headers of who sent it count.
+    """
 
     request_id: str
     deadline: float
@@ -55,6 +60,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
     models: tuple[str, ...]
     trace: TraceContext
+    trusted: bool = False
 
     def remaining_s(self, now: float) -> float:
         """Seconds left; negative once the deadline has passed."""
@@ -78,9 +84,38 @@ def parse_timeout_ms(value: str) -> float | None:
     return min(int(value) / 1000.0, MAX_TIMEOUT_S)
 
 
-def from_headers(
-    get: Callable[[str], str | None], *, now: float, trusted: bool, default_timeout_s: float, sample: bool
-) -> CallContext:
+class ContextPlan(msgspec.Struct, frozen=True):
+    """What a head says about the context of its request, read once: a head that comes again brings it along.
+
+    timeout_s: None if the head names none. request_id, trace: "" and None if every request gets its own.
+    """
+
+    timeout_s: float | None
+    tier: str
+    band: int
+    tenant: str
+    models: tuple[str, ...]
+    request_id: str
+    trace: TraceContext | None
+    sample: bool
+    trusted: bool
+
+    def at(self, now: float, default_timeout_s: float) -> CallContext:
+        """The context of a request that came at `now`."""
+        timeout_s = self.timeout_s
+        return CallContext(
+            request_id=self.request_id or new_request_id(),
+            deadline=now + (default_timeout_s if timeout_s is None else timeout_s),
+            tier=self.tier,
+            band=self.band,
+            tenant=self.tenant,
+            models=self.models,
+            trace=self.trace or new_trace(self.sample),
+            trusted=self.trusted,
+        )
+
+
+def read_headers(get: Callable[[str], str | None], *, trusted: bool, sample: bool) -> ContextPlan:
     """Read the context of an incoming hop; `get` takes lower-case names.
 
     Malformed values count as absent: an internal hop is never refused for its context. `sample` decides for a
@@ -99,15 +134,15 @@ def from_headers(
     request_id = get(REQUEST_ID) or ""
     traceparent = get("traceparent")
     trace = parse_traceparent(traceparent, get("tracestate") or "") if traceparent else None
-    return CallContext(
-        request_id=request_id if valid_request_id(request_id) else new_request_id(),
-        deadline=now + (default_timeout_s if timeout_s is None else timeout_s),
-        tier=tier,
-        band=band,
-        tenant=tenant,
-        models=models,
-        trace=trace or new_trace(sample),
-    )
+    valid = request_id if request_id and valid_request_id(request_id) else ""
+    return ContextPlan(timeout_s, tier, band, tenant, models, valid, trace, sample, trusted)
+
+
+def from_headers(
+    get: Callable[[str], str | None], *, now: float, trusted: bool, default_timeout_s: float, sample: bool
+) -> CallContext:
+    """`read_headers` for a request that came at `now`."""
+    return read_headers(get, trusted=trusted, sample=sample).at(now, default_timeout_s)
 
 
 def _name(value: str | None) -> str:

@@ -244,7 +244,8 @@ class RequestHead:
     """One request head.
 
     content_length: None when absent. fields: every header in order. forward: the raw lines a proxy passes on as they
-    are. fresh: fields that were validated anew; give them to `LineMemo.keep` once the sender is known.
+    are. fresh: fields that were validated anew; give them to `LineMemo.keep` once the sender is known. plan: what
+    whoever serves the request found in the head; a head that is recognised brings it along.
     """
 
     # Class attributes are the defaults: most requests set two or three of them, and every store costs.
@@ -259,6 +260,7 @@ class RequestHead:
     request_id: str | None = None
     timeout: str | None = None
     content_encoding: str | None = None
+    plan: Any = None
     _by_name: dict[str, str] | None = None
 
     def __init__(self, line: _Line) -> None:

@@ -6,15 +6,15 @@ Nothing outside this folder imports a runtime, and a backend's module is importe
 from collections.abc import Callable, Generator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from oriel_inference.errors import LoadFailed
-from oriel_inference.model import EngineOptions, TensorInfo
+from oriel_inference.model import EngineOptions, Gpu, TensorInfo
 from oriel_wire.v2.messages import Array
 
-__all__ = ["Backend", "DecoupledSession", "Session", "find_backend"]
+__all__ = ["AcceleratedBackend", "Backend", "DecoupledSession", "Session", "find_backend", "lacks", "usable_gpus"]
 
-_BACKENDS = {"onnxruntime": "oriel_inference.backends.onnxruntime_cpu:OnnxRuntimeCpu"}
+_BACKENDS = {"onnxruntime": "oriel_inference.backends.onnx_runtime:OnnxRuntime"}
 
 
 class Session(Protocol):
@@ -68,6 +68,29 @@ class Backend(Protocol):
     def open(self, path: Path, options: EngineOptions) -> Session:
         """Load `path`; blocks. Raises LoadFailed, also when another provider than asked for would run it."""
         ...
+
+
+@runtime_checkable
+class AcceleratedBackend(Backend, Protocol):
+    """A backend with execution providers beside the CPU's."""
+
+    def gpus(self) -> Sequence[Gpu]:
+        """The GPUs it surely runs on: tried, not only listed."""
+        ...
+
+    def lacks(self, provider: str) -> str:
+        """Why `provider` cannot be used in this installation and what to install; empty if it is there."""
+        ...
+
+
+def usable_gpus(backend: Backend) -> Sequence[Gpu]:
+    """What `backend` can run on beside the CPU; may block when it is asked first."""
+    return backend.gpus() if isinstance(backend, AcceleratedBackend) else ()
+
+
+def lacks(backend: Backend, provider: str) -> str:
+    """Why `backend` cannot use `provider`; empty if it can, as far as can be told before a session is open."""
+    return backend.lacks(provider) if isinstance(backend, AcceleratedBackend) else ""
 
 
 def find_backend(name: str) -> Backend:

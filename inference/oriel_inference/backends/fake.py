@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from oriel_inference.errors import BackendFailed
-from oriel_inference.model import EngineOptions, TensorInfo
+from oriel_inference.model import EngineOptions, Gpu, TensorInfo
 from oriel_wire.v2.messages import Array
 
 __all__ = ["FakeBackend", "FakeSession", "FakeStreamSession", "Gate"]
@@ -117,18 +117,34 @@ class FakeStreamSession(FakeSession):
 
 
 class FakeBackend:
-    """Opens every path as the same kind of session; `sessions` holds them all."""
+    """Opens every path as the same kind of session; `sessions` holds them all, `opened` what was asked for."""
 
     name = "fake"
 
-    def __init__(self, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo], *, decoupled: bool = False) -> None:
+    def __init__(
+        self,
+        inputs: Sequence[TensorInfo],
+        outputs: Sequence[TensorInfo],
+        *,
+        decoupled: bool = False,
+        gpus: Sequence[Gpu] = (),
+    ) -> None:
         self._kind = FakeStreamSession if decoupled else FakeSession
         self._inputs = inputs
         self._outputs = outputs
+        self._gpus = gpus
         self.gate = Gate()
         self.sessions: list[FakeSession] = []
+        self.opened: list[tuple[str, EngineOptions]] = []
 
     def open(self, path: Path, options: EngineOptions) -> FakeSession:
         session = self._kind(self._inputs, self._outputs, gate=self.gate)
         self.sessions.append(session)
+        self.opened.append((path.name, options))
         return session
+
+    def gpus(self) -> Sequence[Gpu]:
+        return self._gpus
+
+    def lacks(self, provider: str) -> str:
+        return ""

@@ -42,6 +42,7 @@ from oriel_inference.model import ModelSpec
 from oriel_inference.statistics import Statistics
 from oriel_policies.batch import Backlog, BatchBounds, Fill, Idle, RecentMinimum, Run, ServiceCurve, WaitUntil, decide
 from oriel_policies.queue import Pushed, SlaQueue, Ticket
+from oriel_policies.wait import best_rate, expected_wait_s
 from oriel_wire.v2.messages import Array
 
 __all__ = ["Batcher"]
@@ -69,7 +70,10 @@ class _Running:
 
 
 class Batcher:
-    """sessions: one per instance, owned by the caller. units: cores of one run. max_items, max_bytes: queue bounds."""
+    """sessions: one per instance, owned by the caller. units: cores of one run. max_items, max_bytes: queue bounds.
+
+    statistics: counters to go on with, fresh ones by default.
+    """
 
     def __init__(
         self,
@@ -83,11 +87,12 @@ class Batcher:
         max_items: int = 10_000,
         max_bytes: int = 256 << 20,
         inline_s: float = INLINE_S,
+        statistics: Statistics | None = None,
     ) -> None:
         self.spec = spec
         self.units = min(max(1, units), cores.total)
         self.curve = ServiceCurve()
-        self.statistics = Statistics()
+        self.statistics = statistics or Statistics()
         self._clock = clock
         self._cores = cores
         self._workers = workers
@@ -120,6 +125,37 @@ class Batcher:
         """Batches on instances."""
         return len(self._running)
 
+    def depths(self) -> list[tuple[int, int, float | None]]:
+        """(band, calls that wait, seconds a new call would wait; None if unknown) of every band seen, and of band 0."""
+        known = {band: items for band, items, _ in self._queue.depths()}
+        rate = self._rate()
+        return [
+            (band, items, expected_wait_s(self._ahead(band), rate)) for band, items in sorted({0: 0, **known}.items())
+        ]
+
+    def expected_wait_s(self, band: int) -> float | None:
+        """Seconds a call of `band` that came now would wait in the queue; None if that is not known."""
+        return expected_wait_s(self._ahead(band), self._rate())
+
+    def _rate(self) -> float:
+        """Rows per second at best, over all instances that may run at once."""
+        rows = self._bounds.max_rows
+        if self._alone:
+            rows = max(1, round(self._rows / max(1, len(self._queue))))
+        instances = len(self._idle) + len(self._running)
+        return best_rate(self.curve.predict, rows) * max(1, min(instances, self._cores.total // self.units))
+
+    def _ahead(self, band: int) -> float:
+        now = self._clock.now()
+        ahead = float(self._queue.rows_ahead(band))
+        if not self._idle:
+            for batch in self._running:
+                rows = sum([call.rows for call in batch.calls])
+                needs_s = self.curve.predict(rows)
+                if needs_s > 0.0:
+                    ahead += rows * max(0.0, 1.0 - (now - batch.calls[0].started_s) / needs_s)
+        return ahead
+
     def submit(self, call: Call) -> None:
         """Queue `call`; its reply comes later on the loop, or now if it is refused."""
         if self._closed:
@@ -144,10 +180,13 @@ class Batcher:
             self._scheduled = True
             self._clock.call_soon(self._dispatch)
 
-    def leave(self, call: Call) -> None:
-        """The caller went away: no reply. Frees the queue place now, or drops the rows when the batch ends."""
+    def leave(self, call: Call) -> bool:
+        """The caller went away: no reply. Frees the queue place now, or drops the rows when the batch ends.
+
+        False if the call had its reply before.
+        """
         if call.finished:
-            return
+            return False
         call.finished = True
         if call.relay is not None:
             call.relay.close()
@@ -155,6 +194,7 @@ class Batcher:
             self._rows -= call.rows
             _unwrap(call.ticket).inputs = {}
         self.statistics.failed(CallerLeft.outcome, self._clock.now() - call.arrived_s)
+        return True
 
     def close(self) -> None:
         """Fail what waits; running batches end on their own. Nothing is taken afterwards."""
@@ -318,14 +358,16 @@ class Batcher:
 
     def _answer(self, calls: Sequence[Call], shares: list[list[Array]], times: BatchTimes) -> None:
         statistics, now = self.statistics, self._clock.now()
-        statistics.executed(times, len(calls))
+        answered = 0
         per_row_us = (times.split_s - times.started_s) * 1e6 / max(1, times.rows)
         for call, outputs in zip(calls, shares, strict=True):
             if call.finished:
                 continue
             call.finished = True
+            answered += 1
             statistics.succeeded(call.rows, queue_s=times.started_s - call.arrived_s, total_s=now - call.arrived_s)
             self._reply(call, Answer(outputs, times, int(per_row_us * call.rows)))
+        statistics.executed(times, answered)
 
     def _fail(self, call: Call, error: InferenceError) -> None:
         if call.finished:

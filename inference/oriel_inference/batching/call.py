@@ -4,6 +4,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from oriel_inference.errors import InferenceError
 from oriel_policies.queue import Ticket
 from oriel_wire.v2.messages import Array
@@ -25,8 +27,7 @@ class BatchTimes:
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True, gc=False):
     """One call's rows. outputs: in the order of the model's outputs, views of the batch's arrays."""
 
     outputs: Sequence[Array]

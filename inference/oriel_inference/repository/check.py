@@ -25,7 +25,6 @@ MAX_CHECKS = 100
 MAX_ANSWER_BYTES = 64 * 1024
 BASE_MEMORY_BYTES = 2 << 30
 MEMORY_PER_BYTE = 4
-_CPU = "CPUExecutionProvider"
 _KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "HOME", "TMPDIR")
 
 
@@ -55,7 +54,7 @@ class CheckProcess:
     def check(self, path: Path, shown: str, backend: str, options: EngineOptions) -> bool:
         size = sum(each.stat().st_size for each in path.parent.rglob("*") if each.is_file())
         # Other providers map device memory, which an address space limit would count.
-        memory = BASE_MEMORY_BYTES + MEMORY_PER_BYTE * size if options.provider == _CPU else 0
+        memory = 0 if options.providers else BASE_MEMORY_BYTES + MEMORY_PER_BYTE * size
         request = {
             "path": str(path),
             "shown": shown,

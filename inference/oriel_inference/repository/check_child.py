@@ -36,7 +36,7 @@ def _judge(request: dict[str, Any]) -> tuple[str, bool]:
     """Why the file cannot be opened, empty if it can; whether it runs with zeros, which need not be valid for it."""
     from oriel_inference.backends import find_backend
     from oriel_inference.repository.onnx_files import check_model_file
-    from oriel_inference.repository.zeros import zeros
+    from oriel_inference.repository.zeros import row_of_zeros
 
     path = Path(request["path"])
     # Should nobody be left to kill this process, it ends itself.
@@ -50,7 +50,7 @@ def _judge(request: dict[str, Any]) -> tuple[str, bool]:
         session = backend.open(path, EngineOptions(**request["options"]))
         runs = True
         try:
-            session.run({info.name: zeros(info) for info in session.inputs}, [info.name for info in session.outputs])
+            session.run(row_of_zeros(session.inputs), [info.name for info in session.outputs])
         except InferenceError:
             runs = False
         session.close()

@@ -1,12 +1,17 @@
 """Reading and judging a model configuration.
 
-Every field of the format parses. What this server cannot honour and what would change answers is refused by name;
-what only tunes an engine it does not have is ignored with a warning.
+Every field of the format parses, and its value is judged whether or not something here executes it. What would change
+answers and is not executed is refused by name; what only tunes an engine this server does not have is shown to clients
+and has a warning in the log. docs/model-repository.md lists what holds for each field, and a test keeps it true.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 
 from oriel_inference.errors import ConfigInvalid
+from oriel_inference.repository.accelerators import check_accelerators
+from oriel_inference.repository.engines import name_engine, needs
+from oriel_inference.repository.not_executed import refuse_not_executed
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import from_config_name
 from oriel_wire.v2.metadata import parse_config_text
@@ -15,10 +20,15 @@ from oriel_wire.v2.proto import model_config_pb2 as pb
 __all__ = ["CONFIG_FILE", "parse", "select_versions", "validate"]
 
 CONFIG_FILE = "config.pbtxt"
+STRATEGY = "TRITON_BATCH_STRATEGY_PATH"
 MAX_TENSORS = 1024
 MAX_INSTANCES = 256
 MAX_PRIORITY_LEVELS = 256
-_PLATFORMS = {"onnxruntime_onnx": "onnxruntime"}
+_CAPABILITY = re.compile(r"[0-9]{1,2}\.[0-9]\Z")
+_LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
+_LINE = re.compile(r"^(\d+):(\d+) : (?:'.*?': )?(?:Message type )?")
+_GRAPH_LEVELS = (-1, 0, 1, 2)
+_SHAPE_TENSOR = "only TensorRT has shape tensors, and " + needs("tensorrt")
 
 _Refuse = Callable[[str, str], ConfigInvalid]
 
@@ -28,13 +38,15 @@ def parse(text: str, file: str) -> pb.ModelConfig:
     try:
         return parse_config_text(text)
     except BadMessage as error:
-        raise ConfigInvalid(file, "", error.message.removeprefix("model configuration: ")) from error
+        reason = error.message.removeprefix("model configuration: ")
+        raise ConfigInvalid(file, "", _LINE.sub(r"line \1, column \2: ", reason)) from error
 
 
-def validate(config: pb.ModelConfig, model: str, file: str) -> list[str]:
-    """Judge what can be judged without the model file; fills `name` and `backend` in.
+def validate(config: pb.ModelConfig, model: str, file: str, files: Sequence[str] = ("model.onnx",)) -> list[str]:
+    """Judge what can be judged without the model file; fills `name`, `backend` and `platform` in.
 
-    Returns warnings about settings without effect here. Raises ConfigInvalid naming file, field and reason.
+    files: what lies in the newest version's folder, which may tell the backend. Returns warnings about settings
+    without effect here. Raises ConfigInvalid naming file, field and reason.
     """
 
     def refuse(field: str, reason: str) -> ConfigInvalid:
@@ -43,13 +55,17 @@ def validate(config: pb.ModelConfig, model: str, file: str) -> list[str]:
     if config.name and config.name != model:
         raise refuse("name", f"{config.name[:128]!r} differs from the folder's name {model!r}")
     config.name = model
-    _backend(config, refuse)
+    name_engine(config, file, files)
     if config.max_batch_size < 0:
         raise refuse("max_batch_size", "must not be negative")
     _tensors("input", config.input, refuse)
     _tensors("output", config.output, refuse)
     _unsupported(config, refuse)
     _instances(config, refuse)
+    _optimization(config, refuse)
+    _names(config, refuse)
+    check_accelerators(config, file)
+    refuse_not_executed(config, refuse)
     if config.HasField("dynamic_batching"):
         _dynamic_batching(config.dynamic_batching, config.max_batch_size, refuse)
     if any(version < 1 for version in config.version_policy.specific.versions):
@@ -78,19 +94,6 @@ def select_versions(config: pb.ModelConfig, available: Sequence[int], file: str)
             return list(available[-max(1, count) :])
 
 
-def _backend(config: pb.ModelConfig, refuse: _Refuse) -> None:
-    if config.platform and config.platform not in _PLATFORMS:
-        raise refuse("platform", f"{config.platform[:64]!r} is not supported, use one of {', '.join(_PLATFORMS)}")
-    backend = config.backend or _PLATFORMS.get(config.platform, "")
-    if config.backend and config.platform and _PLATFORMS[config.platform] != config.backend:
-        raise refuse("backend", f"{config.backend[:64]!r} contradicts platform {config.platform!r}")
-    if not backend and (config.default_model_filename or "model.onnx").endswith(".onnx"):
-        backend = "onnxruntime"
-    if not backend:
-        raise refuse("backend", "is missing")
-    config.backend = backend
-
-
 def _tensors(kind: str, tensors: Iterable[pb.ModelInput | pb.ModelOutput], refuse: _Refuse) -> None:
     names: set[str] = set()
     for index, tensor in enumerate(tensors):
@@ -112,9 +115,13 @@ def _tensors(kind: str, tensors: Iterable[pb.ModelInput | pb.ModelOutput], refus
             raise refuse(f"{field}.dims", "each must be positive, or -1 for a variable dimension")
         if tensor.HasField("reshape"):
             _reshape(field, tensor.dims, tensor.reshape.shape, refuse)
-        for flag in ("is_shape_tensor", "allow_ragged_batch", "is_non_linear_format_io"):
-            if getattr(tensor, flag, False):
-                raise refuse(f"{field}.{flag}", "is not supported by the backend")
+        if isinstance(tensor, pb.ModelInput) and tensor.format and len(tensor.dims) != 3:
+            name = pb.ModelInput.Format.Name(tensor.format)
+            raise refuse(f"{field}.format", f"{name} needs three dims, not {len(tensor.dims)}")
+        if tensor.is_shape_tensor:
+            raise refuse(f"{field}.is_shape_tensor", _SHAPE_TENSOR)
+        if tensor.is_non_linear_format_io:
+            raise refuse(f"{field}.is_non_linear_format_io", "is not supported: tensors are row-major here")
 
 
 def _reshape(field: str, dims: Sequence[int], shape: Sequence[int], refuse: _Refuse) -> None:
@@ -135,36 +142,66 @@ def _fixed(dims: Iterable[int]) -> int:
 
 
 def _unsupported(config: pb.ModelConfig, refuse: _Refuse) -> None:
-    present = {
-        "sequence_batching": config.HasField("sequence_batching"),
-        "ensemble_scheduling": config.HasField("ensemble_scheduling"),
-        "batch_input": bool(config.batch_input),
-        "batch_output": bool(config.batch_output),
-        "model_operations": bool(config.model_operations.op_library_filename),
-        "model_repository_agents": bool(config.model_repository_agents.agents),
-        "response_cache.enable": config.response_cache.enable,
-        "optimization.execution_accelerators.gpu_execution_accelerator": bool(
-            config.optimization.execution_accelerators.gpu_execution_accelerator
-        ),
-    }
-    for field, found in present.items():
-        if found:
-            raise refuse(field, "is not supported by this server")
+    if config.HasField("ensemble_scheduling"):
+        raise refuse("ensemble_scheduling", "is not supported by this server")
 
 
 def _instances(config: pb.ModelConfig, refuse: _Refuse) -> None:
     total = 0
     for index, group in enumerate(config.instance_group):
         field = f"instance_group[{index}]"
-        if group.kind == pb.ModelInstanceGroup.KIND_GPU or group.gpus:
-            raise refuse(f"{field}.kind", "asks for a GPU, but this server's backend runs on the CPU")
         if group.count < 0:
             raise refuse(f"{field}.count", "must not be negative")
-        if group.secondary_devices or group.passive or group.profile or group.HasField("rate_limiter"):
-            raise refuse(field, "secondary_devices, passive, profile and rate_limiter are not supported")
-        total += group.count or 1
+        if group.gpus and group.kind == pb.ModelInstanceGroup.KIND_CPU:
+            raise refuse(f"{field}.gpus", "does not go with KIND_CPU")
+        if any(number < 0 for number in group.gpus) or len(set(group.gpus)) != len(group.gpus):
+            raise refuse(f"{field}.gpus", "must name GPUs by number, each once")
+        if group.secondary_devices:
+            raise refuse(f"{field}.secondary_devices", "is not supported: NVDLA is for TensorRT on Jetson boards")
+        for profile in group.profile:
+            if not (profile.isascii() and profile.isdigit()):
+                raise refuse(f"{field}.profile", f"{profile[:64]!r} is not the number of an optimisation profile")
+        total += (group.count or 1) * max(1, len(group.gpus))
     if total > MAX_INSTANCES:
         raise refuse("instance_group", f"asks for {total} instances, at most {MAX_INSTANCES} are allowed")
+
+
+def _optimization(config: pb.ModelConfig, refuse: _Refuse) -> None:
+    level = config.optimization.graph.level
+    if level not in _GRAPH_LEVELS:
+        raise refuse("optimization.graph.level", "must be -1 (basic), 0 (all), 1 (extended) or 2 (none)")
+    for index, spec in enumerate(config.optimization.cuda.graph_spec):
+        field = f"optimization.cuda.graph_spec[{index}]"
+        low = spec.graph_lower_bound
+        if spec.batch_size < 0 or spec.batch_size > config.max_batch_size:
+            raise refuse(f"{field}.batch_size", f"must lie between 0 and max_batch_size {config.max_batch_size}")
+        if low.batch_size < 0 or low.batch_size > spec.batch_size:
+            raise refuse(f"{field}.graph_lower_bound.batch_size", "must lie between 0 and the batch_size above it")
+        known = {tensor.name for tensor in config.input}
+        for name, shape in (*spec.input.items(), *low.input.items()):
+            if known and name not in known:
+                raise refuse(f"{field}.input", f"the model has no input {name[:128]!r}")
+            if any(dim < 1 for dim in shape.dim):
+                raise refuse(f"{field}.input[{name[:128]!r}].dim", "each must be positive")
+
+
+def _names(config: pb.ModelConfig, refuse: _Refuse) -> None:
+    for capability, filename in config.cc_model_filenames.items():
+        field = f"cc_model_filenames[{capability[:32]!r}]"
+        if not _CAPABILITY.match(capability):
+            raise refuse(field, "the key must be a compute capability such as '9.0'")
+        if not filename:
+            raise refuse(field, "names no file")
+    for name in config.metric_tags:
+        if not _LABEL.match(name):
+            raise refuse(f"metric_tags[{name[:64]!r}]", "the key must be a label name: letters, digits and _")
+    for index, control in enumerate(config.model_metrics.metric_control):
+        field = f"model_metrics.metric_control[{index}]"
+        if not control.metric_identifier.family:
+            raise refuse(f"{field}.metric_identifier.family", "is missing")
+        buckets = list(control.histogram_options.buckets)
+        if buckets != sorted(set(buckets)):
+            raise refuse(f"{field}.histogram_options.buckets", "must rise")
 
 
 def _dynamic_batching(batching: pb.ModelDynamicBatching, max_batch_size: int, refuse: _Refuse) -> None:
@@ -188,10 +225,13 @@ def _dynamic_batching(batching: pb.ModelDynamicBatching, max_batch_size: int, re
 
 
 def _without_effect(config: pb.ModelConfig) -> list[str]:
+    """What is accepted and shown, and changes nothing here: one line per field."""
     optimization = config.optimization
+    agents = [agent.name for agent in config.model_repository_agents.agents]
+    groups = config.instance_group
+    on_cpu = bool(groups) and all(group.kind == pb.ModelInstanceGroup.KIND_CPU for group in groups)
     ignored = {
         "runtime": bool(config.runtime),
-        "cc_model_filenames": bool(config.cc_model_filenames),
         "model_metrics": config.HasField("model_metrics"),
         "metric_tags": bool(config.metric_tags),
         "dynamic_batching (the model is decoupled)": (
@@ -200,7 +240,16 @@ def _without_effect(config: pb.ModelConfig) -> list[str]:
         "dynamic_batching.preserve_ordering": config.dynamic_batching.preserve_ordering,
         "optimization.cuda": optimization.HasField("cuda"),
         "optimization.priority": optimization.priority != 0,
+        "optimization.execution_accelerators.gpu_execution_accelerator (every instance is on the CPU)": (
+            on_cpu and bool(optimization.execution_accelerators.gpu_execution_accelerator)
+        ),
+        "optimization.input_pinned_memory": optimization.HasField("input_pinned_memory"),
+        "optimization.output_pinned_memory": optimization.HasField("output_pinned_memory"),
+        "optimization.gather_kernel_buffer_threshold": bool(optimization.gather_kernel_buffer_threshold),
         "optimization.eager_batching": optimization.eager_batching,
-        "instance_group.host_policy": any(group.host_policy for group in config.instance_group),
+        "instance_group.profile": any(group.profile for group in groups),
+        f"model_repository_agents ({', '.join(agents)[:64]})": bool(agents),
+        "response_cache (there is no cache)": config.response_cache.enable,
+        f"parameters[{STRATEGY!r}]": STRATEGY in config.parameters,
     }
     return [f"{field} has no effect here" for field, found in ignored.items() if found]

@@ -4,16 +4,19 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from oriel_inference.backends import Backend, Session
+from oriel_inference.backends import Backend, Session, lacks, usable_gpus
 from oriel_inference.errors import ConfigInvalid, InferenceError, LoadFailed
 from oriel_inference.model import ModelSpec
 from oriel_inference.repository.check import ModelCheck
 from oriel_inference.repository.config import CONFIG_FILE, parse, select_versions, validate
 from oriel_inference.repository.defaults import LoadDefaults
-from oriel_inference.repository.spec import build_spec, check_against_file, complete, engine_options, instance_count
+from oriel_inference.repository.instances import Place, field_of, places
+from oriel_inference.repository.private import private_files
+from oriel_inference.repository.spec import build_spec, check_against_file, complete
 from oriel_inference.repository.warmup import run_warmup
-from oriel_inference.repository.zeros import zeros
+from oriel_inference.repository.zeros import row_of_zeros
 from oriel_inference.stores import ModelStore
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
@@ -21,7 +24,6 @@ __all__ = ["LoadedVersion", "load_model"]
 
 _log = logging.getLogger(__name__)
 
-DEFAULT_FILE = "model.onnx"
 WARM_UP_RUNS = 3
 WARM_UP_S = 1.0
 
@@ -60,10 +62,10 @@ def load_model(
 ) -> dict[int, LoadedVersion | LoadFailed | None]:
     """Every version the policy selects -> loaded, why not, or None if it is loaded already.
 
-    cores, models: the machine's cores and how many models share them; they size the default number of threads.
-    check: tries each file elsewhere first. override: takes the place of the configuration file. have: version ->
-    identity of what serves. defaults: the operator's. Raises LoadFailed if the model as a whole is unusable (its
-    configuration, no versions) or if its files changed meanwhile.
+    cores, models: the machine's cores and how many models share them (versions that serve at once count each); they
+    size the default number of threads. check: tries each file elsewhere first. override: takes the place of the
+    configuration file. have: version -> identity of what serves. defaults: the operator's. Raises LoadFailed if
+    the model as a whole is unusable (its configuration, no versions) or if its files changed meanwhile.
     """
     file = f"{model}/{CONFIG_FILE}"
     before = store.fingerprint(model)
@@ -73,11 +75,16 @@ def load_model(
     else:
         text = store.text(model, CONFIG_FILE)
         config = parse(text, file) if text is not None else pb.ModelConfig()
-    for warning in validate(config, model, file):
+    available = store.versions(model)
+    for warning in validate(config, model, file, store.files(model, available[-1]) if available else ("model.onnx",)):
         _log.warning("%s: %s", file, warning)
     defaults = defaults or LoadDefaults()
-    versions = select_versions(config, store.versions(model), file)
+    versions = select_versions(config, available, file)
     backend = find_backend(config.backend)
+
+    def unchanged() -> bool:
+        return store.fingerprint(model) == before
+
     loaded: dict[int, LoadedVersion | LoadFailed | None] = {}
     for version in versions:
         identity = f"{before.shared}.{before.versions.get(version, '')}" if override is None else ""
@@ -94,14 +101,15 @@ def load_model(
                 version,
                 file,
                 cores=cores,
-                models=models,
+                models=models * len(versions),
                 check=check,
+                unchanged=unchanged,
                 identity=identity,
                 defaults=defaults,
             )
         except LoadFailed as failure:
             loaded[version] = failure
-    if store.fingerprint(model) != before:
+    if not unchanged():
         for each in loaded.values():
             if isinstance(each, LoadedVersion):
                 each.close()
@@ -119,21 +127,63 @@ def _load_version(
     cores: int,
     models: int,
     check: ModelCheck | None,
+    unchanged: Callable[[], bool],
     identity: str,
     defaults: LoadDefaults,
 ) -> LoadedVersion:
-    instances = instance_count(config)
+    gpus = usable_gpus(backend)
+    instances = len(places(config, file, threads=1, gpus=gpus))
     # A lone model gets all cores. Several share: a long batch of one must leave room for the others.
     share = max(1, cores // max(instances, min(2, models)))
-    options = engine_options(config, file, default_threads=share, defaults=defaults)
-    filename = config.default_model_filename or DEFAULT_FILE
-    path = store.artifact(config.name, version, filename)
+    threads, inter_threads = defaults.intra_op_threads or share, defaults.inter_op_threads or 1
+    found = places(config, file, threads=threads, gpus=gpus, inter_threads=inter_threads)
+    for place in found:
+        for name, _ in place.options.providers:
+            if lack := lacks(backend, name):
+                raise ConfigInvalid(file, field_of(config, name), lack)
+    # Looked at before anything is copied or opened.
+    paths = {place.filename: store.artifact(config.name, version, place.filename) for place in found}
+    with private_files(store, config.name, version, paths) as files:
+        return _open_version(
+            store,
+            backend,
+            config,
+            version,
+            file,
+            found,
+            files,
+            check=check,
+            unchanged=unchanged,
+            identity=identity,
+            defaults=defaults,
+        )
+
+
+def _open_version(
+    store: ModelStore,
+    backend: Backend,
+    config: pb.ModelConfig,
+    version: int,
+    file: str,
+    found: Sequence[Place],
+    paths: Mapping[str, Path],
+    *,
+    check: ModelCheck | None,
+    unchanged: Callable[[], bool],
+    identity: str,
+    defaults: LoadDefaults,
+) -> LoadedVersion:
+    instances = len(found)
     runs = True
     if check is not None:
-        runs = check.check(path, f"{config.name}/{version}/{filename}", config.backend, options)
+        for place in _distinct(found):
+            shown = f"{config.name}/{version}/{place.filename}"
+            runs = check.check(paths[place.filename], shown, config.backend, place.options) and runs
+        if not unchanged():
+            raise LoadFailed(f"the files of {config.name} changed while they were being checked")
     sessions: list[Session] = []
     try:
-        first = backend.open(path, options)
+        first = backend.open(paths[found[0].filename], found[0].options)
         sessions.append(first)
         decoupled = config.model_transaction_policy.decoupled
         if decoupled and not hasattr(first, "stream"):
@@ -143,8 +193,10 @@ def _load_version(
             raise ConfigInvalid(file, "model_warmup", "warm-up of a decoupled model is not supported yet")
         complete(config, first.inputs, first.outputs, file, defaults=defaults)
         check_against_file(config, first.inputs, first.outputs, file)
-        spec = build_spec(config, version, file, labels=lambda name: _labels(store, config.name, name))
-        sessions.extend(backend.open(path, options) for _ in range(instances - 1))
+        spec = build_spec(
+            config, version, file, instances=instances, labels=lambda name: _labels(store, config.name, name)
+        )
+        sessions.extend(backend.open(paths[place.filename], place.options) for place in found[1:])
         run_warmup(config, spec, sessions, file, read=lambda name: store.data(config.name, f"warmup/{name}"))
     except LoadFailed:
         for session in sessions:
@@ -154,10 +206,15 @@ def _load_version(
         spec=spec,
         config=config,
         sessions=tuple(sessions),
-        units=options.intra_op_threads,
+        units=max(place.options.intra_op_threads for place in found),
         run_s=_warm_up(first, spec) if runs and not decoupled else None,
         identity=identity,
     )
+
+
+def _distinct(found: Sequence[Place]) -> list[Place]:
+    """One place per file and set of providers: an instance like another needs no trial of its own."""
+    return list({(p.filename, tuple(name for name, _ in p.options.providers)): p for p in reversed(found)}.values())
 
 
 def _labels(store: ModelStore, model: str, filename: str) -> Sequence[str]:
@@ -169,7 +226,7 @@ def _labels(store: ModelStore, model: str, filename: str) -> Sequence[str]:
 
 def _warm_up(session: Session, spec: ModelSpec) -> float | None:
     """Run one row of zeros a few times: the first request must not pay for lazy set-up. Seconds of the last run."""
-    inputs = {info.name: zeros(info) for info in session.inputs}
+    inputs = row_of_zeros(session.inputs)
     names = [output.name for output in spec.outputs]
     began = time.monotonic()
     duration: float | None = None

@@ -4,50 +4,17 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 from oriel_inference.errors import ConfigInvalid
-from oriel_inference.model import EngineOptions, ModelSpec, QueueRules, TensorInfo, TensorSpec
+from oriel_inference.model import ModelSpec, QueueRules, TensorInfo, TensorSpec
 from oriel_inference.repository.defaults import LoadDefaults
 from oriel_policies.batch import BatchBounds
 from oriel_wire.v2.datatypes import from_config_name, to_config_name
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
-__all__ = ["build_spec", "check_against_file", "complete", "engine_options", "instance_count"]
+__all__ = ["build_spec", "check_against_file", "complete"]
 
-DEFAULT_PROVIDER = "CPUExecutionProvider"
-PROVIDER_KEY = "oriel.execution_provider"
 BATCHING_KEY = "oriel.batching"
-_ACCELERATORS = {"openvino": "OpenVINOExecutionProvider"}
-_PLATFORM_OF = {"onnxruntime": "onnxruntime_onnx"}
-_MAX_THREADS = 256
 
 Tensors = Sequence[TensorInfo]
-
-
-def instance_count(config: pb.ModelConfig) -> int:
-    """Execution slots asked for, over all groups; 1 if none is given."""
-    return sum(group.count or 1 for group in config.instance_group) or 1
-
-
-def engine_options(config: pb.ModelConfig, file: str, *, default_threads: int, defaults: LoadDefaults) -> EngineOptions:
-    """Options of the engine from `parameters` and `optimization`. Raises ConfigInvalid.
-
-    default_threads: the server's choice where neither the model nor the operator says how many.
-    """
-    accelerators = config.optimization.execution_accelerators.cpu_execution_accelerator
-    provider = _parameter(config, PROVIDER_KEY)
-    if not provider and accelerators:
-        name = accelerators[0].name
-        if name not in _ACCELERATORS:
-            field = "optimization.execution_accelerators.cpu_execution_accelerator[0].name"
-            raise ConfigInvalid(file, field, f"{name[:64]!r} is not one of {', '.join(_ACCELERATORS)}")
-        provider = _ACCELERATORS[name]
-    threads = _count(config, "intra_op_thread_count", file)
-    return EngineOptions(
-        provider=provider or DEFAULT_PROVIDER,
-        intra_op_threads=threads or defaults.intra_op_threads or default_threads,
-        inter_op_threads=_count(config, "inter_op_thread_count", file) or defaults.inter_op_threads or 1,
-        parallel_execution=_parameter(config, "execution_mode") == "1",
-        graph_level=config.optimization.graph.level,
-    )
 
 
 def complete(config: pb.ModelConfig, inputs: Tensors, outputs: Tensors, file: str, *, defaults: LoadDefaults) -> None:
@@ -61,14 +28,12 @@ def complete(config: pb.ModelConfig, inputs: Tensors, outputs: Tensors, file: st
         missing = "output" if config.input else "input"
         raise ConfigInvalid(file, missing, "is missing, and --disable-auto-complete-config is given")
     if not config.input and not config.output and not config.max_batch_size:
-        everything = (*inputs, *outputs)
+        everything = (*(each for each in inputs if not each.optional), *outputs)
         if everything and all(tensor.shape and tensor.shape[0] == -1 for tensor in everything):
             config.max_batch_size = defaults.max_batch_size
             if config.max_batch_size > 1 and config.WhichOneof("scheduling_choice") is None:
                 config.dynamic_batching.SetInParent()
-    if not config.platform:
-        config.platform = _PLATFORM_OF.get(config.backend, "")
-    for tensor in inputs if not config.input else ():
+    for tensor in (each for each in inputs if not each.optional) if not config.input else ():
         _complete_tensor(config.input.add(), tensor, batched=config.max_batch_size > 0)
     for tensor in outputs if not config.output else ():
         _complete_tensor(config.output.add(), tensor, batched=config.max_batch_size > 0)
@@ -80,11 +45,13 @@ def check_against_file(config: pb.ModelConfig, inputs: Tensors, outputs: Tensors
     _check("output", config.output, outputs, config.max_batch_size > 0, file)
     named = {tensor.name for tensor in config.input}
     for info in inputs:
-        if info.name not in named:
+        if info.name not in named and not info.optional:
             raise ConfigInvalid(file, "input", f"the model file also needs input {info.name[:128]!r}")
 
 
-def build_spec(config: pb.ModelConfig, version: int, file: str, *, labels: Callable[[str], Sequence[str]]) -> ModelSpec:
+def build_spec(
+    config: pb.ModelConfig, version: int, file: str, *, instances: int, labels: Callable[[str], Sequence[str]]
+) -> ModelSpec:
     """The values the rest of the server works with. labels: label file name -> its lines."""
     bounds: BatchBounds | None = None
     batching = config.dynamic_batching
@@ -118,7 +85,7 @@ def build_spec(config: pb.ModelConfig, version: int, file: str, *, labels: Calla
             priority_levels=batching.priority_levels,
             default_priority=batching.default_priority_level,
         ),
-        instances=instance_count(config),
+        instances=instances,
         decoupled=decoupled,
         parameters={name: value.string_value for name, value in config.parameters.items()},
     )
@@ -183,12 +150,3 @@ def _check(
 
 def _parameter(config: pb.ModelConfig, key: str) -> str:
     return config.parameters[key].string_value if key in config.parameters else ""
-
-
-def _count(config: pb.ModelConfig, key: str, file: str) -> int:
-    text = _parameter(config, key).strip()
-    if not text:
-        return 0
-    if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) > _MAX_THREADS:
-        raise ConfigInvalid(file, f"parameters[{key!r}]", f"must be a number from 0 to {_MAX_THREADS}")
-    return int(text)

@@ -38,7 +38,12 @@ def generate(surface: Surface, exchange: Exchange, model: str, version: str, bod
         request = decode_generate(model, version, body, serving.spec)
         call = _Events(exchange, trail, model) if stream else _Single(exchange, trail, model)
         call.leave = surface.dataplane.infer(
-            request, ctx, size_bytes=len(body), reply=call.reply, emit=call.emit if serving.spec.decoupled else None
+            request,
+            ctx,
+            size_bytes=len(body),
+            reply=call.reply,
+            left=trail.left,
+            emit=call.emit if serving.spec.decoupled else None,
         )
     except (InferenceError, BadMessage) as refusal:
         error = as_inference_error(refusal)
@@ -132,19 +137,20 @@ class _Single:
         self._response = response
 
     def reply(self, completion: Completion) -> None:
-        headers = self._trail.ended(completion, self._model)
-        error = completion.error
         response = completion.response or self._response
-        if error is None and response is None:
-            error = NotSupported(f"model {self._model!r} gave no response, use generate_stream")
-        if error is None and response is not None:
+        body = b""
+        if completion.error is None and response is None:
+            completion.error = NotSupported(f"model {self._model!r} gave no response, use generate_stream")
+        elif completion.error is None and response is not None:
             try:
-                self._exchange.respond(200, [*headers, JSON], encode_generate(response))
-                return
+                body = encode_generate(response)
             except BadMessage as bad:
-                error = as_inference_error(bad)
-        assert error is not None
-        refuse(self._exchange, error, headers)
+                completion.error = as_inference_error(bad)
+        headers = self._trail.ended(completion, self._model)
+        if completion.error is None:
+            self._exchange.respond(200, [*headers, JSON], body)
+        else:
+            refuse(self._exchange, completion.error, headers)
 
 
 class _Events:
@@ -170,13 +176,13 @@ class _Events:
             self._unread.append(consumed)
 
     def reply(self, completion: Completion) -> None:
-        headers = self._trail.ended(completion, self._model)
-        error = completion.error
-        if error is None and completion.response is not None:
+        if completion.error is None and completion.response is not None:
             try:
                 self.emit(completion.response, lambda: None)
             except InferenceError as failed:
-                error = failed
+                completion.error = failed
+        headers = self._trail.ended(completion, self._model)
+        error = completion.error
         if error is not None:
             if not self._exchange.started:
                 refuse(self._exchange, error, headers)

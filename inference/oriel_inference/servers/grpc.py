@@ -20,6 +20,7 @@ from oriel_inference.servers.stream import StreamFrontend
 from oriel_inference.servers.surface import EXTENSIONS, SERVER_VERSION, Surface
 from oriel_inference.servers.trail import Trail
 from oriel_wire.errors import BadMessage, StartFailed
+from oriel_wire.orca import LOAD_FORMAT
 from oriel_wire.v2.grpc import HEALTH_METHODS, HEALTH_SERVICE, METHODS, SERVICE, decode_infer, encode_infer
 from oriel_wire.v2.metadata import metadata_message
 from oriel_wire.v2.proto import health_pb2, v2_pb2
@@ -120,7 +121,16 @@ class GrpcFrontend:
         metadata = metadata_of(context)
         ctx = context_of(surface, metadata, context, received_s)
         parent_id = ctx.trace.span_id if "traceparent" in metadata else 0
-        trail = Trail(ctx, received_s, surface.sink, parent_id=parent_id)
+        trail = Trail(
+            ctx,
+            received_s,
+            surface.sink,
+            surface.meter,
+            parent_id=parent_id,
+            protocol="grpc",
+            size_bytes=message.ByteSize(),
+            load_format=metadata.get(LOAD_FORMAT, ""),
+        )
         ended: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
 
         def reply(completion: Completion) -> None:
@@ -131,7 +141,7 @@ class GrpcFrontend:
             if surface.stopping:
                 raise ServerStopping
             request = decode_infer(message)
-            leave = surface.dataplane.infer(request, ctx, size_bytes=message.ByteSize(), reply=reply)
+            leave = surface.dataplane.infer(request, ctx, size_bytes=trail.size_bytes, reply=reply, left=trail.left)
         except (InferenceError, BadMessage) as refusal:
             error = as_inference_error(refusal)
             context.set_trailing_metadata(tuple(trail.refused(error, message.model_name[:128])))
@@ -141,11 +151,17 @@ class GrpcFrontend:
         except asyncio.CancelledError:
             leave()
             raise
+        answer: Message | None = None
+        if completion.response is not None:
+            try:
+                answer = encode_infer(completion.response)
+            except BadMessage as bad:
+                completion.error = as_inference_error(bad)
         context.set_trailing_metadata(tuple(trail.ended(completion, request.model_name)))
-        if completion.response is None:
+        if answer is None:
             assert completion.error is not None
             raise completion.error
-        return encode_infer(completion.response)
+        return answer
 
 
 async def open_grpc(

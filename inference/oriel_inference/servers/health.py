@@ -14,6 +14,7 @@ from oriel_wire.v2.proto import health_pb2
 __all__ = ["HealthWatch", "is_serving"]
 
 LOOK_S = 0.5
+LAST_WORD_S = 0.05
 
 _Response = health_pb2.HealthCheckResponse
 
@@ -51,6 +52,8 @@ class HealthWatch:
                 await context.write(_Response(status=status))
                 told = status
             if self._stopping.is_set():
+                # Clients built on gRPC's core may drop a message that comes together with the end of its stream.
+                await asyncio.sleep(LAST_WORD_S)
                 await abort(context, ServerStopping())
             try:
                 async with asyncio.timeout(LOOK_S):

@@ -11,27 +11,23 @@ from urllib.parse import unquote
 
 import msgspec
 
-from oriel_inference.dataplane import Completion
 from oriel_inference.errors import BackendFailed, InferenceError, Outcome, UnknownModel
 from oriel_inference.model import is_model_name
 from oriel_inference.servers import repository_api
-from oriel_inference.servers.encoding import ACCEPTED, MIN_BYTES, Encodings, is_encoded, is_known, negotiate
+from oriel_inference.servers.encoding import ACCEPTED, Encodings, is_encoded, is_known
 from oriel_inference.servers.generate import generate
-from oriel_inference.servers.http_call import JSON, answer, begin, json_object, refuse
-from oriel_inference.servers.statuses import as_inference_error, head_refusal
+from oriel_inference.servers.http_call import answer, json_object, refuse
+from oriel_inference.servers.http_infer import HttpInfer
+from oriel_inference.servers.statuses import head_outcome, head_refusal
 from oriel_inference.servers.surface import EXTENSIONS, SERVER_VERSION, Surface
 from oriel_wire.engine.buffered import Exchange, Refusal
-from oriel_wire.errors import BadMessage
 from oriel_wire.h1 import RequestHead
-from oriel_wire.v2.http import decode_request, encode_response, parse_header_length
 from oriel_wire.v2.metadata import encode_metadata, message_json
 
 __all__ = ["HttpFrontend"]
 
 _log = logging.getLogger(__name__)
 
-BINARY = ("content-type", "application/octet-stream")
-HEADER_LENGTH = "inference-header-content-length"
 _MAX_ROUTES = 4096
 
 _SERVER_PATHS = {
@@ -61,6 +57,7 @@ class HttpFrontend:
     def __init__(self, surface: Surface, encodings: Encodings) -> None:
         self._surface = surface
         self._encodings = encodings
+        self._infer = HttpInfer(surface, encodings)
         self._routes: dict[tuple[str, str], _Route] = {}
         self._repository = repository_api.HttpRepository(surface, refuse)
         self._plain: dict[str, Callable[[Exchange, _Route], None]] = {
@@ -75,20 +72,29 @@ class HttpFrontend:
             "config": self._config,
         }
 
+    def explain(
+        self, head: RequestHead | None, status: int, message: str, outcome: Outcome | None = None, model: str = ""
+    ) -> Refusal:
+        """A refusal for the head alone, or for wrong framing; it is counted."""
+        refusal = head_refusal(head, status, message, outcome)
+        self._surface.meter.turned_away(refusal.headers[0][1], status, head_outcome(status, outcome), model)
+        return refusal
+
     def refuse(self, head: RequestHead) -> Refusal | None:
         """Path, method, encoding, model name: everything that needs no body."""
         route = self._route(head)
         if not isinstance(route, _Route):
-            return head_refusal(head, *route)
+            return self.explain(head, *route)
         encoding = head.content_encoding
         if encoding and is_encoded(encoding) and not (is_known(encoding) and route.kind in _CALLS):
-            refusal = head_refusal(head, 501, f"send the body as it is or as one of {ACCEPTED}", Outcome.NOT_SUPPORTED)
+            what = f"send the body as it is or as one of {ACCEPTED}"
+            refusal = self.explain(head, 501, what, Outcome.NOT_SUPPORTED, route.model)
             return Refusal(refusal.status, [*refusal.headers, ("accept-encoding", ACCEPTED)], refusal.body)
         if route.kind in _CALLS:
             try:
                 self._surface.catalog.get(route.model, route.version)
             except UnknownModel as error:
-                return head_refusal(head, 404, error.message, error.outcome)
+                return self.explain(head, 404, error.message, error.outcome, route.model)
             except InferenceError:
                 return None  # answered with Retry-After once the body is in
         return None
@@ -99,7 +105,7 @@ class HttpFrontend:
         assert isinstance(route, _Route)  # `refuse` has seen it
         try:
             if route.kind == "infer" and exchange.head.content_encoding is None:
-                self._infer(exchange, route, exchange.body)
+                self._infer.start(exchange, route.model, route.version, exchange.body)
             elif route.kind.startswith("repository_"):
                 self._repository.start(exchange, route.kind, route.version, route.model)
             elif route.kind not in _CALLS:
@@ -132,45 +138,9 @@ class HttpFrontend:
 
     def _call(self, exchange: Exchange, route: _Route, body: bytes) -> None:
         if route.kind == "infer":
-            self._infer(exchange, route, body)
+            self._infer.start(exchange, route.model, route.version, body)
         else:
             generate(self._surface, exchange, route.model, route.version, body, stream=route.kind != "generate")
-
-    def _infer(self, exchange: Exchange, route: _Route, body: bytes) -> None:
-        surface = self._surface
-        fields, ctx, trail = begin(surface, exchange)
-        try:
-            request = decode_request(route.model, route.version, body, parse_header_length(fields.get(HEADER_LENGTH)))
-
-            def reply(completion: Completion) -> None:
-                headers = trail.ended(completion, route.model)
-                if completion.response is None:
-                    assert completion.error is not None
-                    refuse(exchange, completion.error, headers)
-                    return
-                try:
-                    parts, json_length = encode_response(completion.response, request)
-                except BadMessage as error:
-                    refuse(exchange, as_inference_error(error), headers)
-                    return
-                if json_length is None:
-                    headers.append(JSON)
-                else:
-                    headers.append(BINARY)
-                    headers.append((HEADER_LENGTH, str(json_length)))
-                encoding = negotiate(accept) if (accept := fields.get("accept-encoding")) else ""
-                if not encoding or sum([len(part) for part in parts]) < MIN_BYTES:
-                    exchange.respond(200, headers, parts)
-                    return
-                headers += (("content-encoding", encoding), ("vary", "accept-encoding"))
-                self._encodings.compress(parts, encoding, lambda packed: exchange.respond(200, headers, packed))
-
-            leave = surface.dataplane.infer(request, ctx, size_bytes=len(body), reply=reply)
-        except (InferenceError, BadMessage) as refusal:
-            error = as_inference_error(refusal)
-            refuse(exchange, error, trail.refused(error, route.model))
-            return
-        exchange.on_abort = leave
 
     # Everything else --------------------------------------------------------------------------------------------
 

@@ -9,32 +9,56 @@ from oriel_inference.errors import InferenceError, InvalidRequest
 from oriel_inference.servers.statuses import error_body, http_status, identity
 from oriel_inference.servers.surface import Surface
 from oriel_inference.servers.trail import Trail
-from oriel_wire.context import CallContext, from_headers
+from oriel_wire.context import CallContext, read_headers
 from oriel_wire.engine.buffered import Exchange
 from oriel_wire.errors import BadMessage
+from oriel_wire.orca import LOAD_FORMAT
 from oriel_wire.v2.depth import check_depth
 from oriel_wire.v2.http import JSON_LIMIT_BYTES
 
-__all__ = ["JSON", "answer", "begin", "json_object", "refuse"]
+__all__ = ["JSON", "HeadPlan", "answer", "begin", "json_object", "refuse"]
 
 JSON = ("content-type", "application/json")
 RETRY_AFTER = ("retry-after", "1")
 _objects = msgspec.json.Decoder(dict[str, Any])
 
 
-def begin(surface: Surface, exchange: Exchange) -> tuple[dict[str, str], CallContext, Trail]:
-    """The header fields of a call by name (the first of a name wins), its context and its trail."""
-    fields = exchange.head.by_name()
+class HeadPlan:
+    """What a call's head alone says; kept with a head that its connection recognises.
+
+    header_length: of the JSON part, None if all of it is JSON.
+    """
+
+    __slots__ = ("accept_encoding", "context", "header_length", "load_format", "parent_id")
+
+    def __init__(self, surface: Surface, exchange: Exchange) -> None:
+        fields = exchange.head.by_name()
+        self.context = read_headers(fields.get, trusted=exchange.peer in surface.peers, sample=False)
+        trace = self.context.trace
+        self.parent_id = trace.span_id if trace is not None else 0
+        self.accept_encoding = fields.get("accept-encoding", "")
+        self.header_length = fields.get("inference-header-content-length")
+        self.load_format = fields.get(LOAD_FORMAT, "")
+
+
+def begin(surface: Surface, exchange: Exchange) -> tuple[HeadPlan, CallContext, Trail]:
+    """What the head of a call says, its context and its trail."""
+    head = exchange.head
+    plan: HeadPlan = head.plan or HeadPlan(surface, exchange)
+    head.plan = plan
     received_s = exchange.received_s
-    ctx = from_headers(
-        fields.get,
-        now=received_s,
-        trusted=exchange.peer in surface.peers,
-        default_timeout_s=surface.default_timeout_s,
-        sample=False,
+    ctx = plan.context.at(received_s, surface.default_timeout_s)
+    trail = Trail(
+        ctx,
+        received_s,
+        surface.sink,
+        surface.meter,
+        parent_id=plan.parent_id,
+        protocol="http",
+        size_bytes=len(exchange.body),
+        load_format=plan.load_format,
     )
-    parent_id = ctx.trace.span_id if "traceparent" in fields else 0
-    return fields, ctx, Trail(ctx, received_s, surface.sink, parent_id=parent_id)
+    return plan, ctx, trail
 
 
 def answer(exchange: Exchange, body: bytes, status: int = 200) -> None:

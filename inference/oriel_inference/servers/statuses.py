@@ -9,9 +9,19 @@ from oriel_wire.engine.buffered import Refusal
 from oriel_wire.errors import BadMessage
 from oriel_wire.h1 import RequestHead
 
-__all__ = ["as_inference_error", "error_body", "grpc_status", "head_refusal", "http_status", "identity"]
+__all__ = [
+    "as_inference_error",
+    "error_body",
+    "grpc_status",
+    "head_outcome",
+    "head_refusal",
+    "http_status",
+    "identity",
+    "status_number",
+]
 
 _STATUSES: dict[Outcome, tuple[int, StatusCode]] = {
+    Outcome.OK: (200, StatusCode.OK),
     Outcome.INVALID: (400, StatusCode.INVALID_ARGUMENT),
     Outcome.TOO_LARGE: (413, StatusCode.RESOURCE_EXHAUSTED),
     Outcome.NOT_FOUND: (404, StatusCode.UNIMPLEMENTED),
@@ -48,6 +58,12 @@ def grpc_status(error: InferenceError) -> StatusCode:
     return _STATUSES[error.outcome][1]
 
 
+def status_number(outcome: Outcome, protocol: str) -> int:
+    """What an outcome is called on "http", or on any other protocol as a gRPC status code."""
+    http, grpc = _STATUSES[outcome]
+    return http if protocol == "http" else int(grpc.value[0])
+
+
 def as_inference_error(error: InferenceError | BadMessage) -> InferenceError:
     """A codec's complaint as one of ours."""
     return error if isinstance(error, InferenceError) else InvalidRequest(error.message)
@@ -64,8 +80,12 @@ def identity(head: RequestHead | None) -> tuple[str, str]:
     return REQUEST_ID, given if given and valid_request_id(given) else new_request_id()
 
 
+def head_outcome(status: int, outcome: Outcome | None) -> Outcome:
+    """What a refusal for the head alone is counted as."""
+    return outcome or _HEAD_OUTCOMES.get(status, Outcome.INVALID)
+
+
 def head_refusal(head: RequestHead | None, status: int, message: str, outcome: Outcome | None = None) -> Refusal:
     """A refusal for the head alone: wrong framing, path, method or encoding. outcome: follows from status if None."""
-    reason = outcome or _HEAD_OUTCOMES.get(status, Outcome.INVALID)
-    body = msgspec.json.encode({"error": message, "reason": reason.value})
+    body = msgspec.json.encode({"error": message, "reason": head_outcome(status, outcome).value})
     return Refusal(status, [identity(head), ("content-type", "application/json")], body)

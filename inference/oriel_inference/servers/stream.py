@@ -163,7 +163,15 @@ class _Stream:
         if self._ends_s is not None:
             deadline = min(deadline, self._ends_s)
         ctx = replace(self._ctx, deadline=deadline)
-        trail = Trail(ctx, received_s, self._surface.sink, parent_id=self._parent_id)
+        trail = Trail(
+            ctx,
+            received_s,
+            self._surface.sink,
+            self._surface.meter,
+            parent_id=self._parent_id,
+            protocol="grpc_stream",
+            size_bytes=len(data),
+        )
         try:
             if self._surface.stopping:
                 raise ServerStopping
@@ -174,14 +182,16 @@ class _Stream:
             self._place(slot)
 
             def reply(completion: Completion) -> None:
-                trail.ended(completion, slot.model)
                 self._end(slot, completion)
+                trail.ended(completion, slot.model)
 
             def emit(response: InferResponse, consumed: Callable[[], None]) -> None:
                 response.parameters[FINAL] = False
                 self._put(_encode(response, slot), consumed)
 
-            slot.leave = self._surface.dataplane.infer(request, ctx, size_bytes=len(data), reply=reply, emit=emit)
+            slot.leave = self._surface.dataplane.infer(
+                request, ctx, size_bytes=len(data), reply=reply, left=trail.left, emit=emit
+            )
         except (InferenceError, BadMessage) as refusal:
             error = as_inference_error(refusal)
             trail.refused(error, slot.model)
@@ -222,6 +232,7 @@ class _Stream:
         try:
             slot.ended = _encode(response, slot)
         except InferenceError as error:
+            completion.error = error
             self._refuse(slot, error)
             return
         self._flush()

@@ -8,6 +8,7 @@ from oriel_inference.dataplane import Dataplane
 from oriel_inference.errors import ModelNotReady, UnknownModel
 from oriel_inference.lifecycle import Catalog
 from oriel_inference.log_settings import LogSettings
+from oriel_inference.servers.meter import Meter
 from oriel_inference.servers.peers import TrustedPeers
 from oriel_wire.trace import SpanSink
 from oriel_wire.v2.proto import v2_pb2
@@ -38,6 +39,7 @@ class Surface:
     dataplane: Dataplane
     peers: TrustedPeers
     sink: SpanSink
+    meter: Meter
     log: LogSettings
     default_timeout_s: float
     strict_readiness: bool = True

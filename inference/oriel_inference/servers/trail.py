@@ -2,47 +2,108 @@
 
 import time
 
+from oriel_inference.batching.call import Answer
 from oriel_inference.dataplane import Completion
 from oriel_inference.errors import InferenceError
+from oriel_inference.servers.meter import Meter
 from oriel_wire.context import COST_US, REQUEST_ID, CallContext
+from oriel_wire.orca import LOAD_METRICS, report_format
 from oriel_wire.trace import Span, SpanSink, TraceContext, child, format_traceparent, server_timing
 
 __all__ = ["Trail"]
 
 
 class Trail:
-    """One request's way through this unit, from its first byte to its answer.
+    """One request's way through this unit, from its first byte to its answer. Exactly one of `refused`, `ended` and
+    `left` is called.
 
-    parent_id: the caller's span, 0 if the trace starts here.
+    parent_id: the caller's span, 0 if the trace starts here. size_bytes: the request as it came. load_format: what it
+    says in `endpoint-load-metrics-format`.
     """
 
-    __slots__ = ("_ctx", "_parent_id", "_received_s", "_sink", "_span")
+    __slots__ = (
+        "_ctx",
+        "_load_format",
+        "_meter",
+        "_parent_id",
+        "_protocol",
+        "_received_s",
+        "_sink",
+        "_span",
+        "size_bytes",
+    )
 
-    def __init__(self, ctx: CallContext, received_s: float, sink: SpanSink, *, parent_id: int) -> None:
+    def __init__(
+        self,
+        ctx: CallContext,
+        received_s: float,
+        sink: SpanSink,
+        meter: Meter,
+        *,
+        parent_id: int,
+        protocol: str,
+        size_bytes: int,
+        load_format: str = "",
+    ) -> None:
         self._ctx = ctx
         self._received_s = received_s
         self._sink = sink
+        self._meter = meter
         self._parent_id = parent_id
+        self._protocol = protocol
+        self._load_format = load_format
         self._span = child(ctx.trace) if parent_id else ctx.trace
+        self.size_bytes = size_bytes
 
     def refused(self, error: InferenceError, model: str = "") -> list[tuple[str, str]]:
         """The headers of a refusal that never reached a queue."""
+        self._meter.refused_early(self._ctx, error, model, self._received_s, self._protocol, self.size_bytes)
         self._record(None, model, error)
         return self.identity()
 
     def ended(self, completion: Completion, model: str) -> list[tuple[str, str]]:
-        """The headers of an answer: identity, stages as far as the request came, cost."""
+        """The headers of an answer: identity, stages as far as the request came; its cost to those who settle by it,
+        the load to those who ask.
+        """
+        self._meter.finished(self._ctx, completion, self._received_s, self._protocol, self.size_bytes)
         self._record(completion, model, completion.error)
         headers = self.identity()
         answer = completion.answer
         if answer is None:
             headers.append(("server-timing", server_timing([("queue", time.monotonic() - completion.queued_s)])))
-            return headers
-        times = answer.times
-        stages = [("queue", times.started_s - completion.queued_s), ("compute", times.split_s - times.started_s)]
-        headers.append(("server-timing", server_timing(stages)))
-        headers.append((COST_US, str(answer.cost_us)))
+        else:
+            times = answer.times
+            stages = [("queue", times.started_s - completion.queued_s), ("compute", times.split_s - times.started_s)]
+            headers.append(("server-timing", server_timing(stages)))
+            if self._ctx.trusted:
+                headers.append((COST_US, str(answer.cost_us)))
+        if self._load_format and (form := report_format(self._load_format)):
+            headers.append((LOAD_METRICS, self._meter.load_header(completion.serving, self._ctx.band, form)))
         return headers
+
+    def answered(self, completion: Completion, answer: Answer) -> str:
+        """What `ended` gives for an answer, as header lines."""
+        ctx, span = self._ctx, self._span
+        self._meter.finished(ctx, completion, self._received_s, self._protocol, self.size_bytes)
+        if span.sampled:
+            self._record(completion, completion.serving.spec.name, None)
+        times = answer.times
+        lines = (
+            f"{REQUEST_ID}: {ctx.request_id}\r\n"
+            f"traceresponse: 00-{span.trace_id:032x}-{span.span_id:016x}-0{1 if span.sampled else 0}\r\n"
+            f"server-timing: queue;dur={(times.started_s - completion.queued_s) * 1e3:.3f}, "
+            f"compute;dur={(times.split_s - times.started_s) * 1e3:.3f}\r\n"
+        )
+        if ctx.trusted:
+            lines += f"{COST_US}: {answer.cost_us}\r\n"
+        if self._load_format and (form := report_format(self._load_format)):
+            lines += f"{LOAD_METRICS}: {self._meter.load_header(completion.serving, ctx.band, form)}\r\n"
+        return lines
+
+    def left(self, completion: Completion) -> None:
+        """The caller went away before its answer."""
+        self._meter.finished(self._ctx, completion, self._received_s, self._protocol, self.size_bytes)
+        self._record(completion, completion.serving.spec.name, completion.error)
 
     def identity(self) -> list[tuple[str, str]]:
         """The headers every answer has."""

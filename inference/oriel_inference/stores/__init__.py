@@ -37,12 +37,23 @@ class ModelStore(Protocol):
         """Versions of `model`, ascending."""
         ...
 
+    def files(self, model: str, version: int) -> Sequence[str]:
+        """Names in the folder of `version`, sorted; empty if it cannot be listed."""
+        ...
+
     def text(self, model: str, filename: str) -> str | None:
         """A small text file of `model` (its configuration, its labels); None if there is none."""
         ...
 
     def artifact(self, model: str, version: int, filename: str) -> Path:
         """A local path of a version's file, which lies beside everything else of that version."""
+        ...
+
+    def copy(self, model: str, version: int, into: Path) -> bool:
+        """Copy all files of a version below the folder `into`, so that nobody else can change what is then opened.
+
+        False, with nothing copied, if they are too large for that.
+        """
         ...
 
     def data(self, model: str, filename: str) -> bytes:

@@ -1,8 +1,9 @@
 """A model repository in a folder.
 
-The folder may be written by others than the operator, so nothing outside it is ever opened: names are checked, and
-every path is resolved and must still lie inside the resolved root. Links that stay inside are fine (mounted
-ConfigMaps are made of them). Only regular files are opened: a pipe or a device would block the thread or worse.
+The folder may be written by others than the operator, so nothing outside it is ever read: names are checked, every
+path is resolved and must lie inside the resolved root, and what was opened is looked at once more, because the path may
+have been exchanged meanwhile. Links that stay inside are fine (mounted ConfigMaps are made of them). Only regular files
+are read: a pipe or a device would block the thread or worse. Nothing is ever written.
 """
 
 import os
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import is_model_name, is_version
@@ -23,17 +25,21 @@ MAX_DATA_BYTES = 64 << 20
 MAX_ENTRIES = 10_000
 MAX_FOLDERS_DEEP = 16
 MAX_VERSION_BYTES = 16 << 30
+MAX_COPY_BYTES = 64 << 20
 
 
 class LocalStore:
     """Models below `root`. Raises LoadFailed at once if `root` is not a folder that can be read.
 
-    max_version_bytes: the files of one version together.
+    max_version_bytes: the files of one version together. max_copy_bytes: those of a version that `copy` copies.
     """
 
-    def __init__(self, root: Path, *, max_version_bytes: int = MAX_VERSION_BYTES) -> None:
+    def __init__(
+        self, root: Path, *, max_version_bytes: int = MAX_VERSION_BYTES, max_copy_bytes: int = MAX_COPY_BYTES
+    ) -> None:
         self._root = root.resolve()
         self._max_version_bytes = max_version_bytes
+        self._max_copy_bytes = max_copy_bytes
         if not self._root.is_dir():
             raise LoadFailed(f"model repository {str(root)!r} is not a folder")
 
@@ -46,6 +52,12 @@ class LocalStore:
         folder = self._inside(model)
         names = self._entries(folder, f"model {model!r}")
         return sorted(int(name) for name in names if is_version(name) and (folder / name).is_dir())
+
+    def files(self, model: str, version: int) -> Sequence[str]:
+        try:
+            return self._entries(self._inside(model, str(version)), f"{model}/{version}")
+        except LoadFailed:
+            return ()  # loading the version says what is wrong
 
     def text(self, model: str, filename: str) -> str | None:
         data = self._read(model, filename, MAX_TEXT_BYTES)
@@ -79,21 +91,54 @@ class LocalStore:
         return Fingerprint(shared=shared.hexdigest(), versions=versions)
 
     def artifact(self, model: str, version: int, filename: str) -> Path:
-        folder = self._inside(model, str(version))
         # The runtime opens files named inside the model file (external weights): none of them may lead out.
-        total = 0
-        for entry in self._below(folder, f"{model}/{version}"):
-            shown = f"{model}/{version}/{entry.name}"
-            status = self._status(self._check(entry, shown), shown)
-            if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-                raise LoadFailed(f"{shown} is neither a file nor a folder: pipes, sockets and devices are refused")
-            total += status.st_size if stat.S_ISREG(status.st_mode) else 0
-            if total > self._max_version_bytes:
-                raise LoadFailed(f"{model}/{version} holds more than {self._max_version_bytes} bytes")
+        self._survey(model, version)
         path = self._inside(model, str(version), *_parts(filename))
         if not path.is_file():
             raise LoadFailed(f"{model}/{version}/{filename} is missing")
         return path
+
+    def copy(self, model: str, version: int, into: Path) -> bool:
+        files = self._survey(model, version)
+        left = self._max_copy_bytes
+        if sum(size for _, _, size in files) > left:
+            return False
+        for path, relative, _ in files:
+            target = into / relative
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shown = f"{model}/{version}/{relative}"
+            try:
+                source = self._open(path, shown)
+            except FileNotFoundError as error:
+                raise LoadFailed(f"{shown} has vanished while it was being read") from error
+            with source, target.open("xb") as written:
+                while chunk := source.read(1 << 20):
+                    left -= len(chunk)
+                    if left < 0:
+                        raise LoadFailed(f"{shown} grew while it was being read")
+                    written.write(chunk)
+        return True
+
+    def _survey(self, model: str, version: int) -> list[tuple[Path, Path, int]]:
+        """Every file of a version: where it really lies, its name below the version's folder, its size.
+
+        Raises LoadFailed if one of them is not to be touched.
+        """
+        folder = self._inside(model, str(version))
+        found: list[tuple[Path, Path, int]] = []
+        total = 0
+        for entry in self._below(folder, f"{model}/{version}"):
+            shown = f"{model}/{version}/{entry.name}"
+            path = self._check(entry, shown)
+            status = self._status(path, shown)
+            if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+                raise LoadFailed(f"{shown} is neither a file nor a folder: pipes, sockets and devices are refused")
+            if stat.S_ISREG(status.st_mode):
+                total += status.st_size
+                found.append((path, entry.relative_to(folder), status.st_size))
+            if total > self._max_version_bytes:
+                raise LoadFailed(f"{model}/{version} holds more than {self._max_version_bytes} bytes")
+        return found
 
     def _inside(self, *parts: str) -> Path:
         return self._check(self._root.joinpath(*parts), "/".join(parts))
@@ -118,22 +163,35 @@ class LocalStore:
         shown = f"{model}/{filename}"
         path = self._inside(model, *_parts(filename))
         try:
-            # A pipe must not block before it can be judged.
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+            with self._open(path, shown) as file:
+                data: bytes = file.read(limit + 1)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise LoadFailed(f"{shown} cannot be read: {error.strerror}") from error
-        with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise LoadFailed(f"{shown} is not a file")
-            try:
-                data = file.read(limit + 1)
-            except OSError as error:
-                raise LoadFailed(f"{shown} cannot be read: {error.strerror}") from error
         if len(data) > limit:
             raise LoadFailed(f"{shown} is larger than {limit} bytes")
         return data
+
+    def _open(self, path: Path, shown: str) -> BinaryIO:
+        """A regular file inside the root, whatever was put at its path meanwhile. Raises FileNotFoundError as such."""
+        try:
+            # A pipe must not block before it can be judged.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise LoadFailed(f"{shown} cannot be read: {error.strerror}") from error
+        file = os.fdopen(descriptor, "rb")
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            file.close()
+            raise LoadFailed(f"{shown} is not a file")
+        where = Path(f"/proc/self/fd/{descriptor}")
+        # A folder on the way may have become a link after the path was resolved. Without /proc this is not known.
+        if where.parent.is_dir() and not Path(os.readlink(where)).is_relative_to(self._root):
+            file.close()
+            raise LoadFailed(f"{shown} leads out of the model repository: links must stay inside it")
+        return file
 
     def _look(self, path: Path, say: Callable[[bytes], None], depth: int, seen: list[int]) -> None:
         """Say what `path` and all below look like. seen: a counter, so that a huge folder costs a bounded walk."""

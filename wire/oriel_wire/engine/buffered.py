@@ -15,6 +15,7 @@ from oriel_wire.h1 import RequestHead
 
 __all__ = ["Exchange", "HttpLimits", "HttpServer", "Refusal", "serve"]
 
+Headers = Sequence[tuple[str, str]] | str
 Handler = Callable[["Exchange"], None]
 Refuse = Callable[[RequestHead], "Refusal | None"]
 Explain = Callable[[RequestHead | None, int, str], "Refusal"]
@@ -67,10 +68,11 @@ class Exchange:
         self.aborted = False
         self.started = False
 
-    def respond(
-        self, status: int, headers: Sequence[tuple[str, str]], body: bytes | Sequence[bytes | memoryview] = b""
-    ) -> None:
-        """Answer, exactly once, from the loop's thread. Nothing happens when the client has left."""
+    def respond(self, status: int, headers: Headers, body: bytes | Sequence[bytes | memoryview] = b"") -> None:
+        """Answer, exactly once, from the loop's thread. Nothing happens when the client has left.
+
+        headers: names and values, or lines that are written already, each with its CRLF.
+        """
         connection = self._connection
         if connection is None:
             if self.aborted:
@@ -79,7 +81,7 @@ class Exchange:
         if self.started:
             raise RuntimeError("this answer has begun, it can only be written to")
         self._connection = None
-        connection.write_answer(status, headers, body, head_only=self.head.method == "HEAD")
+        connection.write_answer(status, headers, body, head_only=self.head.line.method == "HEAD")
 
     def start(self, status: int, headers: Sequence[tuple[str, str]]) -> None:
         """Begin an answer whose length is not known; its body follows with `write`, its end with `end`.
@@ -132,6 +134,8 @@ class _Buffered(ServerConnection):
 
     def on_head(self, head: RequestHead) -> None:
         self._received_s = monotonic()
+        if head is self._known and head.plan is not None and not head.expect_continue:
+            return  # this very head was judged before
         if self._refuse_head is not None:
             refusal = self._refuse_head(head)
             if refusal is not None:
@@ -142,6 +146,12 @@ class _Buffered(ServerConnection):
             self.authenticated(head)
         if head.expect_continue:
             self.continue_body()
+
+    def on_body(self, data: bytes) -> None:
+        head = self.head
+        assert head is not None
+        self._exchange = exchange = Exchange(self, head, data, self._received_s)
+        self._handler(exchange)
 
     def on_data(self, data: bytes) -> None:
         self._parts.append(data)
@@ -172,7 +182,7 @@ class _Buffered(ServerConnection):
     def write_answer(
         self,
         status: int,
-        headers: Sequence[tuple[str, str]],
+        headers: Headers,
         body: bytes | Sequence[bytes | memoryview],
         head_only: bool,
     ) -> None:
@@ -199,14 +209,18 @@ class _Buffered(ServerConnection):
     def _write(
         self,
         status: int,
-        headers: Sequence[tuple[str, str]],
+        headers: Headers,
         body: bytes | Sequence[bytes | memoryview],
         close: bool,
         head_only: bool,
     ) -> None:
-        parts: Sequence[bytes | memoryview] = (body,) if isinstance(body, bytes) else body
-        size = sum([part.nbytes if isinstance(part, memoryview) else len(part) for part in parts])
-        fields = "".join([f"{name}: {value}\r\n" for name, value in headers])
+        if isinstance(body, bytes):
+            parts: Sequence[bytes | memoryview] = (body,)
+            size = len(body)
+        else:
+            parts = body
+            size = sum([part.nbytes if isinstance(part, memoryview) else len(part) for part in parts])
+        fields = headers if isinstance(headers, str) else "".join([f"{name}: {value}\r\n" for name, value in headers])
         closing = "connection: close\r\n" if close else ""
         start = f"HTTP/1.1 {status} {reason_phrase(status)}\r\ncontent-length: {size}\r\n{fields}{closing}"
         head = b"%b%b\r\n\r\n" % (start.encode("latin-1"), self.server.date)

@@ -71,7 +71,7 @@ class DocumentDecoder(Generic[_Document]):
         self._document: type[_Document] = document
         self._member = tensors
         self._kind = kind
-        self._decoder: msgspec.json.Decoder[_Document] = msgspec.json.Decoder(document)
+        self.decoder: msgspec.json.Decoder[_Document] = msgspec.json.Decoder(document)
 
     def decode(self, body: bytes, header_length: int | None, limit: int) -> tuple[_Document, list[Tensor]]:
         """Raises BadMessage; TooLarge if the JSON part is longer than `limit` bytes."""
@@ -85,7 +85,7 @@ class DocumentDecoder(Generic[_Document]):
             check_depth(body, length)
         head = body if header_length is None else memoryview(body)[:length]
         try:
-            document = self._decoder.decode(head)
+            document = self.decoder.decode(head)
             lists = None
         except RecursionError as error:
             raise BadMessage("the JSON part is nested too deeply") from error

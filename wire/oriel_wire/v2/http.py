@@ -34,6 +34,7 @@ __all__ = [
     "decode_response",
     "encode_request",
     "encode_response",
+    "padded",
     "parse_header_length",
     "resolve_raw",
 ]
@@ -198,5 +199,10 @@ def _body(document: dict[str, Any], parts: BodyParts) -> tuple[BodyParts, int | 
     head = _encoder.encode(document)
     if not parts:
         return [head], None
-    head += b" " * (-len(head) % _ALIGNMENT)
+    head = padded(head)
     return [head, *parts], len(head)
+
+
+def padded(text: bytes) -> bytes:
+    """A JSON part with spaces behind it, so that the tensor that follows starts aligned."""
+    return text + b" " * (-len(text) % _ALIGNMENT)

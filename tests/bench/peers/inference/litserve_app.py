@@ -1,4 +1,4 @@
-"""LitServe with the same ONNX session and its own batching. Arguments: model file, port."""
+"""LitServe with the same ONNX session and its own batching. Arguments: model file, threads, port."""
 
 import sys
 
@@ -6,15 +6,19 @@ import litserve as ls
 import numpy as np
 import onnxruntime as ort
 
+KINDS = {"tensor(float)": np.float32, "tensor(int64)": np.int64}
 
-class Tiny(ls.LitAPI):
+
+class Model(ls.LitAPI):
     def setup(self, device):
         options = ort.SessionOptions()
-        options.intra_op_num_threads = 1
+        options.intra_op_num_threads = int(sys.argv[2])
         self.session = ort.InferenceSession(sys.argv[1], options, providers=["CPUExecutionProvider"])
+        (given,) = self.session.get_inputs()
+        self.kind, self.dims = KINDS[given.type], given.shape[1:]
 
     def decode_request(self, request):
-        return np.asarray(request["inputs"][0]["data"], np.float32)
+        return np.asarray(request["inputs"][0]["data"], self.kind).reshape(self.dims)
 
     def batch(self, inputs):
         return np.stack(inputs)
@@ -26,10 +30,11 @@ class Tiny(ls.LitAPI):
         return list(output)
 
     def encode_response(self, output):
-        return {"outputs": [{"name": "y", "shape": [1, 4], "datatype": "FP32", "data": output.tolist()}]}
+        shape = [1, *output.shape]
+        return {"outputs": [{"name": "y", "shape": shape, "datatype": "FP32", "data": output.tolist()}]}
 
 
 if __name__ == "__main__":
-    api = Tiny(max_batch_size=32, batch_timeout=0.001)
+    api = Model(max_batch_size=64, batch_timeout=0.001)
     server = ls.LitServer(api, accelerator="cpu", workers_per_device=1)
-    server.run(port=int(sys.argv[2]), host="127.0.0.1", generate_client_file=False, log_level="error")
+    server.run(port=int(sys.argv[3]), host="127.0.0.1", generate_client_file=False, log_level="error")

@@ -1,25 +1,30 @@
-"""ONNX Runtime on the CPU.
+"""ONNX Runtime, on the CPU and with the execution providers a configuration names.
 
-The provider asked for is verified after loading: ONNX Runtime falls back to its CPU provider without an error, and a
+The providers asked for are verified after loading: ONNX Runtime falls back to its CPU provider without an error, and a
 deployment that believes to run elsewhere would never notice.
 """
 
+import contextlib
 import ctypes
 import logging
 import re
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
+from oriel_inference.backends.cuda import list_gpus
+from oriel_inference.backends.providers import CUDA, missing, prepare, verify
 from oriel_inference.errors import BackendFailed, InvalidRequest, LoadFailed
-from oriel_inference.model import EngineOptions, TensorInfo
+from oriel_inference.model import EngineOptions, Gpu, TensorInfo
 from oriel_wire.v2.messages import Array
 
-__all__ = ["OnnxRuntimeCpu"]
+__all__ = ["OnnxRuntime"]
 
 _DATATYPES = {
     "tensor(bool)": "BOOL",
@@ -41,7 +46,13 @@ _GRAPH_LEVELS = {
     -1: ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     0: ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
     1: ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    2: ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
+# y = Identity(x), opset 17: whether a provider starts is best asked with a session.
+_TINY = bytes.fromhex(
+    "08083a370a100a017812017922084964656e746974791201675a0f0a0178120a0a08080112040a02"
+    "0801620f0a0179120a0a08080112040a02080142040a001011"
+)
 _REFUSALS = (ort.capi.onnxruntime_pybind11_state.InvalidArgument,)
 _SEVERITY_ERROR = 3
 _ONNX_BFLOAT16 = 16
@@ -51,47 +62,33 @@ _FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s\"'/]+/)+")
 _log = logging.getLogger(__name__)
 
 
-class OnnxRuntimeCpu:
+class OnnxRuntime:
     """Opens `.onnx` files."""
 
     name = "onnxruntime"
 
     def open(self, path: Path, options: EngineOptions) -> "OnnxRuntimeSession":
-        available = ort.get_available_providers()
-        if options.provider not in available:
-            usable = ", ".join(name for name in available if name != "AzureExecutionProvider")
-            raise LoadFailed(f"execution provider {options.provider[:64]!r} is not available, only {usable}")
-        settings = ort.SessionOptions()
-        settings.intra_op_num_threads = options.intra_op_threads
-        settings.inter_op_num_threads = options.inter_op_threads
-        settings.graph_optimization_level = _GRAPH_LEVELS.get(options.graph_level, _GRAPH_LEVELS[0])
-        settings.log_severity_level = _SEVERITY_ERROR
-        if options.parallel_execution:
-            settings.execution_mode = ort.ExecutionMode.ORT_PARALLEL
-        # Threads that spin between batches burn the cores other models and the loop need.
-        settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        settings.add_session_config_entry("session.inter_op.allow_spinning", "0")
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                session = ort.InferenceSession(str(path), settings, providers=[options.provider])
-        except Exception as error:
-            # ONNX Runtime has no root of its own below Exception.
-            raise LoadFailed(f"ONNX Runtime cannot load {path.name}: {_plain(error)}") from error
-        session.disable_fallback()
-        actual = session.get_providers()[0]
-        if actual != options.provider:
-            raise LoadFailed(f"the model asks for {options.provider}, but ONNX Runtime would run it on {actual}")
-        return OnnxRuntimeSession(session, actual)
+        return OnnxRuntimeSession(_open(path, options), options)
+
+    def gpus(self) -> Sequence[Gpu]:
+        return _gpus()
+
+    def lacks(self, provider: str) -> str:
+        return missing(provider)
 
 
 class OnnxRuntimeSession:
     """One `InferenceSession`; ONNX Runtime allows concurrent runs."""
 
-    def __init__(self, session: Any, provider: str) -> None:
+    def __init__(self, session: Any, options: EngineOptions) -> None:
         self._session = session
-        self.provider = provider
-        self.inputs = tuple(_info(node) for node in session.get_inputs())
+        self._settings = _run_settings(options.run_entries)
+        self.provider: str = session.get_providers()[0]
+        defaults = [node for node in session.get_overridable_initializers() if node.type in _DATATYPES]
+        self.inputs = (
+            *(_info(node) for node in session.get_inputs()),
+            *(replace(_info(node), optional=True) for node in defaults),
+        )
         self.outputs = tuple(_info(node) for node in session.get_outputs())
         self._text_inputs = frozenset(info.name for info in self.inputs if info.datatype == "BYTES")
         self._text_outputs = any(info.datatype == "BYTES" for info in self.outputs)
@@ -105,7 +102,7 @@ class OnnxRuntimeSession:
             if self._brain_floats:
                 results = self._run_values(inputs, outputs)
             else:
-                results = self._session.run(outputs, inputs)
+                results = self._session.run(outputs, inputs, self._settings)
         except _REFUSALS as error:
             raise InvalidRequest(f"the model refuses the inputs{_for_clients(error)}") from error
         except Exception as error:
@@ -121,7 +118,7 @@ class OnnxRuntimeSession:
             else ort.OrtValue.ortvalue_from_numpy(array)
             for name, array in inputs.items()
         }
-        results = self._session.run_with_ort_values(outputs, values)
+        results = self._session.run_with_ort_values(outputs, values, self._settings)
         return [
             _bits(value) if name in self._brain_floats else value.numpy()
             for name, value in zip(outputs, results, strict=True)
@@ -129,6 +126,69 @@ class OnnxRuntimeSession:
 
     def close(self) -> None:
         self._session = None
+
+
+def _open(path: Path, options: EngineOptions) -> Any:
+    """A session that surely uses the providers asked for. Raises LoadFailed."""
+    settings = ort.SessionOptions()
+    settings.intra_op_num_threads = options.intra_op_threads
+    settings.inter_op_num_threads = options.inter_op_threads
+    settings.graph_optimization_level = _GRAPH_LEVELS.get(options.graph_level, _GRAPH_LEVELS[0])
+    settings.log_severity_level = _SEVERITY_ERROR
+    settings.enable_cpu_mem_arena = options.memory_arena
+    settings.enable_mem_pattern = options.memory_pattern
+    if options.parallel_execution:
+        settings.execution_mode = ort.ExecutionMode.ORT_PARALLEL
+    # Threads that spin between batches burn the cores other models and the loop need.
+    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    settings.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    for key, value in options.session_entries.items():
+        settings.add_session_config_entry(key, value)
+    names = [name for name, _ in options.providers]
+    providers = prepare(settings, options.providers)
+    try:
+        # ONNX Runtime prints on standard output when a provider fails, before it falls back.
+        with warnings.catch_warnings(), contextlib.redirect_stdout(None):
+            warnings.simplefilter("ignore")
+            session = ort.InferenceSession(str(path), settings, providers=providers)
+    except Exception as error:
+        # ONNX Runtime has no root of its own below Exception.
+        raise LoadFailed(f"ONNX Runtime cannot load {path.name}: {_plain(error)}") from error
+    session.disable_fallback()
+    verify(session, names)
+    return session
+
+
+@cache
+def _gpus() -> tuple[Gpu, ...]:
+    """A GPU counts if a session really opens on it."""
+    if CUDA not in ort.get_available_providers():
+        return ()
+    found = []
+    for gpu in list_gpus():
+        settings = ort.SessionOptions()
+        settings.log_severity_level = _SEVERITY_ERROR
+        providers = prepare(settings, [(CUDA, {"device_id": str(gpu.number)})])
+        try:
+            with warnings.catch_warnings(), contextlib.redirect_stdout(None):
+                warnings.simplefilter("ignore")
+                verify(ort.InferenceSession(_TINY, settings, providers=providers), [CUDA])
+        except Exception as error:
+            # ONNX Runtime has no root of its own below Exception.
+            _log.warning("GPU %d cannot be used: %s", gpu.number, _plain(error))
+        else:
+            found.append(gpu)
+    return tuple(found)
+
+
+def _run_settings(entries: Mapping[str, str]) -> Any:
+    """None, which costs nothing, unless something is asked for."""
+    if not entries:
+        return None
+    settings = ort.RunOptions()
+    for key, value in entries.items():
+        settings.add_run_config_entry(key, value)
+    return settings
 
 
 def _info(node: Any) -> TensorInfo:

@@ -1,0 +1,36 @@
+"""Which distribution of ONNX Runtime is installed. They all are the module `onnxruntime` and overwrite one another."""
+
+from collections.abc import Iterable
+from importlib.metadata import distributions
+
+__all__ = ["check_distributions", "conflict"]
+
+_EXTRAS = {
+    "onnxruntime": "cpu",
+    "onnxruntime-openvino": "openvino",
+    "onnxruntime-gpu": "gpu",
+    "onnxruntime-directml": "",
+    "onnxruntime-qnn": "",
+    "onnxruntime-migraphx": "",
+    "onnxruntime-rocm": "",
+    "onnxruntime-training": "",
+}
+
+
+def check_distributions() -> str:
+    """What is wrong with this environment and the line that mends it; empty if nothing is."""
+    return conflict(each.metadata["Name"] or "" for each in distributions())
+
+
+def conflict(names: Iterable[str]) -> str:
+    """The same for an environment in which `names` are installed."""
+    normal = {name.lower().replace("_", "-").replace(".", "-") for name in names}
+    found = sorted(normal & _EXTRAS.keys())
+    if len(found) < 2:
+        return ""
+    extras = [_EXTRAS[name] for name in found if _EXTRAS[name]]
+    extra = "cpu" if "cpu" in extras and len(extras) == 1 else next((e for e in extras if e != "cpu"), "cpu")
+    return (
+        f"{' and '.join(found)} are installed together and overwrite each other's files; keep one: "
+        f"pip uninstall -y {' '.join(found)} && pip install 'oriel[{extra}]'"
+    )

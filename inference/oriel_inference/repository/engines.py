@@ -1,0 +1,145 @@
+"""Names of engines: what a configuration or the files of a version say runs a model, and what to tell whoever named
+one that this server does not have."""
+
+from collections.abc import Iterable, Sequence
+
+from oriel_inference.errors import ConfigInvalid, LoadFailed
+from oriel_wire.v2.proto import model_config_pb2 as pb
+
+__all__ = ["BACKENDS", "PLATFORM_OF", "default_file", "name_engine", "needs"]
+
+# Backends that execute here. `backends` finds their code.
+BACKENDS = ("onnxruntime",)
+_CONVERT = "export the model to ONNX: docs/convert-to-onnx.md shows how"
+_NEEDS = {
+    "tensorrt": "TensorRT is not available here: on a machine with an NVIDIA GPU, pip install 'oriel[tensorrt]'",
+    "cuda": "CUDA is not available here: on a machine with an NVIDIA GPU, pip install 'oriel[gpu]'",
+    "openvino": "OpenVINO is not available here: pip install 'oriel[openvino]'",
+}
+_PYTORCH = f"PyTorch models are not executed by this server, {_CONVERT}"
+_TENSORFLOW = f"TensorFlow models are not executed by this server, {_CONVERT}"
+_LANGUAGE = "serves language models through an engine of its own, which this server does not have; put that engine"
+_TEACHING = "is one of Triton's example backends and has no model; remove the folder from the repository"
+# engine -> why its models are refused
+_REFUSED = {
+    "tensorrt": (
+        "TensorRT engine files need the tensorrt backend, which is not available here (pip install 'oriel[tensorrt]'); "
+        'the ONNX file they were built from runs with gpu_execution_accelerator { name: "tensorrt" }'
+    ),
+    "openvino": (
+        "OpenVINO IR files need the openvino backend, which is not available here (pip install 'oriel[openvino]'); "
+        'the ONNX file they were made from runs with cpu_execution_accelerator { name: "openvino" }'
+    ),
+    **dict.fromkeys(("pytorch", "torch_aoti", "libtorch"), _PYTORCH),
+    **dict.fromkeys(("tensorflow", "tensorflow1", "tensorflow2"), _TENSORFLOW),
+    "caffe2": f"Caffe2 models are not executed by this server, {_CONVERT}",
+    **dict.fromkeys(("vllm", "tensorrtllm", "trtllm"), f"{_LANGUAGE} behind the gateway as a pool of its own"),
+    "dali": "DALI pipelines are not executed by this server; put pre-processing into a logic service",
+    "fil": f"forests are not executed by the FIL backend here, {_CONVERT}",
+    "armnn_tflite": f"TensorFlow Lite models are not executed by this server, {_CONVERT}",
+    "paddle": f"PaddlePaddle models are not executed by this server, {_CONVERT}",
+    "custom": "Triton's custom backends are libraries and are not loaded; put the code into a logic service",
+    **dict.fromkeys(("identity", "square", "repeat", "recommended", "minimal", "bls"), _TEACHING),
+}
+_PLATFORMS = {
+    "onnxruntime_onnx": "onnxruntime",
+    "tensorrt_plan": "tensorrt",
+    "pytorch_libtorch": "pytorch",
+    "torch_aoti": "torch_aoti",
+    "tensorflow_graphdef": "tensorflow",
+    "tensorflow_savedmodel": "tensorflow",
+    "caffe2_netdef": "caffe2",
+    "custom": "custom",
+}
+PLATFORM_OF = {"onnxruntime": "onnxruntime_onnx"}
+# file in the version folder -> engine, in the order they are looked for
+_FILES = {
+    "model.onnx": "onnxruntime",
+    "model.plan": "tensorrt",
+    "model.xml": "openvino",
+    "model.pt": "pytorch",
+    "model.pt2": "torch_aoti",
+    "model.savedmodel": "tensorflow",
+    "model.graphdef": "tensorflow",
+    "model.netdef": "caffe2",
+    "model.tflite": "armnn_tflite",
+    "model.dali": "dali",
+    "xgboost.model": "fil",
+    "xgboost.json": "fil",
+    "model.txt": "fil",
+    "checkpoint.tl": "fil",
+}
+_SUFFIXES = {
+    ".onnx": "onnxruntime",
+    ".plan": "tensorrt",
+    ".engine": "tensorrt",
+    ".xml": "openvino",
+    ".pt": "pytorch",
+    ".pth": "pytorch",
+    ".pt2": "torch_aoti",
+    ".savedmodel": "tensorflow",
+    ".graphdef": "tensorflow",
+    ".pb": "tensorflow",
+    ".tflite": "armnn_tflite",
+}
+
+
+def needs(engine: str) -> str:
+    """The sentence about an engine that is absent, with the extra that brings it."""
+    return _NEEDS[engine]
+
+
+def default_file(backend: str) -> str:
+    """The model file of a version where the configuration names none."""
+    return next((name for name, engine in _FILES.items() if engine == backend), "model.onnx")
+
+
+def name_engine(config: pb.ModelConfig, file: str, files: Sequence[str]) -> None:
+    """Fill in `backend` from `platform`, the model's file name or the files of a version, and `platform` if it has one.
+
+    files: names in the newest version's folder. Raises ConfigInvalid for an engine this server does not have, and
+    LoadFailed if nothing says which engine is meant.
+    """
+    named = config.platform and _platform(config.platform, file)
+    backend = config.backend.lower()
+    if backend and named and named != backend and {named, backend} != {"pytorch", "torch_aoti"}:
+        raise ConfigInvalid(file, "backend", f"{config.backend[:64]!r} contradicts platform {config.platform[:64]!r}")
+    field = "platform" if named and not backend else "backend"
+    backend = backend or named
+    if not backend and config.default_model_filename:
+        field = "default_model_filename"
+        backend = _from_suffix(config.default_model_filename)
+    if not backend:
+        field, backend = "", next((_FILES[name] for name in _FILES if name in files), "")
+    if not backend:
+        field, backend = "", _foreign(files)
+    if not backend:
+        model = file.partition("/")[0]
+        raise LoadFailed(f"{model} names no backend and holds no model.onnx, so nothing says what runs it")
+    if backend in _REFUSED:
+        raise (
+            ConfigInvalid(file, field, _REFUSED[backend])
+            if field
+            else LoadFailed(f"{file.partition('/')[0]}: {_REFUSED[backend]}")
+        )
+    if backend not in BACKENDS:
+        raise ConfigInvalid(file, field, f"{backend[:64]!r} is not supported, use one of {', '.join(BACKENDS)}")
+    config.backend = backend
+    config.platform = config.platform or PLATFORM_OF.get(backend, "")
+
+
+def _platform(platform: str, file: str) -> str:
+    if platform not in _PLATFORMS:
+        known = ", ".join(PLATFORM_OF.values())
+        raise ConfigInvalid(file, "platform", f"{platform[:64]!r} is not supported, use one of {known}, or backend")
+    return _PLATFORMS[platform]
+
+
+def _from_suffix(filename: str) -> str:
+    return next((engine for suffix, engine in _SUFFIXES.items() if filename.endswith(suffix)), "")
+
+
+def _foreign(files: Iterable[str]) -> str:
+    """A lone file of another name that tells its engine all the same."""
+    found = {engine for name in files if (engine := _from_suffix(name)) and engine not in BACKENDS}
+    return found.pop() if len(found) == 1 else ""

@@ -1,0 +1,157 @@
+"""Where the instances of a model run, and with which options of the engine: one `Place` per execution slot."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from oriel_inference.errors import ConfigInvalid
+from oriel_inference.model import EngineOptions, Gpu
+from oriel_inference.repository.accelerators import CUDA, PROVIDERS, accelerators
+from oriel_inference.repository.engines import default_file, needs
+from oriel_wire.v2.proto import model_config_pb2 as pb
+
+__all__ = ["PARAMETERS", "Place", "field_of", "places"]
+
+CPU = "CPUExecutionProvider"
+PROVIDER_KEY = "oriel.execution_provider"
+MAX_THREADS = 256
+_ARENA, _PATTERN = "enable_mem_arena", "enable_mem_pattern"
+_SHRINK = "memory.enable_memory_arena_shrinkage"
+_DEVICE_ALLOCATOR = "session.use_device_allocator_for_initializers"
+# What the engine takes from `parameters`; others reach clients with the configuration and have no effect.
+PARAMETERS = (
+    "intra_op_thread_count",
+    "inter_op_thread_count",
+    "execution_mode",
+    _ARENA,
+    _PATTERN,
+    _SHRINK,
+    _DEVICE_ALLOCATOR,
+    PROVIDER_KEY,
+)
+_Kind = pb.ModelInstanceGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One execution slot. filename: of the version's folder."""
+
+    options: EngineOptions
+    filename: str
+
+
+def places(
+    config: pb.ModelConfig, file: str, *, threads: int, gpus: Sequence[Gpu], inter_threads: int = 1
+) -> list[Place]:
+    """One place per instance, in the order of the groups.
+
+    threads, inter_threads: of an instance on the CPU where the configuration names none. gpus: those the backend
+    surely runs on.
+    Without groups there is one instance per GPU, or one on the CPU. Raises ConfigInvalid, also if a group wants a GPU
+    that is not there.
+    """
+    groups = list(config.instance_group) or [pb.ModelInstanceGroup()]
+    found = []
+    for index, group in enumerate(groups):
+        for gpu in _devices(group, config, gpus, file, f"instance_group[{index}]"):
+            place = _place(config, file, threads, inter_threads, gpu)
+            found += [place] * (group.count or 1)
+    return found
+
+
+def field_of(config: pb.ModelConfig, provider: str) -> str:
+    """The field that asks for `provider`."""
+    if _parameter(config, PROVIDER_KEY):
+        return f"parameters[{PROVIDER_KEY!r}]"
+    listed = config.optimization.execution_accelerators
+    for kind, entries in (("gpu", listed.gpu_execution_accelerator), ("cpu", listed.cpu_execution_accelerator)):
+        for index, entry in enumerate(entries):
+            if PROVIDERS.get(entry.name) == provider:
+                return f"optimization.execution_accelerators.{kind}_execution_accelerator[{index}].name"
+    return "instance_group"
+
+
+def _devices(
+    group: pb.ModelInstanceGroup, config: pb.ModelConfig, gpus: Sequence[Gpu], file: str, field: str
+) -> Sequence[Gpu | None]:
+    """The GPUs a group names; a single None means the CPU."""
+    if group.kind in (_Kind.KIND_CPU, _Kind.KIND_MODEL):
+        return [None]
+    listed = config.optimization.execution_accelerators.gpu_execution_accelerator
+    wanted = group.kind == _Kind.KIND_GPU or bool(group.gpus) or bool(listed)
+    if not gpus and not wanted:
+        return [None]
+    if not gpus:
+        field, why = (
+            (f"{field}.kind", "asks for a GPU")
+            if not listed
+            else (
+                "optimization.execution_accelerators.gpu_execution_accelerator",
+                f"asks for {listed[0].name!r} on a GPU",
+            )
+        )
+        engine = "tensorrt" if any(each.name == "tensorrt" for each in listed) else "cuda"
+        raise ConfigInvalid(file, field, f"{why}, and {needs(engine)}")
+    known = {gpu.number: gpu for gpu in gpus}
+    for number in group.gpus:
+        if number not in known:
+            usable = ", ".join(str(each) for each in sorted(known))
+            raise ConfigInvalid(file, f"{field}.gpus", f"GPU {number} cannot be used here, only {usable}")
+    return [known[number] for number in group.gpus] or list(gpus)
+
+
+def _place(config: pb.ModelConfig, file: str, threads: int, inter_threads: int, gpu: Gpu | None) -> Place:
+    providers = [
+        (name, {"device_id": str(gpu.number), **options} if gpu and name.startswith(("CUDA", "Tensorrt")) else options)
+        for name, options in accelerators(config, file, gpu=gpu is not None)
+    ]
+    named = _parameter(config, PROVIDER_KEY)
+    if named:
+        providers = [] if named == CPU else [(named, dict(providers).get(named, {}))]
+    filename = config.default_model_filename or default_file(config.backend)
+    if gpu is not None:
+        filename = config.cc_model_filenames.get(gpu.capability, filename)
+    # On a GPU the CPU only launches kernels.
+    default_threads = 1 if providers and providers[0][0] == CUDA else threads
+    entries: Mapping[str, str] = {}
+    if _parameter(config, _DEVICE_ALLOCATOR):
+        entries = {_DEVICE_ALLOCATOR: "1" if _switch(config, _DEVICE_ALLOCATOR, file) else "0"}
+    intra = _count(config, "intra_op_thread_count", file) or default_threads
+    return Place(
+        options=EngineOptions(
+            providers=tuple((name, _threaded(name, options, intra)) for name, options in providers),
+            intra_op_threads=intra,
+            inter_op_threads=_count(config, "inter_op_thread_count", file) or inter_threads,
+            parallel_execution=_switch(config, "execution_mode", file, default=False),
+            graph_level=config.optimization.graph.level,
+            memory_arena=_switch(config, _ARENA, file),
+            memory_pattern=_switch(config, _PATTERN, file),
+            session_entries=entries,
+            run_entries={_SHRINK: _parameter(config, _SHRINK)} if _parameter(config, _SHRINK) else {},
+        ),
+        filename=filename,
+    )
+
+
+def _threaded(name: str, options: Mapping[str, str], threads: int) -> Mapping[str, str]:
+    """OpenVINO has threads of its own."""
+    return {"num_of_threads": str(threads), **options} if name.startswith("OpenVINO") else options
+
+
+def _parameter(config: pb.ModelConfig, key: str) -> str:
+    return config.parameters[key].string_value.strip() if key in config.parameters else ""
+
+
+def _count(config: pb.ModelConfig, key: str, file: str) -> int:
+    text = _parameter(config, key)
+    if not text:
+        return 0
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) > MAX_THREADS:
+        raise ConfigInvalid(file, f"parameters[{key!r}]", f"must be a number from 0 to {MAX_THREADS}")
+    return int(text)
+
+
+def _switch(config: pb.ModelConfig, key: str, file: str, *, default: bool = True) -> bool:
+    text = _parameter(config, key)
+    if text.lower() not in ("", "0", "1", "true", "false"):
+        raise ConfigInvalid(file, f"parameters[{key!r}]", "must be 0 or 1")
+    return default if not text else text.lower() in ("1", "true")

@@ -1,0 +1,78 @@
+"""What is counted and written down of every request that ends: latency and refusals per tier, the access log.
+
+One of `finished` and `refused_early` is called per request, by its trail; `turned_away` for what was refused before it
+had one. Labels come from the catalog and from trusted peers only, and are bounded. Single writer: the loop.
+"""
+
+from collections import Counter
+from time import monotonic
+
+from oriel_inference.dataplane import Completion
+from oriel_inference.errors import InferenceError, Outcome
+from oriel_inference.lifecycle import Catalog, ServingModel
+from oriel_inference.servers.access_log import AccessLog
+from oriel_inference.statistics import OTHER_TIERS
+from oriel_wire.context import CallContext
+from oriel_wire.orca import LoadReport, encode_report
+
+__all__ = ["Meter"]
+
+MAX_REFUSED = 4096
+
+
+class Meter:
+    """log: None if nobody wants one. refused: (model, tier, outcome) -> requests that never came to a version."""
+
+    def __init__(self, catalog: Catalog, log: AccessLog | None = None) -> None:
+        self._catalog = catalog
+        self.log = log
+        self.refused: Counter[tuple[str, str, Outcome]] = Counter()
+
+    def finished(self, ctx: CallContext, completion: Completion, received_s: float, protocol: str, size: int) -> None:
+        """A version answered a request, failed it, or lost its caller. size: bytes of the request as it came."""
+        statistics = completion.serving.batcher.statistics
+        tier = statistics.tiers.get(ctx.tier) or statistics.tier(ctx.tier)
+        error = completion.error
+        ended_s = monotonic()
+        if error is None:
+            tier.latency.observe(ended_s - received_s)
+        else:
+            tier.refusals[error.outcome] += 1
+        if self.log is not None:
+            self.log.finished(ctx, completion, received_s, ended_s, protocol, size)
+
+    def refused_early(
+        self, ctx: CallContext, error: InferenceError, model: str, received_s: float, protocol: str, size: int
+    ) -> None:
+        """A request was refused before it came to a version. model: as it was asked for, perhaps unknown."""
+        self._count(model, ctx.tier, error.outcome)
+        if self.log is not None:
+            self.log.refused(ctx, error.outcome, model, received_s, monotonic(), protocol, size)
+
+    def turned_away(self, request_id: str, status: int, outcome: Outcome, model: str = "") -> None:
+        """An HTTP request was refused for its head or its framing."""
+        self._count(model, "", outcome)
+        if self.log is not None:
+            self.log.turned_away(request_id, status, outcome, model)
+
+    def load_header(self, serving: ServingModel, band: int, form: str) -> str:
+        """`endpoint-load-metrics`: how loaded `serving` is for a request of `band`. form: "TEXT" or "JSON"."""
+        batcher = serving.batcher
+        named = {"queue_depth": float(batcher.pending), "warm_models": float(sum(1 for _ in self._catalog.serving()))}
+        expected_s = batcher.expected_wait_s(band)
+        if expected_s is not None:
+            named["expected_wait_seconds"] = round(expected_s, 6)
+        return encode_report(LoadReport(named=named), form)
+
+    def close(self) -> None:
+        """Write what the access log still holds; blocks shortly."""
+        if self.log is not None:
+            self.log.close()
+
+    def _count(self, model: str, tier: str, outcome: Outcome) -> None:
+        if not self._catalog.knows(model):
+            model = ""
+        key = (model, tier, outcome)
+        if key not in self.refused and len(self.refused) >= MAX_REFUSED:
+            key = ("", OTHER_TIERS if tier else "", outcome)
+        self.refused[key] += 1

@@ -1,0 +1,148 @@
+"""How to start each contender on one model. Everyone runs the same ONNX file on as many threads."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gateway_hop import PEERS as PEER_FILES
+
+from inference_bench.environments import python_of
+from inference_bench.models import Model
+from inference_bench.processes import free_port
+
+__all__ = ["CONTENDERS", "Contender", "oriel", "repository", "triton"]
+
+FILES = PEER_FILES / "inference"
+KINDS = {"FP32": "TYPE_FP32", "INT64": "TYPE_INT64"}
+BATCHING = "dynamic_batching { }"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """grpc_port: 0 if it has none. path: of an inference over HTTP. binary: whether that takes binary tensors."""
+
+    command: Sequence[str]
+    http_port: int = 0
+    grpc_port: int = 0
+    path: str = ""
+    binary: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def repository(
+    folder: Path, model: Model, file: Path, backend: str, threads: int, batching: Mapping[str, str] | None = None
+) -> Path:
+    """A Triton model repository. batching: name of a copy of the model -> its batching, for several at once."""
+    for name, scheduling in (batching or {model.name: BATCHING}).items():
+        version = folder / name / "1"
+        version.mkdir(parents=True)
+        (folder / name / "config.pbtxt").write_text(
+            f'name: "{name}"\nbackend: "{backend}"\nmax_batch_size: {model.max_batch}\n'
+            f'input [ {{ name: "x" data_type: {KINDS[model.datatype]} dims: {list(model.dims)} }} ]\n'
+            f'output [ {{ name: "y" data_type: TYPE_FP32 dims: {list(model.outputs)} }} ]\n'
+            f"{scheduling}\ninstance_group [ {{ count: 1 kind: KIND_CPU }} ]\n"
+            f'parameters {{ key: "intra_op_thread_count" value: {{ string_value: "{threads}" }} }}\n'
+        )
+        shutil.copy(file, version / "model.onnx")
+        if backend == "python":
+            shutil.copy(FILES / "triton_model.py", version / "model.py")
+    return folder
+
+
+def oriel(folder: Path, model: Model, file: Path, threads: int) -> Contender:
+    models = repository(folder / "oriel", model, file, "onnxruntime", threads)
+    http_port, grpc_port = free_port(), free_port()
+    command = [sys.executable, "-m", "oriel_cli.main", "inference", "--model-repository", str(models)]
+    command += ["--http-port", str(http_port), "--grpc-port", str(grpc_port), "--metrics-port", str(free_port())]
+    path = f"/v2/models/{model.name}/infer"
+    return Contender(command=command, http_port=http_port, grpc_port=grpc_port, path=path, binary=True)
+
+
+def triton(
+    folder: Path, model: Model, file: Path, threads: int, batching: Mapping[str, str] | None = None
+) -> Contender:
+    """The server binary inside the nvidia-pytriton wheel, with its Python backend and dynamic batching."""
+    python = python_of("triton-python")
+    (site,) = (python.parents[1] / "lib").glob("python3.*/site-packages")
+    server = site / "pytriton" / "tritonserver"
+    stub = server / "backends" / "python" / "triton_python_backend_stub"
+    if not stub.exists():
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        shutil.copy(server / "python_backend_stubs" / version / stub.name, stub)
+    models = repository(folder / "triton", model, file, "python", threads, batching)
+    http_port, grpc_port = free_port(), free_port()
+    command = [str(server / "bin" / "tritonserver"), "--model-repository", str(models), "--allow-metrics=false"]
+    command += ["--backend-directory", str(server / "backends"), "--exit-timeout-secs", "3"]
+    command += ["--http-port", str(http_port), "--grpc-port", str(grpc_port)]
+    environment = {
+        "LD_LIBRARY_PATH": f"{site / 'nvidia_pytriton.libs'}:{Path(sys.base_prefix) / 'lib'}",
+        "PYTHONPATH": str(site),
+        "PATH": f"{python.parent}:{os.environ['PATH']}",
+    }
+    return Contender(
+        command=command,
+        environment=environment,
+        http_port=http_port,
+        grpc_port=grpc_port,
+        path=f"/v2/models/{model.name}/infer",
+        binary=True,
+    )
+
+
+def mlserver(folder: Path, model: Model, file: Path, threads: int) -> Contender:
+    """A custom runtime in the server's own process; adaptive batching where a batch is worth waiting for."""
+    python = python_of("mlserver")
+    home = folder / "mlserver"
+    home.mkdir()
+    shutil.copy(FILES / "mlserver_model.py", home)
+    http_port, grpc_port = free_port(), free_port()
+    settings = {"host": "127.0.0.1", "http_port": http_port, "grpc_port": grpc_port, "metrics_port": free_port()}
+    settings |= {"parallel_workers": 0, "debug": False, "grpc_max_message_length": 64 << 20}
+    (home / "settings.json").write_text(json.dumps(settings))
+    one = {"name": model.name, "implementation": "mlserver_model.Model"}
+    one |= {"parameters": {"uri": str(file), "extra": {"threads": threads}}}
+    if model.name == "encoder":
+        one |= {"max_batch_size": model.max_batch, "max_batch_time": 0.005}
+    (home / "model-settings.json").write_text(json.dumps(one))
+    # Started through its interpreter: the script's first line would name where the environment was made.
+    command = [str(python), str(python.parent / "mlserver"), "start", str(home)]
+    path = f"/v2/models/{model.name}/infer"
+    environment = {"PYTHONPATH": str(home)}
+    return Contender(command=command, environment=environment, http_port=http_port, grpc_port=grpc_port, path=path)
+
+
+def litserve(folder: Path, model: Model, file: Path, threads: int) -> Contender:
+    """Its own batching; its own path and no gRPC."""
+    port = free_port()
+    command = [str(python_of("litserve")), str(FILES / "litserve_app.py"), str(file), str(threads), str(port)]
+    return Contender(command=command, http_port=port, path="/predict")
+
+
+def kserve(folder: Path, model: Model, file: Path, threads: int) -> Contender:
+    """Its Python model server, one worker."""
+    python = python_of("kserve")
+    http_port, grpc_port = free_port(), free_port()
+    command = [str(python), str(FILES / "kserve_app.py"), str(file), str(threads), model.name]
+    command += ["--http_port", str(http_port), "--grpc_port", str(grpc_port), "--model_name", model.name]
+    path = f"/v2/models/{model.name}/infer"
+    return Contender(command=command, http_port=http_port, grpc_port=grpc_port, path=path)
+
+
+def echo(folder: Path, model: Model, file: Path, threads: int) -> Contender:
+    """What grpc.aio itself costs: ModelInfer that does nothing."""
+    port = free_port()
+    return Contender(command=[sys.executable, str(FILES / "grpc_echo.py"), str(port)], grpc_port=port)
+
+
+CONTENDERS: dict[str, Callable[[Path, Model, Path, int], Contender]] = {
+    "oriel": oriel,
+    "triton-python": triton,
+    "mlserver": mlserver,
+    "litserve": litserve,
+    "kserve": kserve,
+    "grpc.aio echo": echo,
+}

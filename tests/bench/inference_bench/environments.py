@@ -1,0 +1,63 @@
+"""Environments of the peers under build/, made on first use, and the versions that were measured."""
+
+import platform
+import shutil
+import subprocess
+import sys
+import time
+import venv
+from importlib.metadata import version
+from pathlib import Path
+
+from gateway_hop import ROOT
+
+__all__ = ["PEERS", "RUNTIME", "machine", "python_of", "versions"]
+
+# The same runtime everywhere: the one this project's own environment has.
+RUNTIME = f"onnxruntime=={version('onnxruntime')}"
+PEERS = {
+    "triton-python": ["nvidia-pytriton==0.7.0", RUNTIME, "numpy<2"],
+    "mlserver": ["mlserver==1.7.1", RUNTIME],
+    "litserve": ["litserve==0.2.17", RUNTIME],
+    "kserve": ["kserve==0.15.2", RUNTIME],
+}
+
+
+def python_of(name: str) -> Path:
+    """The interpreter of a peer's environment. Raises CalledProcessError when its packages cannot be installed."""
+    folder = ROOT / "build" / f"bench-{name}"
+    python = folder / "bin" / "python"
+    stamp = folder / "ready"
+    wanted = "\n".join(PEERS[name])
+    if not stamp.exists() or stamp.read_text() != wanted:
+        began = time.monotonic()
+        print(f"making the environment of {name} ({', '.join(PEERS[name])}) ...", file=sys.stderr, flush=True)
+        venv.create(folder, with_pip=True, clear=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", *PEERS[name]], check=True)
+        stamp.write_text(wanted)
+        print(f"    took {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    return python
+
+
+def versions(peers: list[str]) -> dict[str, str]:
+    """What was measured, and with what."""
+    found = {name: version(name) for name in ("oriel", "onnxruntime", "grpcio", "numpy", "uvloop")}
+    found["python"] = platform.python_version()
+    for peer in peers:
+        package = PEERS[peer][0].partition("==")
+        found[package[0]] = package[2]
+    wrk, h2load = shutil.which("wrk"), shutil.which("h2load")
+    if wrk:
+        found["wrk"] = subprocess.run([wrk, "-v"], capture_output=True, text=True, check=False).stdout.split()[1]
+    if h2load:
+        said = subprocess.run([h2load, "--version"], capture_output=True, text=True, check=False).stdout
+        found["h2load"] = said.split()[-1].rpartition("/")[2]
+    return found
+
+
+def machine(cores: int) -> str:
+    """Processor, cores and memory; no name of a host."""
+    text = Path("/proc/cpuinfo").read_text()
+    model = next((line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")), "?")
+    kib = int(Path("/proc/meminfo").read_text().split()[1])
+    return f"{model}, {cores} cores, {kib / 2**20:.0f} GiB, Linux {platform.release().split('-')[0]}"

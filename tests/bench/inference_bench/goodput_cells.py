@@ -1,0 +1,138 @@
+"""One cell of the goodput table: `oriel load` offers one load to one contender, in a process of its own."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from inference_bench.models import Model
+
+__all__ = ["TIERS", "Cell", "Deadlines", "Load", "Served", "offer", "write_bodies"]
+
+TIERS = {"gold": 0.3, "bronze": 0.7}  # share of the arrivals
+WARM_UP_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlines:
+    """Milliseconds from the arrival to the answer."""
+
+    gold: int
+    bronze: int
+
+    def of(self, tier: str) -> int:
+        return self.gold if tier == "gold" else self.bronze
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """arrivals: poisson or bursty. factor: of the capacity. rate: per second, both tiers."""
+
+    arrivals: str
+    factor: float
+    rate: float
+    seconds: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A model behind a port. name: the model's there. parameters: deadlines go as v2 parameters, not as headers."""
+
+    port: int
+    name: str
+    parameters: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """goodput: answers within their deadline per second, by tier and in all; None if the phase cannot be quoted."""
+
+    goodput: float | None
+    by_tier: Mapping[str, float | None]
+    objection: str | None
+    p99_ms: Mapping[str, float | None]
+    refused: Mapping[str, int]
+    generator_busy: float
+    lag_p99_ms: float | None
+
+
+def write_bodies(folder: Path, model: Model, deadlines: Deadlines) -> None:
+    """v2 requests as JSON, plain and per tier with Triton's `priority` and `timeout`."""
+    row = model.row()
+    tensor = {"name": "x", "shape": list(row.shape), "datatype": model.datatype, "data": row.ravel().tolist()}
+    (folder / "plain.json").write_text(json.dumps({"inputs": [tensor]}))
+    for level, tier in enumerate(TIERS, 1):
+        parameters = {"priority": level, "timeout": deadlines.of(tier) * 1000}
+        (folder / f"{tier}.json").write_text(json.dumps({"inputs": [tensor], "parameters": parameters}))
+
+
+def offer(served: Served, load: Load, deadlines: Deadlines, folder: Path) -> Cell:
+    """Offer `load` after a short warm-up and wait until all of it has ended."""
+    scenario, answer = folder / "scenario.toml", folder / "answer.json"
+    scenario.write_text(_scenario(served, load, deadlines, folder))
+    answer.unlink(missing_ok=True)
+    command = [
+        sys.executable,
+        "-m",
+        "oriel_cli.main",
+        "load",
+        str(scenario),
+        "--no-plot",
+        "--quiet",
+        "--json",
+        str(answer),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if not answer.exists():
+        sys.exit(f"oriel load failed: {done.stderr[-1000:]}")
+    return _cell(json.loads(answer.read_text())["phases"][-1])
+
+
+def _scenario(served: Served, load: Load, deadlines: Deadlines, folder: Path) -> str:
+    lines = [f"seed = {load.seed}", "max_in_flight = 8192"]
+    for level, tier in enumerate(TIERS):
+        body = folder / (f"{tier}.json" if served.parameters else "plain.json")
+        headers = "" if served.parameters else (
+            f'"x-oriel-timeout-ms" = "{deadlines.of(tier)}", "x-oriel-priority" = "{level}"'
+        )  # fmt: skip
+        lines += [
+            "[[stream]]",
+            f'name = "{tier}"',
+            f'url = "http://127.0.0.1:{served.port}/v2/models/{served.name}/infer"',
+            f'body = "{body}"',
+            'encoding = "binary"',
+            f"headers = {{ {headers} }}",
+            f"target_ms = {deadlines.of(tier)}",
+            f"timeout_s = {deadlines.of(tier) / 1000 + 1}",
+        ]
+    for name, arrivals, seconds, rate in (
+        ("warm-up", "poisson", WARM_UP_S, load.rate / load.factor * 0.3),
+        ("measured", load.arrivals, load.seconds, load.rate),
+    ):
+        rates = ", ".join(f"{tier} = {rate * share:.3f}" for tier, share in TIERS.items())
+        lines += ["[[phase]]", f'name = "{name}"', f"seconds = {seconds}", f'arrivals = "{arrivals}"']
+        lines += [f"rates = {{ {rates} }}", f"warm_up = {'true' if name == 'warm-up' else 'false'}"]
+        lines += ["burst_factor = 3", "burst_s = 0.3"]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(phase: Mapping[str, Any]) -> Cell:
+    tiers = phase["tiers"]
+    refused: dict[str, int] = {}
+    for found in tiers.values():
+        for kind in ("refused", "failed"):
+            for reason, count in found[kind].items():
+                refused[reason] = refused.get(reason, 0) + count
+    return Cell(
+        goodput=phase["all"]["goodput_per_s"],
+        by_tier={tier: found["goodput_per_s"] for tier, found in tiers.items()},
+        objection=phase["objection"],
+        p99_ms={tier: (found["latency_ms"] or {}).get("p99") for tier, found in tiers.items()},
+        refused=refused,
+        generator_busy=phase["generator_busy"],
+        lag_p99_ms=phase["lag"].get("p99"),
+    )
