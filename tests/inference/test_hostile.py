@@ -3,7 +3,9 @@
 The server is a process of its own: a death is seen, and so is its memory. See also tests/fuzz for the codecs alone.
 """
 
+import contextlib
 import gzip
+import http.client
 import json
 import re
 import struct
@@ -26,7 +28,10 @@ from oriel_wire.v2.proto import v2_pb2
 from . import models
 
 MAX_GROWTH_MIB = 256
+# gRPC's own buffers hold a message of 60 MB three times over, and the allocator keeps part of that.
+MAX_GRPC_GROWTH_MIB = 512
 MAX_BODY = 64 << 20
+NOT_5XX = (501,)  # where Triton says 501
 INFER = "/v2/models/double/infer"
 X = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}
 INSIDES = re.compile(r"oriel_|Traceback|<class|object at 0x|\.py\b|/usr/|/home/|/tmp/|msgspec|numpy|protobuf")
@@ -111,14 +116,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     assert process.returncode == 0
 
 
-def refused(server: Server, name: str, status: int, said: str) -> None:
+def refused(server: Server, name: str, status: int, said: str, *, most_mib: int = MAX_GROWTH_MIB) -> None:
     """What holds for every refusal, and for the server after it."""
     grown = server.grown_mib()
-    assert 400 <= status < 500 or status == 501, f"{name}: {status} {said[:300]}"
+    assert 400 <= status < 500 or status in NOT_5XX, f"{name}: {status} {said[:300]}"
     assert 0 < len(said) <= 500 and said.isprintable(), said[:600]
     assert not INSIDES.search(re.sub(r"'[^']*'", "", said)), said
     server.canary()
-    assert grown < MAX_GROWTH_MIB, f"{name}: the server grew by {grown} MiB"
+    assert grown < most_mib, f"{name}: the server grew by {grown} MiB"
 
 
 # --- HTTP ---------------------------------------------------------------------------------------------------------
@@ -354,11 +359,11 @@ PATHS = (
     "/v2/models/.hidden/ready",
     "/v2/models/d%6fuble%00/infer",
     "/v2/models/double%2Fversions%2F1/infer",
-    "/v2/models/double%0d%0ax: y/infer",
+    "/v2/models/double%0d%0ax:%20y/infer",
     "/v2/models/" + "n" * 129 + "/infer",
     "/v2/models/" + "n" * 7000 + "/infer",
     "/v2/models/%ff/infer",
-    "/v2/models/\u0064ouble\u0301/infer",
+    "/v2/models/double%cc%81/infer",
     "/v2/models//infer",
     "/v2/models/double/versions/../infer",
     "/v2/models/double/versions/%31/infer",
@@ -382,8 +387,12 @@ PATHS = (
 def test_paths(server: Server, path: str) -> None:
     """Decoded once; what is no name of a model is not looked for."""
     server.fresh(path[:60])
-    answer = server.http.post(path, content=GOOD)
-    refused(server, path[:60], answer.status_code, answer.json()["error"])
+    # A client library would tidy the path up.
+    connection = http.client.HTTPConnection("127.0.0.1", server.http.base_url.port or 0, timeout=30)
+    with contextlib.closing(connection):
+        connection.request("POST", path, GOOD)
+        answer = connection.getresponse()
+        refused(server, path[:60], answer.status, json.loads(answer.read())["error"])
 
 
 # --- gRPC ---------------------------------------------------------------------------------------------------------
@@ -447,6 +456,8 @@ CALLS: dict[str, Callable[[], bytes]] = {
     "a model name of 1 MB": lambda: sized(1, b"n" * 1_000_000),
     "a model name with a path": lambda: sized(1, b"../../etc/passwd"),
     "a version of 1 MB": lambda: NAME + sized(2, b"9" * 1_000_000),
+    "a version in other digits": lambda: NAME + sized(2, "\u00b2".encode()) + rawly([1, 4], b"\0" * 16)[8:],
+    "a version with a zero before it": lambda: NAME + sized(2, b"01"),
     "a version that is none": lambda: NAME + sized(2, b"-1"),
     "an input name of 1 MB": lambda: rawly([1, 4], b"\0" * 16, name="n" * 1_000_000),
     "shape 2^62 x 4": lambda: rawly([2**62, 4], b"\0" * 16),
@@ -494,7 +505,7 @@ def test_grpc(server: Server, name: str) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         server.call("ModelInfer", data)
     assert caught.value.code() in STATUSES, caught.value
-    refused(server, name, 400, caught.value.details())
+    refused(server, name, 400, caught.value.details(), most_mib=MAX_GRPC_GROWTH_MIB)
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -509,7 +520,7 @@ def test_grpc_streams(server: Server, name: str) -> None:
     except grpc.RpcError as error:
         assert error.code() in STATUSES, error
         said = error.details()
-    refused(server, name, 400, said)
+    refused(server, name, 400, said, most_mib=MAX_GRPC_GROWTH_MIB)
 
 
 @pytest.mark.parametrize(
@@ -529,7 +540,7 @@ def test_other_methods(server: Server, method: str, data: bytes) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         server.call(method, data)
     assert caught.value.code() in STATUSES | {grpc.StatusCode.UNAVAILABLE}, caught.value
-    refused(server, method, 400, caught.value.details())
+    refused(server, method, 400, caught.value.details(), most_mib=MAX_GRPC_GROWTH_MIB)
 
 
 def test_the_slowest_were_these(server: Server) -> None:

@@ -13,7 +13,16 @@ from google.protobuf.message import Message
 from numpy.typing import NDArray
 
 from oriel_wire.errors import BadMessage
-from oriel_wire.v2.datatypes import Datatype, decode_raw, element_count, lookup, quoted, raw_view, shown
+from oriel_wire.v2.datatypes import (
+    Datatype,
+    check_bytes_count,
+    decode_raw,
+    element_count,
+    lookup,
+    quoted,
+    raw_view,
+    shown,
+)
 from oriel_wire.v2.messages import (
     MAX_PARAMETERS,
     MAX_TENSORS,
@@ -187,6 +196,7 @@ def _typed(each: Any, entry: Datatype, shape: tuple[int, ...], what: str) -> NDA
     if len(values) != count:
         raise BadMessage(f"{what}: shape {shown(shape)} has {count} elements, {field} holds {len(values)}")
     if not entry.size:
+        check_bytes_count(count, what)
         array = np.empty(count, dtype=object)
         array[:] = list(values)
     elif field in ("int_contents", "uint_contents"):
