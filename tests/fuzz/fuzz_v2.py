@@ -11,6 +11,7 @@ import random
 import re
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,7 +105,10 @@ def with_atheris(codec: str, words: list[str]) -> None:
     with atheris.instrument_imports(include=["oriel_wire.v2", "oriel_inference"]):
         from targets import check
 
-    atheris.Setup([sys.argv[0], str(CORPUS / codec), *words], lambda data: check(codec, data) and None)
+    # What only covers more is for this run; what breaks a rule goes into the corpus.
+    scratch = tempfile.mkdtemp(prefix="fuzz-")
+    folders = [scratch, str(CORPUS / codec), f"-artifact_prefix={CORPUS / codec}/broken-"]
+    atheris.Setup([sys.argv[0], *folders, *words], lambda data: check(codec, data) and None)
     atheris.Fuzz()
 
 
