@@ -115,6 +115,13 @@ async def test_ports_that_are_not_allowed_stay_closed(settings: Settings) -> Non
         assert await asyncio.to_thread(metadata) == "mine"
 
 
+async def test_the_log_starts_as_the_flags_say(settings: Settings) -> None:
+    wanted = {"log_verbose_level": 2, "log_warning": False, "log_format": "ISO8601"}
+    async with open_unit(replace(settings, log=wanted, log_file="server.log")) as unit:
+        shown = unit.surface.log.shown()
+    assert shown == {**shown, **wanted, "log_file": "server.log", "log_error": True}
+
+
 async def test_grpc_options_reach_the_server(settings: Settings) -> None:
     options = (("grpc.max_connection_age_ms", 50), ("grpc.max_connection_age_grace_ms", 50))
     async with open_unit(replace(settings, grpc_options=options)) as unit:

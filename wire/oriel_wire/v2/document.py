@@ -15,8 +15,8 @@ from oriel_wire.v2.messages import (
     ParameterValue,
     RequestedOutput,
     Tensor,
-    check_count,
     take_classes,
+    too_many,
 )
 
 __all__ = [
@@ -113,7 +113,8 @@ class DocumentDecoder(Generic[_Document]):
     def _tensors(self, found: list[TensorEntry], lists: list[Any] | None, body: bytes, offset: int) -> list[Tensor]:
         tensors: list[Tensor] = []
         names: set[str] = set()
-        check_count(found, MAX_TENSORS, f"{self._kind}s")
+        if len(found) > MAX_TENSORS:
+            raise too_many(found, MAX_TENSORS, f"{self._kind}s")
         for index, each in enumerate(found):
             what = f"{self._kind} {quoted(each.name)}"
             if each.name in names:
@@ -123,7 +124,8 @@ class DocumentDecoder(Generic[_Document]):
             shape = tuple(each.shape)
             parameters = each.parameters or {}
             if parameters:
-                check_count(parameters, MAX_PARAMETERS, f"{what}: parameters")
+                if len(parameters) > MAX_PARAMETERS:
+                    raise too_many(parameters, MAX_PARAMETERS, f"{what}: parameters")
                 if "shared_memory_region" in parameters:
                     raise BadMessage(f"{what}: shared memory is not supported, send the data in the body")
             data = each.data if lists is None else lists[index]
@@ -155,13 +157,15 @@ def requested_outputs(found: list[OutputEntry] | None, binary_default: bool) -> 
     if not found:
         return None
     outputs: dict[str, RequestedOutput] = {}
-    check_count(found, MAX_TENSORS, "outputs")
+    if len(found) > MAX_TENSORS:
+        raise too_many(found, MAX_TENSORS, "outputs")
     for each in found:
         what = f"output {quoted(each.name)}"
         if each.name in outputs:
             raise BadMessage(f"{what} is requested more than once")
         parameters = each.parameters or {}
-        check_count(parameters, MAX_PARAMETERS, f"{what}: parameters")
+        if len(parameters) > MAX_PARAMETERS:
+            raise too_many(parameters, MAX_PARAMETERS, f"{what}: parameters")
         if "shared_memory_region" in parameters:
             raise BadMessage(f"{what}: shared memory is not supported, leave it out")
         binary = take_flag(parameters, "binary_data", binary_default, what)

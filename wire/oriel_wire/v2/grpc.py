@@ -31,8 +31,8 @@ from oriel_wire.v2.messages import (
     ParameterValue,
     RequestedOutput,
     Tensor,
-    check_count,
     take_classes,
+    too_many,
 )
 from oriel_wire.v2.proto import health_pb2, v2_pb2
 
@@ -161,7 +161,8 @@ def _tensors(kind: str, found: Sequence[Any], raw: Sequence[bytes]) -> list[Tens
         raise BadMessage(f"{len(found)} {kind}s have {len(raw)} raw contents, there must be one for each")
     tensors: list[Tensor] = []
     names: set[str] = set()
-    check_count(found, MAX_TENSORS, f"{kind}s")
+    if len(found) > MAX_TENSORS:
+        raise too_many(found, MAX_TENSORS, f"{kind}s")
     for index, each in enumerate(found):
         name, datatype, shape = each.name, each.datatype, tuple(each.shape)
         what = f"{kind} {quoted(name)}"
@@ -212,7 +213,8 @@ def _typed(each: Any, entry: Datatype, shape: tuple[int, ...], what: str) -> NDA
 
 def _requested(found: Sequence[Any]) -> list[RequestedOutput]:
     outputs: dict[str, RequestedOutput] = {}
-    check_count(found, MAX_TENSORS, "outputs")
+    if len(found) > MAX_TENSORS:
+        raise too_many(found, MAX_TENSORS, "outputs")
     for each in found:
         what = f"output {quoted(each.name)}"
         if each.name in outputs:
@@ -226,7 +228,8 @@ def _requested(found: Sequence[Any]) -> list[RequestedOutput]:
 
 def _parameters(found: Mapping[str, v2_pb2.InferParameter], what: str) -> dict[str, ParameterValue]:
     parameters: dict[str, ParameterValue] = {}
-    check_count(found, MAX_PARAMETERS, f"{what}: parameters")
+    if len(found) > MAX_PARAMETERS:
+        raise too_many(found, MAX_PARAMETERS, f"{what}: parameters")
     for name, value in found.items():
         choice = value.WhichOneof("parameter_choice")
         if choice is None:

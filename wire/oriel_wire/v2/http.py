@@ -23,7 +23,7 @@ from oriel_wire.v2.messages import (
     ParameterValue,
     RequestedOutput,
     Tensor,
-    check_count,
+    too_many,
 )
 
 __all__ = [
@@ -73,7 +73,8 @@ def decode_request(
         return InferRequest(model_name=model, model_version=version, inputs=[raw], binary_default=True)
     document, inputs = _requests.decode(body, header_length, json_limit)
     parameters = document.parameters or {}
-    check_count(parameters, MAX_PARAMETERS, "request: parameters")
+    if len(parameters) > MAX_PARAMETERS:
+        raise too_many(parameters, MAX_PARAMETERS, "request: parameters")
     for name in parameters:
         if name.startswith("triton_"):
             raise BadMessage(f"parameter {quoted(name)}: names that start with triton_ are reserved")

@@ -19,9 +19,9 @@ __all__ = [
     "ParameterValue",
     "RequestedOutput",
     "Tensor",
-    "check_count",
     "take_classes",
     "tensor",
+    "too_many",
 ]
 
 Array = NDArray[Any]
@@ -108,10 +108,9 @@ def tensor(name: str, array: Array | Sequence[Any], datatype: str = "") -> Tenso
     return Tensor(name, datatype, array.shape, array)
 
 
-def check_count(found: Sized, limit: int, what: str) -> None:
-    """Raise BadMessage if there are more than `limit`; what: "request: parameters"."""
-    if len(found) > limit:
-        raise BadMessage(f"{what}: {len(found)} are given, at most {limit} are accepted")
+def too_many(found: Sized, limit: int, what: str) -> BadMessage:
+    """The refusal of more than `limit`; what: "request: parameters"."""
+    return BadMessage(f"{what}: {len(found)} are given, at most {limit} are accepted")
 
 
 def take_classes(parameters: dict[str, ParameterValue], what: str) -> int:
