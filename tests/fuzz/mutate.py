@@ -1,6 +1,7 @@
 """Bytes to other bytes, at random: flips, lengths, splices, words of the protocol. Pure but for its generator."""
 
 import random
+import re
 import struct
 from collections.abc import Sequence
 
@@ -8,7 +9,7 @@ __all__ = ["mutate"]
 
 MAX_BYTES = 1 << 16
 _NUMBERS = (0, 1, 2, 3, 4, 7, 8, 31, 32, 33, 64, 127, 128, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1, 2**32)
-_HUGE = (2**61, 2**62, 2**63 - 1, 2**63, 2**64 - 1, 2**64, 10**400)
+_HUGE = (2**61, 2**62, 2**63 - 1, 2**63, 2**64 - 1, 2**64, 10**400, 10**400)
 _WORDS: dict[str, tuple[bytes, ...]] = {
     "http": (
         b'"inputs"', b'"outputs"', b'"name"', b'"shape"', b'"datatype"', b'"data"', b'"parameters"', b'"id"',
@@ -40,7 +41,7 @@ _WORDS: dict[str, tuple[bytes, ...]] = {
 def mutate(codec: str, data: bytes, pool: Sequence[bytes], rng: random.Random) -> bytes:
     """One to eight changes. pool: other inputs of the codec to splice with."""
     out = bytearray(data)
-    for _ in range(1 << rng.randrange(4)):
+    for _ in range(rng.choice((1, 1, 1, 2, 4, 8))):
         _change(codec, out, pool, rng)
     return bytes(out[:MAX_BYTES])
 
@@ -48,7 +49,7 @@ def mutate(codec: str, data: bytes, pool: Sequence[bytes], rng: random.Random) -
 def _change(codec: str, out: bytearray, pool: Sequence[bytes], rng: random.Random) -> None:
     start = rng.randrange(len(out) + 1)
     end = min(len(out), start + rng.choice((1, 1, 2, 4, 8, 32, 1 << rng.randrange(12))))
-    match rng.randrange(10):
+    match rng.randrange(12):
         case 0 if out:
             out[min(start, len(out) - 1)] ^= 1 << rng.randrange(8)
         case 1:
@@ -69,21 +70,19 @@ def _change(codec: str, out: bytearray, pool: Sequence[bytes], rng: random.Rando
             other = rng.choice(pool)
             cut = rng.randrange(len(other) + 1)
             out[start:start] = other[cut : cut + rng.choice((4, 16, 64, 256))]
-        case 8:
-            _number(out, start, rng)
+        case 8 | 9 | 10:
+            _number(out, rng)
         case _ if len(out) > 3:
             # A length somewhere in the data: 4 bytes little endian, or a varint of one byte.
             at = min(start, len(out) - 4)
             out[at : at + 4] = struct.pack("<I", rng.choice(_NUMBERS) & 0xFFFFFFFF)
 
 
-def _number(out: bytearray, start: int, rng: random.Random) -> None:
-    """Put another number where digits are, after `start`."""
-    first = next((at for at in range(start, len(out)) if 0x30 <= out[at] <= 0x39), None)
-    if first is None:
+def _number(out: bytearray, rng: random.Random) -> None:
+    """Put another number where digits are."""
+    runs = [match.span() for match in re.finditer(rb"\d+", out)]
+    if not runs:
         return
-    last = first
-    while last < len(out) and 0x30 <= out[last] <= 0x39:
-        last += 1
+    first, last = rng.choice(runs)
     number = rng.choice(rng.choice((_NUMBERS, _HUGE, tuple(len(out) + each for each in (-1, 0, 1)))))
     out[first:last] = b"%s%d" % (rng.choice((b"", b"", b"", b"-")), number)
