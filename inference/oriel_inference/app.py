@@ -18,14 +18,16 @@ from oriel_inference.backends import Backend, find_backend
 from oriel_inference.backends.distributions import check_distributions
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.cores import Cores
+from oriel_inference.batching.scheduler import Scheduler
 from oriel_inference.batching.workers import JobThreads, WorkerThreads
 from oriel_inference.clock import LoopClock
 from oriel_inference.control import ModelControl
 from oriel_inference.dataplane import Dataplane
+from oriel_inference.ensembles.scheduler import Ensemble
 from oriel_inference.errors import LoadFailed
 from oriel_inference.lifecycle import Catalog
 from oriel_inference.log_settings import LogSettings
-from oriel_inference.repository.check import CheckProcess
+from oriel_inference.repository.check import CheckPool
 from oriel_inference.repository.load import LoadedVersion
 from oriel_inference.servers.access_log import AccessLog
 from oriel_inference.servers.control import control_app
@@ -117,7 +119,11 @@ async def open_unit(
     except LoadFailed as failure:
         raise StartFailed(f"{failure.reason}: pass --model-repository DIR") from failure
 
-    def make_batcher(loaded: LoadedVersion) -> Batcher:
+    def make_scheduler(loaded: LoadedVersion) -> Scheduler:
+        items, size_bytes = settings.max_queue_items, settings.max_queue_bytes
+        statistics = ledger.open(loaded.spec.name, loaded.spec.version)
+        if loaded.spec.steps:
+            return Ensemble(loaded.spec, clock=clock, max_items=items, max_bytes=size_bytes, statistics=statistics)
         batcher = Batcher(
             loaded.spec,
             loaded.sessions,
@@ -126,9 +132,9 @@ async def open_unit(
             cores=Cores(loaded.spec.instances) if loaded.spec.decoupled else cores,
             workers=streams if loaded.spec.decoupled else workers,
             units=1 if loaded.spec.decoupled else loaded.units,
-            max_items=settings.max_queue_items,
-            max_bytes=settings.max_queue_bytes,
-            statistics=ledger.open(loaded.spec.name, loaded.spec.version),
+            max_items=items,
+            max_bytes=size_bytes,
+            statistics=statistics,
         )
         if loaded.run_s is not None:
             batcher.curve.observe(1, loaded.run_s)
@@ -142,12 +148,13 @@ async def open_unit(
         mode=settings.control_mode,
         poll_s=settings.poll_s,
         find_backend=backends,
-        make_batcher=make_batcher,
+        make_scheduler=make_scheduler,
         cores=settings.cores,
         leave_s=settings.default_timeout_s,
         # Doubles open no files.
-        check=CheckProcess(settings.check_timeout_s) if backends is find_backend else None,
+        check=CheckPool(settings.check_timeout_s) if backends is find_backend else None,
         defaults=settings.load_defaults,
+        load_threads=settings.load_threads,
     )
     surface = Surface(
         catalog=catalog,

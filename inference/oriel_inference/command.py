@@ -82,6 +82,13 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
         help="explicit mode: load this model at start (repeatable; * for all)",
     )
     add(
+        "--model-load-thread-count",
+        type=_whole,
+        default=0,
+        metavar="N",
+        help="models that are loaded at once, at most 16 (default: as many as cores, at least 2)",
+    )
+    add(
         "--exit-on-error",
         type=_switch,
         default=False,
@@ -233,6 +240,7 @@ def run(args: argparse.Namespace) -> int:
         log={name: value for name, value in wanted.items() if value is not None},
         log_file=args.log_file,
         grpc_options=tuple((option, value) for option, value in options.items() if value is not None),
+        load_threads=args.model_load_thread_count,
         load_defaults=defaults,
         access_log=args.access_log,
     )

@@ -1,32 +1,33 @@
-"""Model control: what is loaded when, and how one set of versions takes the place of another.
+"""Model control: what is loaded when. How versions take one another's place is `rollout`'s.
 
-Rules.
-1. A version is loaded, checked and warmed before it is published; only then the one it replaces leaves. What leaves
-   takes nothing new and finishes what it has.
-2. What serves goes on serving when newer files of it are refused; the index names the reason.
-3. Poll mode acts on a change when two looks in a row found the same: files that are still being copied are left alone.
-   A repository that cannot be read changes nothing.
-4. Loads happen one at a time, in a thread; everything else on the loop. A load that was begun is finished.
+Poll mode acts on a change when two looks in a row found the same: files that are still being copied are left alone. A
+repository that cannot be read changes nothing. Each model is followed by itself: one that takes long to load keeps no
+other waiting.
+
+Loading an ensemble loads the models of its steps first, those that do not serve yet. Unloading it with its dependents
+unloads them again, but for those that were asked for by name or that another ensemble runs on.
 """
 
 import asyncio
 import logging
 import shutil
 import tempfile
-import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from oriel_inference.backends import Backend
-from oriel_inference.batching.batcher import Batcher
+from oriel_inference.batching.scheduler import Scheduler
+from oriel_inference.ensembles.parts import MAX_DEPTH
 from oriel_inference.errors import ControlRefused, InferenceError, LoadFailed, LoadRefused, ServerStopping, UnknownModel
-from oriel_inference.lifecycle import Catalog, Entry, ServingModel
+from oriel_inference.lifecycle import Catalog, Entry
 from oriel_inference.model import ModelState
-from oriel_inference.repository.check import CheckProcess
+from oriel_inference.repository.check import CheckPool
 from oriel_inference.repository.defaults import LoadDefaults
-from oriel_inference.repository.load import LoadedVersion, load_model
-from oriel_inference.stores import Fingerprint, ModelStore
+from oriel_inference.repository.load import LoadedVersion, read_parts
+from oriel_inference.repository.survey import Look, Looks, survey
+from oriel_inference.rollout import Rollout
+from oriel_inference.stores import ModelStore
 from oriel_inference.stores.local import LocalStore
 from oriel_wire.v2.datatypes import quoted
 from oriel_wire.v2.proto import model_config_pb2 as pb
@@ -36,12 +37,6 @@ __all__ = ["ModelControl"]
 _log = logging.getLogger(__name__)
 
 OUTAGE_POLL_S = 10.0
-CHECK_IDLE_S = 3.0
-LEAVE_POLL_S = 0.02
-
-# A model's stores and what its files look like in them; None: in no store.
-_Look = tuple[tuple[Fingerprint, ...], tuple[ModelStore, ...]] | None
-_Versions = Mapping[int, LoadedVersion | LoadFailed | None]
 
 
 class ModelControl:
@@ -55,55 +50,68 @@ class ModelControl:
         mode: str,
         poll_s: float,
         find_backend: Callable[[str], Backend],
-        make_batcher: Callable[[LoadedVersion], Batcher],
+        make_scheduler: Callable[[LoadedVersion], Scheduler],
         cores: int,
         leave_s: float,
-        check: CheckProcess | None,
+        check: CheckPool | None,
         defaults: LoadDefaults | None = None,
+        load_threads: int = 0,
     ) -> None:
         self._catalog = catalog
         self._stores = stores
         self._mode = mode
         self._poll_s = poll_s
-        self._find_backend = find_backend
-        self._make_batcher = make_batcher
-        self._cores = cores
-        self._leave_s = leave_s
         self._check = check
-        self._defaults = defaults
-        self._loading = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
-        self._applied: dict[str, _Look] = {}
-        self._seen: dict[str, _Look] = {}
+        self._looks = Looks()
         self._outage = False
-        self._last_load = 0.0
+        self._asked: set[str] = set()
+        self._rollout = Rollout(
+            catalog,
+            find_backend=find_backend,
+            make_scheduler=make_scheduler,
+            cores=cores,
+            leave_s=leave_s,
+            check=check,
+            spawn=self.spawn,
+            defaults=defaults,
+            load_threads=load_threads,
+        )
 
     # Start and stop ---------------------------------------------------------------------------------------------
 
     async def start(self, load_models: Sequence[str] = ()) -> None:
         """Load what the mode says, then follow the repository in poll mode. Raises LoadFailed if it is unreadable."""
-        looks = await asyncio.to_thread(self._survey)
+        looks = await asyncio.to_thread(survey, self._stores)
         wanted = sorted(looks)
         if self._mode == "explicit":
             wanted = sorted(looks if "*" in load_models else set(load_models))
+        self._asked = set(wanted)
         self._catalog.required = set(wanted)
         for name in wanted:
             self._catalog.publish(name, [Entry(name=name, version=0, state=ModelState.LOADING)])
-        for name in wanted:
-            await self._apply(name, looks.get(name), models=len(wanted))
-            self._applied[name] = looks.get(name)
+        await asyncio.gather(*(self._load_first(name, looks.get(name), models=len(wanted)) for name in wanted))
         if self._check is not None:
             await asyncio.to_thread(self._check.end)
         self._catalog.loading = False
         if self._mode == "poll":
             self.spawn(self._watch())
 
+    async def _load_first(self, name: str, look: Look, *, models: int) -> None:
+        if look is None:
+            self._rollout.refuse(name, "no model repository has it")
+        else:
+            if self._mode == "explicit":
+                await self._load_parts(name, look[1], None, models=models)
+            await self._rollout.replace(name, look[1], models=models)
+        self._looks.applied(name, look)
+
     async def close(self) -> None:
         """End what is under way; nothing is loaded afterwards. What serves is left to the caller."""
         self._closed = True
         if self._check is not None:
-            self._check.kill()
+            self._check.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -150,21 +158,21 @@ class ModelControl:
         self._permit("load")
         await asyncio.shield(self.spawn(self._load(name, config, files or {})))
 
-    async def unload(self, name: str) -> None:
-        """Take a model out of service; its requests in flight finish afterwards. Raises InferenceError."""
+    async def unload(self, name: str, *, dependents: bool = False) -> None:
+        """Take a model out of service; its requests in flight finish afterwards. dependents: also the models of an
+        ensemble's steps, but for those somebody asked for by name or another ensemble runs on. Raises InferenceError.
+        """
         self._permit("unload")
-        async with self._loading:
-            entries = self._catalog.entries(name)
-            if not entries:
-                raise UnknownModel(f"unknown model: {quoted(name)} is not loaded")
-            self._catalog.required.discard(name)
-            self._applied.pop(name, None)
-            gone = [
-                Entry(name=name, version=e.version, state=ModelState.UNAVAILABLE, reason="unloaded") for e in entries
-            ]
-            self._catalog.publish(name, gone)
-            self._leave(entry.serving for entry in entries)
-            _log.info("model %s is unloaded", name)
+        parts = self._rollout.parts(name) if dependents else []
+        self._catalog.required.discard(name)
+        self._asked.discard(name)
+        if not await self._rollout.unload(name):
+            raise UnknownModel(f"unknown model: {quoted(name)} is not loaded")
+        while parts:
+            part = parts.pop()
+            if part not in self._asked and not self._rollout.users(part):
+                parts.extend(self._rollout.parts(part))
+                await self._rollout.unload(part)
 
     def _permit(self, what: str) -> None:
         if self._closed:
@@ -186,7 +194,7 @@ class ModelControl:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         else:
             try:
-                look = (await asyncio.to_thread(self._survey, name)).get(name)
+                look = (await asyncio.to_thread(survey, self._stores, name)).get(name)
             except LoadFailed as failure:
                 raise LoadRefused(f"failed to load {quoted(name)}: {failure.reason}") from failure
             if look is None:
@@ -196,7 +204,36 @@ class ModelControl:
             raise LoadRefused(f"failed to load {quoted(name)}: {failure_text}")
 
     async def _load_from(self, name: str, stores: Sequence[ModelStore], config: pb.ModelConfig | None) -> str:
-        return await self._replace(name, stores, models=len({name, *self._catalog.names()}), override=config)
+        self._asked.add(name)
+        models = len({name, *self._catalog.names()})
+        await self._load_parts(name, stores, config, models=models)
+        return await self._rollout.replace(name, stores, models=models, override=config)
+
+    async def _load_parts(
+        self,
+        name: str,
+        stores: Sequence[ModelStore],
+        config: pb.ModelConfig | None,
+        *,
+        models: int,
+        above: tuple[str, ...] = (),
+    ) -> None:
+        """Load the models of an ensemble's steps that do not serve; what goes wrong is in their lines of the index."""
+        parts = await asyncio.to_thread(read_parts, stores[0], name, config)
+        above = (*above, name)
+        missing = [part for part in parts if part not in above and not self._catalog.is_ready(part)]
+        if missing and len(above) <= MAX_DEPTH:
+            await asyncio.gather(*(self._load_part(part, models=models, above=above) for part in missing))
+
+    async def _load_part(self, name: str, *, models: int, above: tuple[str, ...]) -> None:
+        try:
+            look = (await asyncio.to_thread(survey, self._stores, name)).get(name)
+        except LoadFailed as failure:
+            _log.warning("the model repository cannot be read: %s", failure.reason)
+            return
+        if look is not None:
+            await self._load_parts(name, look[1], None, models=models, above=above)
+            await self._rollout.replace(name, look[1], models=models)
 
     # Following the repository -----------------------------------------------------------------------------------
 
@@ -214,7 +251,7 @@ class ModelControl:
     async def _poll(self) -> float:
         """One look; seconds until the next."""
         try:
-            looks = await asyncio.to_thread(self._survey)
+            looks = await asyncio.to_thread(survey, self._stores)
         except LoadFailed as failure:
             if not self._outage:
                 _log.error("the model repository cannot be read, what is loaded goes on serving: %s", failure.reason)
@@ -223,167 +260,20 @@ class ModelControl:
         if self._outage:
             _log.info("the model repository can be read again")
         self._outage = False
-        for name in sorted(looks.keys() | self._applied.keys()):
-            look = looks.get(name)
-            if name in self._applied and look == self._applied[name]:
-                self._seen.pop(name, None)
-            elif name not in self._seen or self._seen[name] != look:
-                self._seen[name] = look
-            else:
-                del self._seen[name]
-                await self._apply(name, look, models=len(looks))
-                if look is None:
-                    self._applied.pop(name, None)
-                else:
-                    self._applied[name] = look
+        for name, look in self._looks.due(looks):
+            self.spawn(self._follow(name, look, models=len(looks)))
         return self._poll_s
 
-    def _survey(self, only: str = "") -> dict[str, _Look]:
-        """Every model of every store. Blocks. Raises LoadFailed."""
-        found: dict[str, list[ModelStore]] = {}
-        for store in self._stores:
-            for name in store.models():
-                if only in ("", name):
-                    found.setdefault(name, []).append(store)
-        return {name: (tuple(s.fingerprint(name) for s in stores), tuple(stores)) for name, stores in found.items()}
-
-    async def _apply(self, name: str, look: _Look, *, models: int) -> None:
+    async def _follow(self, name: str, look: Look, *, models: int) -> None:
         """Make what serves follow what the repository holds."""
-        if look is None and self._catalog.loading:
-            self._refuse(name, "no model repository has it")
-        elif look is None:
-            async with self._loading:
-                entries = self._catalog.entries(name)
+        try:
+            if look is None:
                 self._catalog.required.discard(name)
-                if entries:
-                    self._catalog.remove(name)
-                self._leave(entry.serving for entry in entries)
-                _log.info("model %s has left its repository", name)
-        else:
-            await self._replace(name, look[1], models=models)
-
-    # Loading ----------------------------------------------------------------------------------------------------
-
-    async def _replace(
-        self, name: str, stores: Sequence[ModelStore], *, models: int, override: pb.ModelConfig | None = None
-    ) -> str:
-        """Load `name` and publish the outcome. Returns why (part of) it was refused, empty if all went well."""
-        async with self._loading:
-            if len(stores) > 1:
-                # Which one answers must not depend on their order.
-                return self._refuse(name, f"model {name!r} is in more than one model repository")
-            old = {e.version: e.serving for e in self._catalog.entries(name) if e.serving is not None}
-            if not self._catalog.entries(name):
-                self._catalog.publish(name, [Entry(name=name, version=0, state=ModelState.LOADING)])
-            have = {version: serving.identity for version, serving in old.items() if override is None}
-            began = time.monotonic()
-            try:
-                versions = await asyncio.to_thread(
-                    load_model,
-                    stores[0],
-                    name,
-                    find_backend=self._find_backend,
-                    cores=self._cores,
-                    models=models,
-                    check=self._check,
-                    override=override,
-                    have=have,
-                    defaults=self._defaults,
-                )
-            except LoadFailed as failure:
-                return self._refuse(name, failure.reason)
-            except Exception:
-                # One model's surprise must not keep the others from serving.
-                _log.exception("model %s could not be loaded", name)
-                return self._refuse(name, "the model could not be loaded, the server's log says why")
-            finally:
-                self._end_check_later()
-            return self._publish(name, versions, old, time.monotonic() - began)
-
-    def _publish(self, name: str, versions: _Versions, old: Mapping[int, ServingModel], load_s: float) -> str:
-        entries: dict[int, Entry] = {}
-        reasons: list[str] = []
-        for version, loaded in versions.items():
-            if isinstance(loaded, LoadedVersion):
-                entries[version] = self._ready(loaded, load_s)
-            elif loaded is None:
-                entries[version] = Entry(name=name, version=version, state=ModelState.READY, serving=old[version])
+                await self._rollout.remove(name)
             else:
-                reasons.append(loaded.reason)
-                entries[version] = _refused(name, version, loaded.reason, old.get(version))
-        if reasons:
-            # Something was refused: the versions that would have made room for it stay.
-            for version, serving in old.items():
-                if version not in entries:
-                    entries[version] = Entry(name=name, version=version, state=ModelState.READY, serving=serving)
-        self._catalog.publish(name, list(entries.values()))
-        kept = {id(entry.serving) for entry in entries.values()}
-        self._leave(serving for serving in old.values() if id(serving) not in kept)
-        return "; ".join(reasons)
-
-    def _refuse(self, name: str, reason: str) -> str:
-        """The model as a whole cannot be (re)loaded: what serves goes on."""
-        ready = [e for e in self._catalog.entries(name) if e.serving is not None]
-        entries = [_refused(name, entry.version, reason, entry.serving) for entry in ready]
-        self._catalog.publish(name, entries or [_refused(name, 0, reason, None)])
-        return reason
-
-    def _ready(self, loaded: LoadedVersion, load_s: float) -> Entry:
-        serving = ServingModel(
-            loaded.spec, loaded.config, self._make_batcher(loaded), loaded.sessions, load_s, loaded.identity
-        )
-        bounds = loaded.spec.bounds
-        _log.info(
-            "model %s version %s is ready on %s: %d instance(s) of %d thread(s), %s",
-            loaded.spec.name,
-            serving.version,
-            serving.provider,
-            loaded.spec.instances,
-            loaded.units,
-            f"batches of up to {bounds.max_rows} rows" if bounds else "no batching",
-        )
-        return Entry(name=loaded.spec.name, version=loaded.spec.version, state=ModelState.READY, serving=serving)
-
-    def _end_check_later(self) -> None:
-        self._last_load = time.monotonic()
-        if self._check is not None and not self._catalog.loading and not self._closed:
-            self.spawn(self._end_check(self._check, self._last_load))
-
-    async def _end_check(self, check: CheckProcess, since: float) -> None:
-        await asyncio.sleep(CHECK_IDLE_S)
-        if self._last_load == since:
-            await asyncio.to_thread(check.end)
-
-    # Leaving ----------------------------------------------------------------------------------------------------
-
-    def _leave(self, servings: Iterable[ServingModel | None]) -> None:
-        for serving in servings:
-            if serving is not None:
-                self._catalog.leaving.append(serving)
-                self.spawn(self._finish(serving))
-
-    async def _finish(self, serving: ServingModel) -> None:
-        """Close a version when its last request has ended. A batch that hangs keeps its session."""
-        batcher = serving.batcher
-        ends = time.monotonic() + self._leave_s
-        while True:
-            if not (batcher.pending or batcher.running) or time.monotonic() >= ends:
-                break
-            await asyncio.sleep(LEAVE_POLL_S)
-        batcher.close()
-        if not batcher.running:
-            for session in serving.sessions:
-                session.close()
-        self._catalog.leaving.remove(serving)
-        _log.info("model %s version %s has left", serving.spec.name, serving.version)
-
-
-def _refused(name: str, version: int, reason: str, serving: ServingModel | None) -> Entry:
-    _log.error("model %s%s: %s", name, f" version {version}" if version else "", reason)
-    if serving is None:
-        return Entry(name=name, version=version, state=ModelState.UNAVAILABLE, reason=reason)
-    kept = f"the files it was loaded from still serve, newer ones were refused: {reason}"
-    return Entry(name=name, version=version, state=ModelState.READY, reason=kept, serving=serving)
+                await self._rollout.replace(name, look[1], models=models)
+        finally:
+            self._looks.applied(name, look)
 
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> None:

@@ -11,6 +11,7 @@ InferenceError              one request cannot be answered; carries an Outcome a
 ├── DeadlineExceeded        its deadline passed
 ├── CallerLeft              the client went away (nobody reads the answer)
 ├── ServerStopping          the server shuts down
+├── StepFailed              a step of an ensemble failed; its outcome is the step's
 ├── ControlRefused          the model control mode does not allow to load or unload
 ├── LoadRefused             a load that a client asked for failed
 └── BackendFailed           the runtime refused or broke
@@ -38,6 +39,7 @@ __all__ = [
     "QueueTimeout",
     "RequestTooLarge",
     "ServerStopping",
+    "StepFailed",
     "UnknownModel",
 ]
 
@@ -144,6 +146,14 @@ class ServerStopping(InferenceError):
 
     def __init__(self) -> None:
         super().__init__("the server is shutting down")
+
+
+class StepFailed(InferenceError):
+    """A step of an ensemble failed for a reason of its own."""
+
+    def __init__(self, ensemble: str, model: str, cause: InferenceError) -> None:
+        super().__init__(f"in ensemble {ensemble[:64]!r}, model {model[:64]!r}: {cause.message}")
+        self.outcome = cause.outcome
 
 
 class ControlRefused(InferenceError):

@@ -36,6 +36,7 @@ class RequestFitter:
         self._required = frozenset(tensor.name for tensor in spec.inputs if not tensor.optional)
         # Without variable dimensions and optional inputs every request can share a batch with every other.
         self._uniform = all(-1 not in tensor.dims and not tensor.optional for tensor in spec.inputs)
+        self._ranked = bool(spec.queue.priority_levels or spec.steps)
 
     def fit(self, request: InferRequest) -> Fitted:
         """Raises InvalidRequest with a sentence for the sender; BadMessage for a raw request that does not fill."""
@@ -85,7 +86,7 @@ class RequestFitter:
             signature = tuple((name, inputs[name].shape[batched:]) for name in self._inputs if name in inputs)
         parameters = request.parameters
         timeout_s = _timeout_s(parameters) if parameters else None
-        level = self._level(parameters) if spec.queue.priority_levels else 0
+        level = self._level(parameters) if self._ranked else 0
         return Fitted(inputs, rows if batched else 1, signature, timeout_s, level)
 
     def _resolve_raw(self, request: InferRequest) -> None:
@@ -97,11 +98,16 @@ class RequestFitter:
         resolve_raw(request, name=tensor.name, datatype=tensor.datatype, shape=shape)
 
     def _level(self, parameters: dict[str, ParameterValue]) -> int:
-        """1 is the most urgent; 0 and what lies above the model's levels mean its default."""
+        """1 is the most urgent; 0 and what lies above the model's levels mean its default.
+
+        An ensemble passes the value on to the models of its steps, each of which has levels of its own.
+        """
         value = parameters.get("priority", 0)
         if type(value) is not int or value < 0:
             raise InvalidRequest("parameter 'priority' must be a whole number, 0 for the model's default")
         queue = self._spec.queue
+        if self._spec.steps:
+            return value
         return value if 0 < value <= queue.priority_levels else queue.default_priority
 
     def _wrong_shape(self, known: TensorSpec, shape: tuple[int, ...]) -> InvalidRequest:

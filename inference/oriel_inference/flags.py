@@ -63,7 +63,6 @@ _ROWS = [
     *_ignored(_TRACE, "--trace-config", "--trace-file", "--trace-rate", "--trace-count", "--trace-log-frequency"),
     *_ignored(_TRACE, "--trace-level", silent=_OFF),
     *_ignored(_PLUGIN, "--backend-directory", "--repoagent-directory"),
-    *_ignored("the server decides how many models it loads at once", "--model-load-thread-count"),
     *_ignored("a load is tried once; poll mode tries again when files change", "--model-load-retry-count"),
     *_ignored("threads are not pinned", "--host-policy"),
     *_ignored(_CLOUD, "--sagemaker-port", "--sagemaker-safe-port-range", "--sagemaker-thread-count"),

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from oriel_inference.backends import Session
-from oriel_inference.batching.batcher import Batcher
+from oriel_inference.batching.scheduler import Scheduler
 from oriel_inference.errors import ModelNotReady, UnknownModel
 from oriel_inference.fitting import RequestFitter
 from oriel_inference.model import ModelSpec, ModelState, is_version
@@ -20,13 +20,15 @@ class ServingModel:
     """One version that serves. provider: the execution provider in use, as the runtime says.
 
     identity: what its files looked like when they were loaded, "" if they came with a request. recognises: whether
-    `templates` may stand for the full decoder.
+    `templates` may stand for the full decoder. holds: requests of ensembles that began with it and may still come to
+    it; it does not close before they end. Writer: the ensembles.
     """
 
     __slots__ = (
         "batcher",
         "config",
         "fitter",
+        "holds",
         "identity",
         "load_s",
         "provider",
@@ -41,7 +43,7 @@ class ServingModel:
         self,
         spec: ModelSpec,
         config: pb.ModelConfig,
-        batcher: Batcher,
+        batcher: Scheduler,
         sessions: Sequence[Session],
         load_s: float,
         identity: str = "",
@@ -51,10 +53,11 @@ class ServingModel:
         self.config = config
         self.batcher = batcher
         self.sessions = sessions
-        self.provider = sessions[0].provider
+        self.provider = sessions[0].provider if sessions else ""
         self.fitter = RequestFitter(spec)
         self.load_s = load_s
         self.identity = identity
+        self.holds = 0
         self.recognises = not spec.decoupled
         self.templates = Templates()
 
@@ -63,13 +66,14 @@ class ServingModel:
 class Entry:
     """A line of the repository index. version 0: the model as a whole. serving: only in state READY.
 
-    reason: also of a READY version, if newer files of it were refused.
+    reason: also of a READY version, if newer files of it were refused. needs: the model that an ensemble lacks.
     """
 
     name: str
     version: int
     state: ModelState
     reason: str = ""
+    needs: str = ""
     serving: ServingModel | None = None
 
 
@@ -120,7 +124,11 @@ class Catalog:
 
     def missing(self) -> str:
         """A required model of which no version serves; empty if there is none."""
-        return next((name for name in sorted(self.required) if (name, "") not in self._by_request), "")
+        return next((name for name in sorted(self.required) if not self.is_ready(name)), "")
+
+    def is_ready(self, name: str) -> bool:
+        """Whether a version of it serves."""
+        return (name, "") in self._by_request
 
     def get(self, name: str, version: str = "") -> ServingModel:
         """The version asked for, the latest one by default. Raises UnknownModel or ModelNotReady."""
@@ -133,7 +141,9 @@ class Catalog:
         if entries is None:
             raise UnknownModel(f"unknown model: {quoted(name)} is not found")
         if not version:
-            raise ModelNotReady(f"model {quoted(name)} has no version that is ready")
+            needed = next((entry.needs for entry in entries.values() if entry.needs), "")
+            lacks = f": it needs model {quoted(needed)}, which is not ready" if needed else ""
+            raise ModelNotReady(f"model {quoted(name)} has no version that is ready{lacks}")
         if is_version(version) and int(version) in entries:
             raise ModelNotReady(f"model {quoted(name)} version {version[:18]} is not ready")
         raise UnknownModel(f"unknown model: {quoted(name)} has no version {quoted(version)}")

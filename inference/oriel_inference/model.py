@@ -9,6 +9,7 @@ from oriel_policies.batch import BatchBounds
 
 __all__ = [
     "EngineOptions",
+    "EnsembleStep",
     "Gpu",
     "ModelSpec",
     "ModelState",
@@ -110,11 +111,22 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EnsembleStep:
+    """One model of an ensemble. version: 0 for the latest. inputs, outputs: the model's tensor -> the ensemble's."""
+
+    model: str
+    version: int
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """One version of one model.
 
     max_batch_size: 0 means that tensors have no batch dimension. bounds: None means that every request runs alone.
     instances: executions that may run at once. decoupled: a request has any number of responses.
+    steps: of an ensemble, which runs nothing itself. max_inflight: how often one of them may run at once, 0 unbounded.
     """
 
     name: str
@@ -128,6 +140,8 @@ class ModelSpec:
     queue: QueueRules = field(default_factory=QueueRules)
     instances: int = 1
     decoupled: bool = False
+    steps: tuple[EnsembleStep, ...] = ()
+    max_inflight: int = 0
     parameters: Mapping[str, str] = field(default_factory=dict)
 
     @property

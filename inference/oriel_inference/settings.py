@@ -19,8 +19,8 @@ class Settings:
     control_mode: "none" loads everything at start, "poll" also follows the folders every `poll_s`, "explicit" loads
     `load_models` ("*": all) and what clients ask for. strict_readiness: ready only while every model of the start
     serves. check_timeout_s: for opening one model file in the process that tries it first.
-    trusted_peers: addresses or networks whose `x-oriel-*` headers count. access_log: a file, "-" for standard output,
-    "" for none.
+    load_threads: how many models load at once, 0 lets the server choose. trusted_peers: addresses or networks whose
+    `x-oriel-*` headers count. access_log: a file, "-" for standard output, "" for none.
     exit_on_error: do not serve at all if a model of the start cannot. server_id: the server's name in its metadata.
     log: what differs from the logging settings' defaults. grpc_options: gRPC's own (`grpc.*`), beside ours.
     """
@@ -48,6 +48,7 @@ class Settings:
     log: Mapping[str, bool | int | str] = field(default_factory=dict)
     log_file: str = ""
     grpc_options: tuple[tuple[str, int], ...] = ()
+    load_threads: int = 0
     load_defaults: LoadDefaults = field(default_factory=LoadDefaults)
     check_timeout_s: float = 60.0
     access_log: str = ""

@@ -14,6 +14,7 @@ Rules, in this order:
 
 Bounds: `max_items` and `max_bytes`. When full, an arriving ticket displaces the *newest* tickets of the *lowest*
 bands, if those bands are lower than its own and doing so makes room; otherwise it is refused and nothing changes.
+A ticket that was `admitted` elsewhere takes no room, is never refused for it and never displaced.
 
 Ownership: one writer, the loop that owns the queue. A ticket is in exactly one state; each queued ticket leaves
 exactly once, by `pop`, `remove`, `expire` or displacement. Dead entries stay in the heaps until they surface or
@@ -43,12 +44,14 @@ class Ticket:
 
     band: 0 is the most urgent. deadline: absolute monotonic seconds. cost: estimated charge, any one unit;
     weight: the tenant's share inside its band. order: rank inside the tenant's flow, the deadline by default; it
-    never moves an expiry. payload: the caller's own, never looked at.
+    never moves an expiry. admitted: other bounds than this queue's let it in, see above. payload: the caller's own,
+    never looked at.
     """
 
     __slots__ = (
         "_flow",
         "_queued",
+        "admitted",
         "band",
         "cost",
         "deadline",
@@ -72,8 +75,10 @@ class Ticket:
         rows: int = 1,
         payload: Any = None,
         order: float | None = None,
+        admitted: bool = False,
     ) -> None:
         self.band = band
+        self.admitted = admitted
         self.tenant = tenant
         self.deadline = deadline
         self.order = deadline if order is None else order
@@ -133,6 +138,7 @@ class _Flow:
 class _Band:
     __slots__ = (
         "active",
+        "bounded",
         "credit",
         "finish",
         "flows",
@@ -153,6 +159,7 @@ class _Band:
         self.newest_dead = 0
         self.items = 0
         self.rows = 0
+        self.bounded = 0  # of the items, those that take room
         self.size_bytes = 0
         self.virtual = 0.0
         self.finish = 0.0  # the largest virtual time any flow has reached
@@ -184,6 +191,7 @@ class SlaQueue:
         self.floor_share = floor_share
         self.size_bytes = 0
         self._items = 0
+        self._bounded = 0
         self._sequence = 0
         self._bands: dict[int, _Band] = {}
         self._waiting: list[int] = []  # numbers of the bands that hold tickets, most urgent first
@@ -211,10 +219,12 @@ class SlaQueue:
         FULL changes nothing. A ticket object is queued once in its life.
         """
         displaced: list[Ticket] = []
-        if self._items >= self.max_items or self.size_bytes + ticket.size_bytes > self.max_bytes:
+        if not ticket.admitted and (
+            self._bounded >= self.max_items or self.size_bytes + ticket.size_bytes > self.max_bytes
+        ):
             if not self._can_displace(ticket):
                 return Pushed.FULL, displaced
-            while self._items >= self.max_items or self.size_bytes + ticket.size_bytes > self.max_bytes:
+            while self._bounded >= self.max_items or self.size_bytes + ticket.size_bytes > self.max_bytes:
                 displaced.append(self._displace_newest())
         band = self._bands.get(ticket.band)
         if band is None:
@@ -232,13 +242,16 @@ class SlaQueue:
         ticket._flow = flow
         heappush(flow.tickets.entries, (ticket.order, self._sequence, ticket))
         heappush(self._expiry.entries, (ticket.deadline, self._sequence, ticket))
-        band.newest.append(ticket)
         flow.waiting += 1
         band.items += 1
         band.rows += ticket.rows
-        band.size_bytes += ticket.size_bytes
         self._items += 1
-        self.size_bytes += ticket.size_bytes
+        if not ticket.admitted:
+            band.newest.append(ticket)
+            band.bounded += 1
+            band.size_bytes += ticket.size_bytes
+            self._bounded += 1
+            self.size_bytes += ticket.size_bytes
         if flow.waiting == 1:
             flow.virtual = max(flow.virtual, band.virtual)
             self._activate(flow)
@@ -338,10 +351,13 @@ class SlaQueue:
             flow.key = None
         band.items -= 1
         band.rows -= ticket.rows
-        band.size_bytes -= ticket.size_bytes
         self._items -= 1
-        self.size_bytes -= ticket.size_bytes
-        band.newest_dead += 1
+        if not ticket.admitted:
+            band.bounded -= 1
+            band.size_bytes -= ticket.size_bytes
+            self._bounded -= 1
+            self.size_bytes -= ticket.size_bytes
+            band.newest_dead += 1
         if band.newest_dead > 64 and band.newest_dead * 2 > len(band.newest):
             band.newest = [t for t in band.newest if t._queued]
             band.newest_dead = 0
@@ -354,12 +370,12 @@ class SlaQueue:
         if ticket.size_bytes > self.max_bytes or self.max_items < 1:
             return False
         lower = [self._bands[number] for number in self._waiting if number > ticket.band]
-        items = self._items - sum(band.items for band in lower)
+        items = self._bounded - sum(band.bounded for band in lower)
         size = self.size_bytes - sum(band.size_bytes for band in lower)
         return items < self.max_items and size + ticket.size_bytes <= self.max_bytes
 
     def _displace_newest(self) -> Ticket:
-        band = self._bands[self._waiting[-1]]
+        band = next(band for number in reversed(self._waiting) if (band := self._bands[number]).bounded)
         while True:
             ticket = band.newest.pop()
             if ticket._queued:

@@ -73,8 +73,8 @@ def markdown(document: Mapping[str, Any]) -> str:
     if goodput := document.get("goodput"):
         parts.append(
             "# Goodput\n\nAnswers within their deadline per second, offered by `oriel load` on schedule; 30 % gold, "
-            f"70 % bronze; phases of {goodput['seconds']:g} s, {goodput['rounds']} turn(s). `-`: the generator lagged, so "
-            "nothing is quoted."
+            f"70 % bronze; phases of {goodput['seconds']:g} s, {goodput['rounds']} turn(s). `-`: the generator lagged, "
+            "so nothing is quoted."
         )
         for name, model in goodput["models"].items():
             table = report.table(goodput_report.HEADING, goodput_report.rows(model))

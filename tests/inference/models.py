@@ -62,6 +62,23 @@ def slow(repeats: int = 400, width: int = 512):  # type: ignore[no-untyped-def]
     return graph([first, *loop_body, last], [("x", FLOAT, ["n", width])], [("y", FLOAT, ["n", width])], [weight])
 
 
+def endless():  # type: ignore[no-untyped-def]
+    """A valid file whose first run takes longer than anybody waits."""
+    one = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Add", ["v", "v"], ["w"])],
+        "body",
+        [one("i", INT64, []), one("go", TensorProto.BOOL, []), one("v", FLOAT, ["n", 4])],
+        [one("on", TensorProto.BOOL, []), one("w", FLOAT, ["n", 4])],
+    )
+    weights = [
+        numpy_helper.from_array(np.array(1 << 62), "many"),
+        numpy_helper.from_array(np.array(True), "yes"),
+    ]
+    loop = helper.make_node("Loop", ["many", "yes", "x"], ["y"], body=body)
+    return graph([loop], [("x", FLOAT, ["n", 4])], [("y", FLOAT, ["n", 4])], weights)
+
+
 def put(root: Path, name: str, model=None, config: str | None = None, version: int = 1) -> Path:  # type: ignore[no-untyped-def]
     """Write a model into a repository; config None: the file is left out."""
     folder = root / name

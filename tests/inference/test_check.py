@@ -10,7 +10,7 @@ import pytest
 
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import EngineOptions
-from oriel_inference.repository.check import CheckProcess
+from oriel_inference.repository.check import CheckPool, CheckProcess
 
 from . import models
 
@@ -67,6 +67,35 @@ def test_a_hang_is_a_reason(tmp_path: Path) -> None:
     with pytest.raises(LoadFailed, match=r"could not be opened within 0.05 s"):
         check.check(path, "m", "onnxruntime", OPTIONS)
     assert time.monotonic() - began < 5 and check.pid is None
+
+
+def test_a_pool_has_a_child_per_check_at_once_and_ends_them(tmp_path: Path) -> None:
+    fine, hangs = put(tmp_path / "a", models.double()), put(tmp_path / "b", models.endless())
+    pool, reasons = CheckPool(60), []
+
+    def hang() -> None:
+        with pytest.raises(LoadFailed) as failure:
+            pool.check(hangs, "b", "onnxruntime", OPTIONS)
+        reasons.append(failure.value.reason)
+
+    thread = threading.Thread(target=hang)
+    thread.start()
+    while not pool._busy:
+        time.sleep(0.01)
+    (stuck,) = pool._busy
+    assert pool.check(fine, "a", "onnxruntime", OPTIONS) is True
+    (idle,) = pool._idle
+    first = idle.pid
+    assert pool.check(fine, "a", "onnxruntime", OPTIONS) is True
+    assert [each.pid for each in pool._idle] == [first] and first != stuck.pid
+    pool.end()
+    assert idle.pid is None and stuck.pid is not None
+    pool.close()
+    thread.join(20)
+    assert reasons and stuck.pid is None
+    with pytest.raises(LoadFailed, match="shutting down"):
+        pool.check(fine, "a", "onnxruntime", OPTIONS)
+    pool.end()
 
 
 def test_what_needs_too_much_memory_is_not_tried_in_the_server(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from onnx import TensorProto, external_data_helper, numpy_helper, save_model
 from tritonclient.utils import InferenceServerException
 
 from oriel_inference.app import Unit, open_unit
+from oriel_inference.repository.load import load_model
 from oriel_inference.settings import Settings
 from oriel_wire.trace import ListSink
 
@@ -105,6 +107,54 @@ async def test_requests_in_flight_finish_on_the_old_version(tmp_path: Path) -> N
         async with asyncio.timeout(10):
             while (await served.lines())["slow", "1"] != ("UNAVAILABLE", "unloaded"):
                 await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("mode", ["poll", "explicit"])
+async def test_a_file_whose_check_hangs_keeps_no_other_model_from_being_ready(tmp_path: Path, mode: str) -> None:
+    put(tmp_path, 2)
+    async with serving(tmp_path, mode, load_models=("double",), check_timeout_s=60.0) as served:
+        models.put(tmp_path, "a-hangs", models.endless(), models.DOUBLE.replace('name: "double"', ""))
+        loading = None
+        if mode == "explicit":
+            loading = asyncio.create_task(served.client.post("/v2/repository/models/a-hangs/load", json={}))
+        await served.until(lambda lines: ("LOADING", "") in lines.values())
+        models.put(tmp_path, "b-fine", times(3), models.DOUBLE.replace('name: "double"', ""))
+        if mode == "explicit":
+            assert (await served.client.post("/v2/repository/models/b-fine/load", json={})).status_code == 200
+            put(tmp_path, 4)
+            assert (await served.client.post("/v2/repository/models/double/load", json={})).status_code == 200
+            assert await served.answer() == 4
+        lines = await served.until(lambda lines: lines.get(("b-fine", "1"), ("",))[0] == "READY")
+        assert await served.answer("b-fine") == 3
+        assert {name: line for (name, _), line in lines.items()}["a-hangs"] == ("LOADING", "")
+        if loading is not None:
+            loading.cancel()
+
+
+async def test_models_load_at_the_same_time_and_one_model_one_load_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "abcd":
+        models.put(tmp_path, name, times(2), models.DOUBLE.replace('name: "double"', ""))
+    together = threading.Barrier(2)
+    under_way: list[str] = []
+    most = 0
+
+    def slowly(store: Any, model: str, **more: Any) -> Any:
+        nonlocal most
+        assert model not in under_way
+        under_way.append(model)
+        most = max(most, len(under_way))
+        together.wait(20)
+        under_way.remove(model)
+        return load_model(store, model, **more)
+
+    monkeypatch.setattr("oriel_inference.rollout.load_model", slowly)
+    async with serving(tmp_path, "explicit", load_models=("*",)) as served:
+        assert {line[0] for line in (await served.lines()).values()} == {"READY"}
+        again = [served.client.post(f"/v2/repository/models/{name}/load", json={}) for name in "aabb"]
+        assert [each.status_code for each in await asyncio.gather(*again)] == [200] * 4
+    assert most == 2
 
 
 def external(folder: Path, location: str) -> None:

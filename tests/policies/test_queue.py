@@ -109,6 +109,17 @@ def test_displacement_by_bytes_takes_as_many_as_needed_or_none() -> None:
     assert q.size_bytes == 90
 
 
+def test_what_was_admitted_elsewhere_takes_no_room_and_is_never_displaced() -> None:
+    q = queue(max_items=1, max_bytes=10)
+    admitted = [ticket(band=3, admitted=True, size_bytes=50) for _ in range(3)]
+    assert [q.push(t) for t in admitted] == [(Pushed.QUEUED, [])] * 3
+    low, urgent = ticket(band=2), ticket(band=0)
+    assert q.push(low) == (Pushed.QUEUED, [])
+    assert q.push(urgent) == (Pushed.QUEUED, [low])
+    assert q.push(ticket(band=0)) == (Pushed.FULL, [])
+    assert drain(q) == [urgent, *admitted]
+
+
 def test_expiry_takes_out_what_is_due_and_names_the_next() -> None:
     q = queue()
     a, b, c = ticket(2, deadline=1.0), ticket(0, deadline=2.0), ticket(1, deadline=3.0)
@@ -129,7 +140,13 @@ def test_idle_tenants_are_forgotten() -> None:
 
 OPERATIONS = st.lists(
     st.one_of(
-        st.tuples(st.just("push"), st.integers(0, 3), st.sampled_from("abc"), st.integers(0, 20), st.integers(0, 40)),
+        st.tuples(
+            st.sampled_from(["push", "push", "admit"]),
+            st.integers(0, 3),
+            st.sampled_from("abc"),
+            st.integers(0, 20),
+            st.integers(0, 40),
+        ),
         st.tuples(st.just("pop")),
         st.tuples(st.just("remove"), st.integers(0, 50)),
         st.tuples(st.just("expire"), st.integers(0, 20)),
@@ -148,14 +165,16 @@ def test_any_order_of_operations_keeps_the_rules(operations: list[Any], floor: f
     everything: list[Ticket] = []
     for operation in operations:
         match operation:
-            case ("push", band, tenant, deadline, size):
-                t = ticket(band, tenant, float(deadline), size_bytes=size)
+            case ("push" | "admit" as how, band, tenant, deadline, size):
+                t = ticket(band, tenant, float(deadline), size_bytes=size, admitted=how == "admit")
                 everything.append(t)
                 before = list(waiting)
                 outcome, displaced = q.push(t)
+                assert how == "push" or (outcome is Pushed.QUEUED and not displaced)
                 for d in displaced:
-                    assert d.band > band and d.band == max(w.band for w in waiting)
-                    same = [w for w in waiting if w.band == d.band]
+                    bounded = [w for w in waiting if not w.admitted]
+                    assert d.band > band and d.band == max(w.band for w in bounded)
+                    same = [w for w in bounded if w.band == d.band]
                     assert d is same[-1]  # the newest of the lowest
                     waiting.remove(d)
                     finished.append(d)
@@ -192,8 +211,9 @@ def test_any_order_of_operations_keeps_the_rules(operations: list[Any], floor: f
                     finished.append(d)
             case ("settle", index, cost) if everything:
                 q.settle(everything[index % len(everything)], float(cost))
-        assert len(q) == len(waiting) <= 8
-        assert q.size_bytes == sum(w.size_bytes for w in waiting) <= 120
+        bounded = [w for w in waiting if not w.admitted]
+        assert len(q) == len(waiting) and len(bounded) <= 8
+        assert q.size_bytes == sum(w.size_bytes for w in bounded) <= 120
         assert q.next_deadline() == min((w.deadline for w in waiting), default=None)
         for band in range(4):
             assert q.depth(band) == sum(w.band == band for w in waiting)

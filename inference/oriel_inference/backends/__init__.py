@@ -97,12 +97,12 @@ def find_backend(name: str) -> Backend:
     """The backend that configurations call `name`. Raises LoadFailed if it is unknown or not installed."""
     target = _BACKENDS.get(name)
     if target is None:
-        raise LoadFailed(f"backend {name[:64]!r} is not supported, use one of {', '.join(_BACKENDS)}")
+        raise LoadFailed(f"{name[:64]!r} is not supported, use one of {', '.join(_BACKENDS)}")
     module, _, attribute = target.partition(":")
     try:
         factory: Callable[[], Backend] = getattr(import_module(module), attribute)
     except ImportError as error:
         raise LoadFailed(
-            f"backend {name!r} is not installed: pip install 'oriel[cpu]' (in a checkout: make clean setup)"
+            f"{name!r} is not installed: pip install 'oriel[cpu]' (in a checkout: make clean setup)"
         ) from error
     return factory()

@@ -13,7 +13,7 @@ from oriel_wire.v2.messages import Array
 if TYPE_CHECKING:
     from oriel_inference.batching.stream import Relay
 
-__all__ = ["Answer", "BatchTimes", "Call", "Emit", "Reply"]
+__all__ = ["Answer", "BatchTimes", "Call", "Emit", "Reply", "StepRun"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,25 @@ class BatchTimes:
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
-    """One call's rows. outputs: in the order of the model's outputs, views of the batch's arrays."""
+    """One call's rows. outputs: in the order of the model's outputs, views of the batch's arrays.
+
+    steps: what an ensemble ran for it, in the order in which they ended.
+    """
 
     outputs: Sequence[Array]
     times: BatchTimes
     cost_us: int
+    steps: "Sequence[StepRun]" = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepRun:
+    """One step of an ensemble. queued_s: when it was handed to its model."""
+
+    model: str
+    version: str
+    queued_s: float
+    answer: Answer
 
 
 # Farther apart than any two deadlines: a level always outranks a deadline.
@@ -48,6 +62,7 @@ class Call:
     inputs: name -> [rows, ...]. signature: calls with equal ones may share a batch (every non-batch dimension and the
     set of inputs). deadline: absolute; give_up_s: when it leaves the queue at the latest (not above the deadline).
     level: the caller's own ranking, which orders only its own calls of its own tier: 0 goes before 1.
+    admitted: a step of an ensemble, which had its own bounds: a full queue does not refuse it.
     reply: called exactly once on the loop, unless the caller leaves first. emit: for decoupled models, called before
     that with each response's outputs and what to call once they are written. relay: set while such a model runs it.
     """
@@ -58,6 +73,7 @@ class Call:
         "emit",
         "finished",
         "inputs",
+        "level",
         "relay",
         "reply",
         "rows",
@@ -81,6 +97,7 @@ class Call:
         give_up_s: float | None = None,
         level: int = 0,
         emit: Emit | None = None,
+        admitted: bool = False,
     ) -> None:
         self.inputs = inputs
         self.rows = rows
@@ -89,6 +106,7 @@ class Call:
         self.deadline = deadline
         self.reply = reply
         self.emit = emit
+        self.level = level
         self.relay: Relay | None = None
         self.started_s = 0.0  # when it left the queue for a batch; 0 before
         self.finished = False
@@ -101,4 +119,5 @@ class Call:
             rows=rows,
             payload=self,
             order=deadline + level * _LEVEL_S,
+            admitted=admitted,
         )

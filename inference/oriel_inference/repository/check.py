@@ -1,8 +1,8 @@
 """Model files are opened in a process of their own before the server opens them.
 
 A hostile or broken file may crash or hang a runtime; then that process dies, with time and memory limits, and the
-model is refused by name. The process is started when first needed, reused, replaced after a failure or after
-MAX_CHECKS files, and ended when nothing was checked for a while.
+model is refused by name. There are as many processes as there are checks at once: each is started when needed, reused,
+replaced after a failure or after MAX_CHECKS files, and ended when nothing was checked for a while.
 """
 
 import json
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import EngineOptions
 
-__all__ = ["CheckProcess", "ModelCheck"]
+__all__ = ["CheckPool", "CheckProcess", "ModelCheck"]
 
 MAX_CHECKS = 100
 MAX_ANSWER_BYTES = 64 * 1024
@@ -44,6 +44,7 @@ class CheckProcess:
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         self._checked = 0
+        self._killed = False
 
     @property
     def pid(self) -> int | None:
@@ -87,7 +88,8 @@ class CheckProcess:
                 self._lock.release()
 
     def kill(self) -> None:
-        """End the child even if it is at work: that check fails."""
+        """End the child for good, even if it is at work: that check fails."""
+        self._killed = True
         child = self._child
         if child is not None:
             child.kill()
@@ -99,6 +101,8 @@ class CheckProcess:
             self._end()
             child = self._child = _start()
         assert child.stdin is not None and child.stdout is not None
+        if self._killed:
+            return None
         deadline = time.monotonic() + self._timeout_s
         data = b""
         try:
@@ -134,6 +138,45 @@ class CheckProcess:
                 except OSError:
                     pass  # unsent bytes for a process that is gone
         return code
+
+
+class CheckPool:
+    """A child per check at the same time, reused. Bounded by how many check at once; any number of threads."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._idle: list[CheckProcess] = []
+        self._busy: set[CheckProcess] = set()
+        self._closed = False
+
+    def check(self, path: Path, shown: str, backend: str, options: EngineOptions) -> bool:
+        with self._lock:
+            if self._closed:
+                raise LoadFailed("the server is shutting down")
+            process = self._idle.pop() if self._idle else CheckProcess(self._timeout_s)
+            self._busy.add(process)
+        try:
+            return process.check(path, shown, backend, options)
+        finally:
+            with self._lock:
+                self._busy.remove(process)
+                self._idle.append(process)
+
+    def end(self) -> None:
+        """End the children that are not at work."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for process in idle:
+            process.end()
+
+    def close(self) -> None:
+        """Check nothing more: what is being checked fails."""
+        with self._lock:
+            self._closed = True
+            busy = list(self._busy)
+        for process in busy:
+            process.kill()
 
 
 def _at_end(descriptor: int) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from oriel_inference.errors import ConfigInvalid
 from oriel_inference.repository.accelerators import check_accelerators
 from oriel_inference.repository.engines import name_engine, needs
+from oriel_inference.repository.ensembles import check_ensemble, is_ensemble
 from oriel_inference.repository.not_executed import refuse_not_executed
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import from_config_name
@@ -55,12 +56,12 @@ def validate(config: pb.ModelConfig, model: str, file: str, files: Sequence[str]
     if config.name and config.name != model:
         raise refuse("name", f"{config.name[:128]!r} differs from the folder's name {model!r}")
     config.name = model
-    name_engine(config, file, files)
+    if not is_ensemble(config):
+        name_engine(config, file, files)
     if config.max_batch_size < 0:
         raise refuse("max_batch_size", "must not be negative")
     _tensors("input", config.input, refuse)
     _tensors("output", config.output, refuse)
-    _unsupported(config, refuse)
     _instances(config, refuse)
     _optimization(config, refuse)
     _names(config, refuse)
@@ -70,6 +71,8 @@ def validate(config: pb.ModelConfig, model: str, file: str, files: Sequence[str]
         _dynamic_batching(config.dynamic_batching, config.max_batch_size, refuse)
     if any(version < 1 for version in config.version_policy.specific.versions):
         raise refuse("version_policy.specific.versions", "versions are positive numbers")
+    if is_ensemble(config):
+        check_ensemble(config, file)
     return _without_effect(config)
 
 
@@ -139,11 +142,6 @@ def _fixed(dims: Iterable[int]) -> int:
     for dim in dims:
         product *= dim if dim != -1 else 1
     return product
-
-
-def _unsupported(config: pb.ModelConfig, refuse: _Refuse) -> None:
-    if config.HasField("ensemble_scheduling"):
-        raise refuse("ensemble_scheduling", "is not supported by this server")
 
 
 def _instances(config: pb.ModelConfig, refuse: _Refuse) -> None:

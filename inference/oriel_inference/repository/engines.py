@@ -6,10 +6,8 @@ from collections.abc import Iterable, Sequence
 from oriel_inference.errors import ConfigInvalid, LoadFailed
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
-__all__ = ["BACKENDS", "PLATFORM_OF", "default_file", "name_engine", "needs"]
+__all__ = ["PLATFORM_OF", "default_file", "name_engine", "needs"]
 
-# Backends that execute here. `backends` finds their code.
-BACKENDS = ("onnxruntime",)
 _CONVERT = "export the model to ONNX: docs/convert-to-onnx.md shows how"
 _NEEDS = {
     "tensorrt": "TensorRT is not available here: on a machine with an NVIDIA GPU, pip install 'oriel[tensorrt]'",
@@ -97,8 +95,8 @@ def default_file(backend: str) -> str:
 def name_engine(config: pb.ModelConfig, file: str, files: Sequence[str]) -> None:
     """Fill in `backend` from `platform`, the model's file name or the files of a version, and `platform` if it has one.
 
-    files: names in the newest version's folder. Raises ConfigInvalid for an engine this server does not have, and
-    LoadFailed if nothing says which engine is meant.
+    files: names in the newest version's folder. Whether there is a backend of that name is for `find_backend` to say.
+    Raises ConfigInvalid for an engine this server does not have, LoadFailed if nothing says which engine is meant.
     """
     named = config.platform and _platform(config.platform, file)
     backend = config.backend.lower()
@@ -122,8 +120,6 @@ def name_engine(config: pb.ModelConfig, file: str, files: Sequence[str]) -> None
             if field
             else LoadFailed(f"{file.partition('/')[0]}: {_REFUSED[backend]}")
         )
-    if backend not in BACKENDS:
-        raise ConfigInvalid(file, field, f"{backend[:64]!r} is not supported, use one of {', '.join(BACKENDS)}")
     config.backend = backend
     config.platform = config.platform or PLATFORM_OF.get(backend, "")
 
@@ -141,5 +137,5 @@ def _from_suffix(filename: str) -> str:
 
 def _foreign(files: Iterable[str]) -> str:
     """A lone file of another name that tells its engine all the same."""
-    found = {engine for name in files if (engine := _from_suffix(name)) and engine not in BACKENDS}
+    found = {engine for name in files if (engine := _from_suffix(name)) and engine in _REFUSED}
     return found.pop() if len(found) == 1 else ""

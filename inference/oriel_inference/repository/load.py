@@ -12,6 +12,7 @@ from oriel_inference.model import ModelSpec
 from oriel_inference.repository.check import ModelCheck
 from oriel_inference.repository.config import CONFIG_FILE, parse, select_versions, validate
 from oriel_inference.repository.defaults import LoadDefaults
+from oriel_inference.repository.ensembles import as_ensemble, is_ensemble, part_names
 from oriel_inference.repository.instances import Place, field_of, places
 from oriel_inference.repository.private import private_files
 from oriel_inference.repository.spec import build_spec, check_against_file, complete
@@ -20,7 +21,7 @@ from oriel_inference.repository.zeros import row_of_zeros
 from oriel_inference.stores import ModelStore
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
-__all__ = ["LoadedVersion", "load_model"]
+__all__ = ["LoadedVersion", "load_model", "read_parts"]
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +81,10 @@ def load_model(
         _log.warning("%s: %s", file, warning)
     defaults = defaults or LoadDefaults()
     versions = select_versions(config, available, file)
-    backend = find_backend(config.backend)
+    try:
+        backend = None if is_ensemble(config) else find_backend(config.backend)
+    except LoadFailed as failure:
+        raise ConfigInvalid(file, "backend", failure.reason) from failure
 
     def unchanged() -> bool:
         return store.fingerprint(model) == before
@@ -94,6 +98,9 @@ def load_model(
         copy = pb.ModelConfig()
         copy.CopyFrom(config)
         try:
+            if backend is None:
+                loaded[version] = _load_ensemble(store, copy, version, file, identity)
+                continue
             loaded[version] = _load_version(
                 store,
                 backend,
@@ -115,6 +122,14 @@ def load_model(
                 each.close()
         raise LoadFailed(f"the files of {model} changed while they were being loaded")
     return loaded
+
+
+def _load_ensemble(store: ModelStore, config: pb.ModelConfig, version: int, file: str, identity: str) -> LoadedVersion:
+    """Nothing to open: what it is made of is judged when it is known what the models of its steps are."""
+    spec = build_spec(config, version, file, instances=1, labels=lambda name: _labels(store, config.name, name))
+    return LoadedVersion(
+        spec=as_ensemble(spec, config), config=config, sessions=(), units=0, run_s=None, identity=identity
+    )
 
 
 def _load_version(
@@ -215,6 +230,16 @@ def _open_version(
 def _distinct(found: Sequence[Place]) -> list[Place]:
     """One place per file and set of providers: an instance like another needs no trial of its own."""
     return list({(p.filename, tuple(name for name, _ in p.options.providers)): p for p in reversed(found)}.values())
+
+
+def read_parts(store: ModelStore, model: str, override: pb.ModelConfig | None) -> list[str]:
+    """The models that `model` needs if it is an ensemble; what is wrong with it is for `load_model` to say."""
+    try:
+        text = store.text(model, CONFIG_FILE) if override is None else None
+        config = override or (parse(text, CONFIG_FILE) if text is not None else pb.ModelConfig())
+    except LoadFailed:
+        return []
+    return part_names(config)
 
 
 def _labels(store: ModelStore, model: str, filename: str) -> Sequence[str]:

@@ -93,8 +93,8 @@ class HttpRepository:
         return b""
 
     async def _unload(self, body: bytes, model: str) -> bytes:
-        _unload_parameters(_decode(body).parameters)
-        await self._surface.control.unload(model)
+        dependents = _unload_parameters(_decode(body).parameters)
+        await self._surface.control.unload(model, dependents=dependents)
         return b""
 
 
@@ -131,8 +131,8 @@ class GrpcRepository:
         return v2_pb2.RepositoryModelLoadResponse()
 
     async def _unload(self, request: v2_pb2.RepositoryModelUnloadRequest) -> Message:
-        _unload_parameters(_values(request.parameters))
-        await self._surface.control.unload(_model(request.model_name))
+        dependents = _unload_parameters(_values(request.parameters))
+        await self._surface.control.unload(_model(request.model_name), dependents=dependents)
         return v2_pb2.RepositoryModelUnloadResponse()
 
 
@@ -203,10 +203,11 @@ def _bytes(name: str, value: Any) -> bytes:
     return value
 
 
-def _unload_parameters(parameters: Mapping[str, Any]) -> None:
-    # There are no ensembles yet, so nothing depends on a model; the parameter is accepted.
+def _unload_parameters(parameters: Mapping[str, Any]) -> bool:
+    """Whether the models of an ensemble's steps are to go with it."""
     for name, value in parameters.items():
         if name != "unload_dependents":
             raise InvalidRequest(f"parameter {name[:100]!r} is not known: use unload_dependents")
         if not isinstance(value, bool):
             raise InvalidRequest("parameter 'unload_dependents' must be true or false")
+    return bool(parameters.get("unload_dependents", False))

@@ -1,8 +1,9 @@
 """What every answer carries besides its content, and the spans of one request: the same for HTTP and gRPC."""
 
 import time
+from collections.abc import Sequence
 
-from oriel_inference.batching.call import Answer
+from oriel_inference.batching.call import Answer, StepRun
 from oriel_inference.dataplane import Completion
 from oriel_inference.errors import InferenceError
 from oriel_inference.servers.meter import Meter
@@ -140,14 +141,39 @@ class Trail:
         times = answer.times
         self._sink.record(self._inner("inference.queue", completion.queued_s, times.started_s, {}))
         batch: dict[str, str | int | float | bool] = {"oriel.batch_rows": times.rows, "oriel.cost_us": answer.cost_us}
-        self._sink.record(self._inner("inference.compute", times.started_s, times.split_s, batch))
+        compute = self._inner("inference.compute", times.started_s, times.split_s, batch)
+        self._sink.record(compute)
+        if answer.steps:
+            self._steps(answer.steps, compute.context)
 
-    def _inner(self, name: str, start_s: float, end_s: float, attributes: dict[str, str | int | float | bool]) -> Span:
-        context: TraceContext = child(self._span)
+    def _steps(self, steps: Sequence[StepRun], parent: TraceContext) -> None:
+        for step in steps:
+            times = step.answer.times
+            attributes: dict[str, str | int | float | bool] = {
+                "oriel.model": step.model,
+                "oriel.model_version": step.version,
+                "oriel.queue_us": int((times.started_s - step.queued_s) * 1e6),
+                "oriel.batch_rows": times.rows,
+                "oriel.cost_us": step.answer.cost_us,
+            }
+            span = self._inner("inference.step", step.queued_s, times.split_s, attributes, parent)
+            self._sink.record(span)
+            self._steps(step.answer.steps, span.context)
+
+    def _inner(
+        self,
+        name: str,
+        start_s: float,
+        end_s: float,
+        attributes: dict[str, str | int | float | bool],
+        parent: TraceContext | None = None,
+    ) -> Span:
+        parent = parent or self._span
+        context: TraceContext = child(parent)
         return Span(
             name=name,
             context=context,
-            parent_id=self._span.span_id,
+            parent_id=parent.span_id,
             start_s=start_s,
             end_s=end_s,
             attributes=attributes,

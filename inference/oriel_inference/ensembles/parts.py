@@ -1,0 +1,83 @@
+"""What an ensemble runs on now: the serving models of its steps, or what keeps it from running. Pure."""
+
+from dataclasses import dataclass
+
+from oriel_inference.ensembles.graph import check_models
+from oriel_inference.errors import ConfigInvalid, InferenceError
+from oriel_inference.lifecycle import Catalog, ServingModel
+from oriel_inference.model import ModelSpec, ModelState
+from oriel_wire.v2.datatypes import quoted
+
+__all__ = ["MAX_DEPTH", "Verdict", "judge"]
+
+MAX_DEPTH = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """READY with the models of the steps, in their order; else why not. needs: the model that is missing."""
+
+    state: ModelState
+    models: tuple[ServingModel, ...] = ()
+    reason: str = ""
+    needs: str = ""
+
+
+def judge(spec: ModelSpec, catalog: Catalog, file: str) -> Verdict:
+    """Whether an ensemble can run on what serves. LOADING: what it needs is being loaded."""
+    models: list[ServingModel] = []
+    for step in spec.steps:
+        version = str(step.version) if step.version else ""
+        try:
+            models.append(catalog.get(step.model, version))
+        except InferenceError:
+            return _missing(spec.name, step.model, version, catalog)
+    try:
+        check_models(spec, [model.spec for model in models], file)
+        _check_nesting(spec, catalog, file)
+    except ConfigInvalid as invalid:
+        return Verdict(state=ModelState.UNAVAILABLE, reason=invalid.reason)
+    return Verdict(state=ModelState.READY, models=tuple(models))
+
+
+def _missing(ensemble: str, model: str, version: str, catalog: Catalog) -> Verdict:
+    entries = catalog.entries(model)
+    shown = f"model {quoted(model)}" + (f" version {version}" if version else "")
+    awaited = _awaited(model, catalog, {ensemble})
+    if awaited == ensemble:
+        reason = f"needs {shown}, which waits for ensemble {quoted(ensemble)} itself"
+        return Verdict(state=ModelState.UNAVAILABLE, reason=reason, needs=model)
+    if awaited:
+        return Verdict(state=ModelState.LOADING, reason=f"waits for {shown}", needs=model)
+    why = next((entry.reason for entry in entries if entry.reason), "") if entries else "it is not loaded"
+    reason = f"needs {shown}, which is not ready" + (f": {why}" if why else "")
+    return Verdict(state=ModelState.UNAVAILABLE, reason=reason, needs=model)
+
+
+def _awaited(model: str, catalog: Catalog, above: set[str]) -> str:
+    """What is being loaded that `model` waits for, itself perhaps; empty if nothing is. One of `above`: a ring."""
+    while model not in above:
+        entry = next((each for each in catalog.entries(model) if each.state is ModelState.LOADING), None)
+        if entry is None or not entry.needs:
+            return model if entry is not None else ""
+        above.add(model)
+        model = entry.needs
+    return model
+
+
+def _check_nesting(spec: ModelSpec, catalog: Catalog, file: str) -> None:
+    """Ensembles within ensembles end, and soon. Raises ConfigInvalid."""
+    names = {step.model for step in spec.steps}
+    for _ in range(MAX_DEPTH):
+        if spec.name in names:
+            raise ConfigInvalid(file, "ensemble_scheduling.step", "leads back to the ensemble itself")
+        names = {
+            step.model
+            for name in names
+            for entry in catalog.entries(name)
+            if entry.serving is not None
+            for step in entry.serving.spec.steps
+        }
+        if not names:
+            return
+    raise ConfigInvalid(file, "ensemble_scheduling.step", f"ensembles are nested more than {MAX_DEPTH} deep")

@@ -1,0 +1,379 @@
+"""The scheduler of one ensemble version: each call is a flight through the graph.
+
+Rules.
+1. A step is handed to its model's own scheduler as soon as the tensors it takes exist; so branches run at the same
+   time, and steps of many calls share batches. It carries the call's deadline, band, tenant and level.
+2. The ensemble's own bounds admit a call or refuse it; after that no step is refused for a full queue, only for the
+   deadline. The bounds count calls and the bytes of their requests and of the tensors they still hold. Three quarters
+   are for everybody, the rest for the most urgent band: what was admitted is never displaced.
+3. Every call is finished exactly once. Whatever ends it (its answer, a step's failure, its deadline, its caller) ends
+   its other steps: they leave their queues, and rows of a running batch are dropped.
+4. A call keeps the versions it began with: one that is replaced meanwhile stays open until the call has ended.
+5. Tensors are passed on as they are. They are dropped when the last step that takes them has ended.
+
+`max_inflight` bounds how often each step runs at once. What is over it waits here, in the usual order.
+
+Owner and single writer: the loop.
+"""
+
+import logging
+from collections.abc import Sequence
+
+from oriel_inference.batching.call import Answer, BatchTimes, Call, StepRun
+from oriel_inference.clock import Clock, Timer
+from oriel_inference.ensembles.graph import Graph, fit_rank
+from oriel_inference.ensembles.turnstile import Turnstile
+from oriel_inference.errors import (
+    BackendFailed,
+    CallerLeft,
+    DeadlineExceeded,
+    InferenceError,
+    QueueFull,
+    ServerStopping,
+    StepFailed,
+)
+from oriel_inference.lifecycle import ServingModel
+from oriel_inference.model import ModelSpec
+from oriel_inference.statistics import Statistics
+from oriel_policies.queue import Ticket
+from oriel_wire.errors import BadMessage
+from oriel_wire.v2.messages import Array, InferRequest, ParameterValue, Tensor
+
+__all__ = ["Ensemble"]
+
+_log = logging.getLogger(__name__)
+
+
+class _Flight:
+    """One call under way.
+
+    tensors: None for an optional input that the request left out. missing: per step, how many tensors it still waits
+    for. uses: tensor -> how many still take it. todo: steps that have not ended. waiting: step -> its ticket at the
+    turnstile. stages: seconds of compute input, infer and output, over all steps.
+    """
+
+    __slots__ = (
+        "call",
+        "cost_us",
+        "ended",
+        "missing",
+        "models",
+        "running",
+        "size_bytes",
+        "stages",
+        "steps",
+        "tensors",
+        "timer",
+        "todo",
+        "uses",
+        "waiting",
+    )
+
+    def __init__(self, call: Call, models: Sequence[ServingModel], graph: Graph) -> None:
+        self.call = call
+        self.models = models
+        self.size_bytes = call.ticket.size_bytes
+        self.tensors: dict[str, Array | None] = {}
+        self.missing = list(graph.needs)
+        self.uses = dict(graph.uses)
+        self.todo = len(models)
+        self.running: dict[int, Call] = {}
+        self.waiting: dict[int, Ticket] = {}
+        self.timer: Timer | None = None
+        self.steps: list[StepRun] = []
+        self.stages = [0.0, 0.0, 0.0]
+        self.cost_us = 0
+        self.ended = False
+
+    def charge(self, answer: Answer) -> None:
+        times, stages = answer.times, self.stages
+        stages[0] += times.assembled_s - times.started_s
+        stages[1] += times.computed_s - times.assembled_s
+        stages[2] += times.split_s - times.computed_s
+        self.cost_us += answer.cost_us
+
+
+class Ensemble:
+    """max_items, max_bytes: calls under way and what they hold. `bind` comes before the first call."""
+
+    units = 0
+    pending = 0
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        clock: Clock,
+        max_items: int = 10_000,
+        max_bytes: int = 256 << 20,
+        statistics: Statistics | None = None,
+    ) -> None:
+        self.spec = spec
+        self.statistics = statistics or Statistics()
+        self.models: tuple[ServingModel, ...] = ()
+        self._graph = Graph(spec)
+        self._inputs = frozenset(tensor.name for tensor in spec.inputs)
+        self._clock = clock
+        self._max_items = max_items
+        self._max_bytes = max_bytes
+        self._flights: dict[Call, _Flight] = {}
+        self._size_bytes = 0
+        self._turnstiles = [Turnstile[_Flight](spec.max_inflight) for _ in spec.steps if spec.max_inflight]
+        self._closed = False
+
+    def bind(self, models: Sequence[ServingModel]) -> None:
+        """What the steps run on from the next call on, in their order. The caller has judged that it fits."""
+        self.models = tuple(models)
+
+    @property
+    def running(self) -> int:
+        """Calls under way."""
+        return len(self._flights)
+
+    def submit(self, call: Call) -> None:
+        """Take `call`; its reply comes later on the loop, or now if it is refused."""
+        now = self._clock.now()
+        if self._closed:
+            self._refuse(call, ServerStopping())
+        elif call.ticket.deadline <= now:
+            self._refuse(call, DeadlineExceeded("queue"))
+        elif not call.ticket.admitted and self._full(call.ticket):
+            self._refuse(call, QueueFull(f"ensemble {self.spec.name!r} has as many requests under way as it may"))
+        else:
+            self._begin(call)
+
+    def depths(self) -> list[tuple[int, int, float | None]]:
+        """Nothing waits at an ensemble itself: what waits stands in its models' queues."""
+        return [(0, 0, self.expected_wait_s(0))]
+
+    def expected_wait_s(self, band: int) -> float | None:
+        """The longest that is expected at any of its models; None if nothing is known of any."""
+        known = [each for model in self.models if (each := model.batcher.expected_wait_s(band)) is not None]
+        return max(known, default=None)
+
+    def leave(self, call: Call) -> bool:
+        """The caller went away: no reply. Every step of it leaves at once. False if it had its reply before."""
+        flight = self._flights.get(call)
+        if flight is None or call.finished:
+            return False
+        call.finished = True
+        self._end(flight)
+        self.statistics.failed(CallerLeft.outcome, self._clock.now() - call.arrived_s)
+        return True
+
+    def close(self) -> None:
+        """Fail what is under way. Nothing is taken afterwards."""
+        self._closed = True
+        for flight in list(self._flights.values()):
+            self._fail(flight, ServerStopping())
+
+    # A flight ---------------------------------------------------------------------------------------------------
+
+    def _full(self, ticket: Ticket) -> bool:
+        share = 0.75 if ticket.band else 1.0
+        return (
+            len(self._flights) >= max(1, int(self._max_items * share))
+            or self._size_bytes + ticket.size_bytes > self._max_bytes * share
+        )
+
+    def _begin(self, call: Call) -> None:
+        flight = _Flight(call, self.models, self._graph)
+        self._flights[call] = flight
+        self._size_bytes += flight.size_bytes
+        for model in flight.models:
+            model.holds += 1
+        batched = self.spec.batched
+        ready: list[int] = []
+        for tensor in self.spec.inputs:
+            array = call.inputs.get(tensor.name)
+            if array is not None and tensor.engine_dims is not None:
+                array = array.reshape((array.shape[0], *tensor.engine_dims) if batched else tensor.engine_dims)
+            ready += self._arrived(flight, tensor.name, array)
+        self._start(flight, ready)
+
+    def _arrived(self, flight: _Flight, tensor: str, array: Array | None) -> list[int]:
+        """A tensor exists; the steps that waited for nothing else."""
+        flight.tensors[tensor] = array
+        ready: list[int] = []
+        for index in self._graph.consumers[tensor]:
+            flight.missing[index] -= 1
+            if not flight.missing[index]:
+                ready.append(index)
+        return ready
+
+    def _start(self, flight: _Flight, steps: Sequence[int]) -> None:
+        for index in steps:
+            if flight.ended:
+                return
+            if not self._turnstiles or self._turnstiles[index].enter():
+                self._run(flight, index)
+                continue
+            flight.waiting[index] = self._turnstiles[index].wait(flight, flight.call.ticket)
+            if flight.timer is None:
+                flight.timer = self._clock.call_at(flight.call.deadline, lambda: self._late(flight))
+
+    def _run(self, flight: _Flight, index: int) -> None:
+        """Hand a step to its model. Its turn is taken."""
+        step, model, outer = self.spec.steps[index], flight.models[index], flight.call
+        now = self._clock.now()
+        try:
+            request = self._request(flight, index)
+            fitted = model.fitter.fit(request)
+        except (InferenceError, BadMessage) as error:
+            self._release(index)
+            cause = error if isinstance(error, InferenceError) else BackendFailed(error.message)
+            self._fail(flight, StepFailed(self.spec.name, step.model, cause))
+            return
+        timeout_s = model.spec.queue.timeout_s
+        call = Call(
+            inputs=fitted.inputs,
+            rows=fitted.rows,
+            signature=fitted.signature,
+            arrived_s=now,
+            deadline=outer.deadline,
+            give_up_s=None if timeout_s is None else now + timeout_s,
+            reply=lambda result: self._replied(flight, index, now, result),
+            band=outer.ticket.band,
+            tenant=outer.ticket.tenant,
+            size_bytes=sum([array.nbytes for array in fitted.inputs.values()]),
+            level=fitted.level,
+            admitted=True,
+        )
+        flight.running[index] = call
+        model.batcher.submit(call)
+
+    def _request(self, flight: _Flight, index: int) -> InferRequest:
+        """A step as a request of its own, so that its model judges it like any other."""
+        spec, step = flight.models[index].spec, self.spec.steps[index]
+        tensors: list[Tensor] = []
+        for known in spec.inputs:
+            source = step.inputs.get(known.name)
+            array = None if source is None else flight.tensors[source]
+            if source is not None and array is not None:
+                array = fit_rank(array, known.dims, batched=spec.batched, tensor=source)
+                tensors.append(Tensor(known.name, known.datatype, array.shape, array))
+        level = flight.call.level
+        parameters: dict[str, ParameterValue] = {"priority": level} if level else {}
+        return InferRequest(model_name=spec.name, inputs=tensors, parameters=parameters)
+
+    def _replied(self, flight: _Flight, index: int, queued_s: float, result: Answer | InferenceError) -> None:
+        flight.running.pop(index).inputs = {}
+        self._release(index)
+        step, model = self.spec.steps[index], flight.models[index]
+        if isinstance(result, InferenceError):
+            late = isinstance(result, DeadlineExceeded | ServerStopping)
+            self._fail(flight, result if late else StepFailed(self.spec.name, step.model, result))
+            return
+        flight.todo -= 1
+        flight.steps.append(StepRun(step.model, model.version, queued_s, result))
+        flight.charge(result)
+        for tensor in set(step.inputs.values()):
+            self._used(flight, tensor)
+        ready: list[int] = []
+        for known, array in zip(model.spec.outputs, result.outputs, strict=True):
+            tensor = step.outputs.get(known.name, "")
+            if tensor:
+                flight.size_bytes += array.nbytes
+                self._size_bytes += array.nbytes
+                ready += self._arrived(flight, tensor, array)
+        if flight.todo:
+            self._start(flight, ready)
+        else:
+            self._answer(flight)
+
+    def _used(self, flight: _Flight, tensor: str) -> None:
+        flight.uses[tensor] -= 1
+        if flight.uses[tensor] or tensor in self._inputs:
+            return  # the request holds its own to its end
+        array = flight.tensors.pop(tensor)
+        assert array is not None
+        flight.size_bytes -= array.nbytes
+        self._size_bytes -= array.nbytes
+
+    # Endings ----------------------------------------------------------------------------------------------------
+
+    def _answer(self, flight: _Flight) -> None:
+        call, now = flight.call, self._clock.now()
+        try:
+            outputs = [self._output(flight, number) for number in range(len(self.spec.outputs))]
+        except InferenceError as error:
+            self._fail(flight, error)
+            return
+        call.finished = True
+        self._end(flight)
+        began = min(step.answer.times.started_s for step in flight.steps)
+        assembled, computed, split = flight.stages
+        stages = BatchTimes(0.0, assembled, assembled + computed, assembled + computed + split, call.rows)
+        self.statistics.executed(stages, 1)
+        self.statistics.succeeded(call.rows, queue_s=began - call.arrived_s, total_s=now - call.arrived_s)
+        times = BatchTimes(began, began, now, now, call.rows)
+        self._reply(call, Answer(outputs, times, flight.cost_us, flight.steps))
+
+    def _output(self, flight: _Flight, number: int) -> Array:
+        spec = self.spec.outputs[number]
+        batched = self.spec.batched
+        array = flight.tensors[spec.name]
+        if array is None:
+            raise BackendFailed(f"output {spec.name[:64]!r} is an optional input that the request left out")
+        engine_dims = spec.dims if spec.engine_dims is None else spec.engine_dims
+        array = fit_rank(array, engine_dims, batched=batched, tensor=spec.name)
+        if spec.engine_dims is not None:
+            array = array.reshape((array.shape[0], *spec.dims) if batched else spec.dims)
+        return array
+
+    def _late(self, flight: _Flight) -> None:
+        self._fail(flight, DeadlineExceeded("queue" if flight.waiting else "compute"))
+
+    def _fail(self, flight: _Flight, error: InferenceError) -> None:
+        if flight.ended:
+            return
+        flight.call.finished = True
+        self._end(flight)
+        self._failed(flight.call, error)
+
+    def _refuse(self, call: Call, error: InferenceError) -> None:
+        call.finished = True
+        self._failed(call, error)
+
+    def _failed(self, call: Call, error: InferenceError) -> None:
+        self.statistics.failed(error.outcome, self._clock.now() - call.arrived_s)
+        self._reply(call, error)
+
+    def _end(self, flight: _Flight) -> None:
+        """Give everything back that the flight holds; its steps leave."""
+        flight.ended = True
+        del self._flights[flight.call]
+        flight.call.inputs = {}
+        flight.tensors = {}
+        self._size_bytes -= flight.size_bytes
+        if flight.timer is not None:
+            flight.timer.cancel()
+        waiting, flight.waiting = flight.waiting, {}
+        for index, ticket in waiting.items():
+            self._turnstiles[index].leave(ticket)
+        running, flight.running = flight.running, {}
+        for index, call in running.items():
+            flight.models[index].batcher.leave(call)
+            self._release(index)
+        for model in flight.models:
+            model.holds -= 1
+
+    def _release(self, index: int) -> None:
+        """A step gives its turn back; who waited for it runs later in this turn of the loop."""
+        flight = self._turnstiles[index].release() if self._turnstiles else None
+        if flight is not None:
+            del flight.waiting[index]
+            self._clock.call_soon(lambda: self._resume(flight, index))
+
+    def _resume(self, flight: _Flight, index: int) -> None:
+        if flight.ended:
+            self._release(index)
+        else:
+            self._run(flight, index)
+
+    def _reply(self, call: Call, result: Answer | InferenceError) -> None:
+        try:
+            call.reply(result)
+        except Exception:
+            # Whoever made this call end has other calls to see to.
+            _log.exception("ensemble %s: an answer could not be delivered", self.spec.name)

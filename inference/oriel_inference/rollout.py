@@ -1,0 +1,333 @@
+"""How one set of versions takes the place of another, and what follows for the ensembles that run on it.
+
+Rules.
+1. A version is loaded, checked and warmed before it is published; only then the one it replaces leaves. What leaves
+   takes nothing new and finishes what it has, also what ensembles have begun with it.
+2. What serves goes on serving when newer files of it are refused; the index names the reason.
+3. One load per model at a time, SLOTS models at a time, each in a thread; everything else on the loop. A load that was
+   begun is finished. A load that hangs keeps one slot until its check gives up.
+4. An ensemble serves while every model of its steps does and fits. Whenever one of them changes it is judged anew in
+   the same turn of the loop: nobody sees the new part with the old verdict. It comes back by itself.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any
+
+from oriel_inference.backends import Backend
+from oriel_inference.batching.scheduler import Scheduler
+from oriel_inference.ensembles.parts import judge
+from oriel_inference.ensembles.scheduler import Ensemble
+from oriel_inference.errors import LoadFailed
+from oriel_inference.lifecycle import Catalog, Entry, ServingModel
+from oriel_inference.model import ModelState
+from oriel_inference.repository.check import CheckPool
+from oriel_inference.repository.config import CONFIG_FILE
+from oriel_inference.repository.defaults import LoadDefaults
+from oriel_inference.repository.load import LoadedVersion, load_model
+from oriel_inference.stores import ModelStore
+from oriel_wire.v2.proto import model_config_pb2 as pb
+
+__all__ = ["Rollout"]
+
+_log = logging.getLogger(__name__)
+
+MAX_SLOTS = 16
+CHECK_IDLE_S = 3.0
+LEAVE_POLL_S = 0.02
+
+_Versions = Mapping[int, LoadedVersion | LoadFailed | None]
+
+
+class Rollout:
+    """spawn: starts a task that ends with the server. leave_s: how long what leaves may take to finish its requests.
+
+    load_threads: how many models load at once (at most MAX_SLOTS); 0 lets the server choose.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        *,
+        find_backend: Callable[[str], Backend],
+        make_scheduler: Callable[[LoadedVersion], Scheduler],
+        cores: int,
+        leave_s: float,
+        check: CheckPool | None,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        defaults: LoadDefaults | None = None,
+        load_threads: int = 0,
+    ) -> None:
+        self._catalog = catalog
+        self._find_backend = find_backend
+        self._make_scheduler = make_scheduler
+        self._cores = cores
+        self._leave_s = leave_s
+        self._check = check
+        self._spawn = spawn
+        self._locks: dict[str, asyncio.Lock] = {}
+        # One file that hangs must not stop everything, not even on one core.
+        self._slots = asyncio.Semaphore(min(MAX_SLOTS, load_threads or max(2, cores)))
+        self._defaults = defaults
+        self._ensembles: dict[str, dict[int, ServingModel]] = {}  # the newest of each, whether it can serve or not
+        self._last_load = 0.0
+
+    # Coming -----------------------------------------------------------------------------------------------------
+
+    async def replace(
+        self, name: str, stores: Sequence[ModelStore], *, models: int, override: pb.ModelConfig | None = None
+    ) -> str:
+        """Load `name` and publish the outcome. Returns why (part of) it was refused, empty if all went well.
+
+        models: how many share the machine. override: instead of the model's configuration file.
+        """
+        async with self._lock(name), self._slots:
+            if len(stores) > 1:
+                # Which one answers must not depend on their order.
+                return self.refuse(name, f"model {name!r} is in more than one model repository")
+            old = {e.version: e.serving for e in self._catalog.entries(name) if e.serving is not None}
+            if not old:
+                self._set(name, [Entry(name=name, version=0, state=ModelState.LOADING)])
+            have = {version: serving.identity for version, serving in old.items() if override is None}
+            began = time.monotonic()
+            try:
+                versions = await asyncio.to_thread(
+                    load_model,
+                    stores[0],
+                    name,
+                    find_backend=self._find_backend,
+                    cores=self._cores,
+                    models=models,
+                    check=self._check,
+                    override=override,
+                    have=have,
+                    defaults=self._defaults,
+                )
+            except LoadFailed as failure:
+                return self.refuse(name, failure.reason)
+            except Exception:
+                # One model's surprise must not keep the others from serving.
+                _log.exception("model %s could not be loaded", name)
+                return self.refuse(name, "the model could not be loaded, the server's log says why")
+            finally:
+                self._end_check_later()
+            return self._publish(name, versions, old, time.monotonic() - began)
+
+    def refuse(self, name: str, reason: str) -> str:
+        """The model as a whole cannot be (re)loaded: what serves goes on."""
+        _log.error("model %s: %s", name, reason)
+        ready = [e for e in self._catalog.entries(name) if e.serving is not None]
+        self._forget(name, but=[e.serving for e in ready])
+        entries = [_refused(name, entry.version, reason, entry.serving) for entry in ready]
+        self._set(name, entries or [_refused(name, 0, reason, None)])
+        return reason
+
+    def _publish(self, name: str, versions: _Versions, old: Mapping[int, ServingModel], load_s: float) -> str:
+        entries: dict[int, Entry] = {}
+        reasons: list[str] = []
+        made = {
+            version: self._make(loaded, load_s) if isinstance(loaded, LoadedVersion) else old[version]
+            for version, loaded in versions.items()
+            if not isinstance(loaded, LoadFailed)
+        }
+        for version, loaded in versions.items():
+            if isinstance(loaded, LoadFailed):
+                entry = _refused(name, version, loaded.reason, old.get(version))
+            else:
+                entry = self._entry(made[version], old.get(version))
+            entries[version] = entry
+            if entry.reason:
+                level = logging.INFO if entry.state is ModelState.LOADING else logging.ERROR
+                _log.log(level, "model %s version %s: %s", name, version, entry.reason)
+            elif loaded is not None:
+                _log_ready(made[version])
+            if entry.reason and entry.state is not ModelState.LOADING:
+                reasons.append(loaded.reason if isinstance(loaded, LoadFailed) else entry.reason)
+        if reasons:
+            # Something was refused: the versions that would have made room for it stay.
+            for version, serving in old.items():
+                if version not in entries:
+                    entries[version] = Entry(name=name, version=version, state=ModelState.READY, serving=serving)
+        kept = [entry.serving for entry in entries.values() if entry.serving is not None]
+        self._forget(name, but=[*made.values(), *kept])
+        newest = {**{each.spec.version: each for each in kept}, **made}
+        if ensembles := {version: each for version, each in newest.items() if each.spec.steps}:
+            self._ensembles[name] = ensembles
+        self._set(name, list(entries.values()))
+        self._leave(each for each in old.values() if each not in kept and each not in newest.values())
+        return "; ".join(reasons)
+
+    def _make(self, loaded: LoadedVersion, load_s: float) -> ServingModel:
+        return ServingModel(
+            loaded.spec, loaded.config, self._make_scheduler(loaded), loaded.sessions, load_s, loaded.identity
+        )
+
+    def _end_check_later(self) -> None:
+        self._last_load = time.monotonic()
+        if self._check is not None and not self._catalog.loading:
+            self._spawn(self._end_check(self._check, self._last_load))
+
+    async def _end_check(self, check: CheckPool, since: float) -> None:
+        await asyncio.sleep(CHECK_IDLE_S)
+        if self._last_load == since:
+            await asyncio.to_thread(check.end)
+
+    # Ensembles --------------------------------------------------------------------------------------------------
+
+    def users(self, name: str) -> list[str]:
+        """The ensembles with a step that runs on `name`, whether they can serve now or not."""
+        return sorted(user for user in self._ensembles if name in self.parts(user))
+
+    def parts(self, name: str) -> list[str]:
+        """The models an ensemble is made of; empty for other models."""
+        known = [*self._ensembles.get(name, {}).values(), *self._serving(name).values()]
+        return sorted({step.model for each in known for step in each.spec.steps})
+
+    def _serving(self, name: str) -> dict[int, ServingModel]:
+        return {e.version: e.serving for e in self._catalog.entries(name) if e.serving is not None}
+
+    def _entry(self, newest: ServingModel, current: ServingModel | None) -> Entry:
+        """The line of a version. newest: what is wanted; current: what serves, which stays if the newest cannot."""
+        name, version = newest.spec.name, newest.spec.version
+        reason = needs = ""
+        state = ModelState.READY
+        if newest.spec.steps:
+            state, reason, needs = self._bind(newest)
+        if state is ModelState.READY:
+            return Entry(name=name, version=version, state=state, serving=newest)
+        if current is not None and current is not newest:
+            if not current.spec.steps or self._bind(current)[0] is ModelState.READY:
+                return _refused(name, version, reason, current)
+        return Entry(name=name, version=version, state=state, reason=reason, needs=needs)
+
+    def _bind(self, ensemble: ServingModel) -> tuple[ModelState, str, str]:
+        verdict = judge(ensemble.spec, self._catalog, f"{ensemble.spec.name}/{CONFIG_FILE}")
+        if verdict.state is ModelState.READY:
+            assert isinstance(ensemble.batcher, Ensemble)
+            ensemble.batcher.bind(verdict.models)
+        return verdict.state, verdict.reason, verdict.needs
+
+    def _set(self, name: str, entries: Sequence[Entry]) -> None:
+        """Publish the lines of a model and judge the ensembles on it anew."""
+        self._catalog.publish(name, entries)
+        self._settle(name)
+
+    def _settle(self, name: str) -> None:
+        for user in self.users(name):
+            before = {entry.version: entry for entry in self._catalog.entries(user)}
+            after = dict(before)
+            for version, newest in self._ensembles[user].items():
+                current = before[version].serving if version in before else None
+                entry = self._entry(newest, current)
+                if current is None or entry.serving is not current:
+                    after[version] = entry  # else it goes on, with what its line says
+            if after == before:
+                continue
+            for version, entry in after.items():
+                if entry != before.get(version):
+                    level = logging.ERROR if entry.state is ModelState.UNAVAILABLE else logging.INFO
+                    _log.log(level, "ensemble %s version %s is %s%s", user, version, entry.state.value, _why(entry))
+            kept = [entry.serving for entry in after.values()]
+            newest_ones = self._ensembles[user].values()
+            gone = [each for each in self._serving(user).values() if each not in kept and each not in newest_ones]
+            self._catalog.publish(user, list(after.values()))
+            self._leave(gone)
+            # Reasons quote one another: only what changes for requests goes further.
+            if _seen(after) != _seen(before):
+                self._settle(user)
+
+    def _forget(self, name: str, *, but: Sequence[ServingModel | None] = ()) -> None:
+        """Ensembles that waited for a part and are wanted no more."""
+        old = self._ensembles.pop(name, {})
+        kept = {version: each for version, each in old.items() if each in but}
+        if kept:
+            self._ensembles[name] = kept
+        serving = self._serving(name).values()
+        self._leave(each for each in old.values() if each not in but and each not in serving)
+
+    # Leaving ----------------------------------------------------------------------------------------------------
+
+    async def unload(self, name: str) -> bool:
+        """Take a model out of service; its requests in flight finish afterwards. False if it is not known."""
+        async with self._lock(name):
+            entries = self._catalog.entries(name)
+            self._forget(name)
+            if not entries:
+                return False
+            gone = [
+                Entry(name=name, version=e.version, state=ModelState.UNAVAILABLE, reason="unloaded") for e in entries
+            ]
+            self._set(name, gone)
+            self._leave(entry.serving for entry in entries)
+            _log.info("model %s is unloaded", name)
+            return True
+
+    async def remove(self, name: str) -> None:
+        """The same for a model that has left its repository; nothing of it stays in the index."""
+        async with self._lock(name):
+            entries = self._catalog.entries(name)
+            self._forget(name)
+            if entries:
+                self._catalog.remove(name)
+                self._settle(name)
+            self._leave(entry.serving for entry in entries)
+            _log.info("model %s has left its repository", name)
+
+    def _lock(self, name: str) -> asyncio.Lock:
+        return self._locks.setdefault(name, asyncio.Lock())
+
+    def _leave(self, servings: Iterable[ServingModel | None]) -> None:
+        for serving in servings:
+            if serving is not None:
+                self._catalog.leaving.append(serving)
+                self._spawn(self._finish(serving))
+
+    async def _finish(self, serving: ServingModel) -> None:
+        """Close a version when its last request has ended. A batch that hangs keeps its session."""
+        batcher = serving.batcher
+        ends = time.monotonic() + self._leave_s
+        while batcher.pending or batcher.running or serving.holds:
+            if time.monotonic() >= ends:
+                break
+            await asyncio.sleep(LEAVE_POLL_S)
+        batcher.close()
+        if not batcher.running:
+            for session in serving.sessions:
+                session.close()
+        self._catalog.leaving.remove(serving)
+        _log.info("model %s version %s has left", serving.spec.name, serving.version)
+
+
+def _refused(name: str, version: int, reason: str, serving: ServingModel | None) -> Entry:
+    if serving is None:
+        return Entry(name=name, version=version, state=ModelState.UNAVAILABLE, reason=reason)
+    kept = f"the files it was loaded from still serve, newer ones were refused: {reason}"
+    return Entry(name=name, version=version, state=ModelState.READY, reason=kept, serving=serving)
+
+
+def _seen(entries: Mapping[int, Entry]) -> dict[int, tuple[ModelState, int]]:
+    return {version: (entry.state, id(entry.serving)) for version, entry in entries.items()}
+
+
+def _why(entry: Entry) -> str:
+    return f": {entry.reason}" if entry.reason else ""
+
+
+def _log_ready(serving: ServingModel) -> None:
+    spec, bounds = serving.spec, serving.spec.bounds
+    if spec.steps:
+        _log.info(
+            "ensemble %s version %s is ready: %s", spec.name, spec.version, ", ".join(s.model for s in spec.steps)
+        )
+        return
+    _log.info(
+        "model %s version %s is ready on %s: %d instance(s) of %d thread(s), %s",
+        spec.name,
+        serving.version,
+        serving.provider,
+        spec.instances,
+        serving.batcher.units,
+        f"batches of up to {bounds.max_rows} rows" if bounds else "no batching",
+    )

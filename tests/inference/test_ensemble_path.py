@@ -1,0 +1,360 @@
+"""Ensembles as their users see them: over the wire, through loads and updates."""
+
+import asyncio
+import shutil
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.utils import InferenceServerException
+
+from oriel_inference.app import open_unit
+from oriel_inference.backends.fake import FakeBackend
+from oriel_inference.model import TensorInfo
+from oriel_inference.settings import Settings
+from oriel_wire.trace import ListSink
+
+from . import models
+from .ensembles import DIAMOND, Step, config, put, scheduled
+from .test_control import Served, serving, times
+
+PART = models.DOUBLE.replace('name: "double" backend: "onnxruntime"', "")
+CHAIN: tuple[Step, ...] = (("a", {"x": "in"}, {"y": "t"}), ("b", {"x": "t"}, {"y": "out"}))
+ROW = {"inputs": [{"name": "in", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
+
+
+def part(root: Path, name: str, factor: float, version: int = 1, text: str = PART) -> Path:
+    return models.put(root, name, times(factor), text, version)
+
+
+def diamond(root: Path) -> None:
+    for number, name in enumerate("abcd"):
+        part(root, name, 2 + number)  # a: 2, b: 3, c: 4, d: 5
+    put(root, "e", config(DIAMOND, outputs=["left", "out"]))
+    nested: tuple[Step, ...] = (("e", {"in": "in"}, {"out": "half"}), ("a", {"x": "half"}, {"y": "end"}))
+    put(root, "nested", config(nested, outputs=["end"]))
+
+
+async def infer(served: Served, name: str = "e") -> tuple[int, Any]:
+    response = await served.client.post(f"/v2/models/{name}/infer", json=ROW)
+    body = response.json()
+    return response.status_code, body["outputs"][0]["data"][0] if response.status_code == 200 else body
+
+
+async def state(served: Served, name: str = "e") -> tuple[str, str]:
+    lines = await served.lines()
+    return next(line for (model, _), line in lines.items() if model == name)
+
+
+async def until(served: Served, wanted: str, name: str = "e") -> str:
+    """Wait until a model's line has that state; its reason."""
+    async with asyncio.timeout(20):
+        while (line := await state(served, name))[0] != wanted:
+            await asyncio.sleep(0.02)
+    return line[1]
+
+
+# --- over the wire ------------------------------------------------------------------------------------------------
+
+
+def ask(client: Any, kit: Any) -> None:
+    """What a user does with an unmodified client."""
+    values = np.arange(8, dtype=np.float32).reshape(2, 4)
+    given = kit.InferInput("in", [2, 4], "FP32")
+    given.set_data_from_numpy(values)
+    result = client.infer("e", [given])
+    np.testing.assert_allclose(result.as_numpy("left"), values * 2 * 3)
+    np.testing.assert_allclose(result.as_numpy("out"), values * 2 * 4 * 5)
+    only = client.infer("e", [given], outputs=[kit.InferRequestedOutput("out")], priority=3, timeout=10_000_000)
+    assert only.as_numpy("left") is None and only.as_numpy("out") is not None
+    np.testing.assert_allclose(client.infer("nested", [given]).as_numpy("end"), values * 2 * 4 * 5 * 2)
+    assert client.is_model_ready("e") and client.is_model_ready("nested")
+    wrong = kit.InferInput("in", [2, 3], "FP32")
+    wrong.set_data_from_numpy(values[:, :3].copy())
+    with pytest.raises(InferenceServerException, match=r"unexpected shape for input 'in' of model 'e'"):
+        client.infer("e", [wrong])
+
+
+async def test_unmodified_clients_use_an_ensemble_like_any_model(tmp_path: Path) -> None:
+    diamond(tmp_path)
+
+    def over_http(port: int) -> None:
+        with tritonclient.http.InferenceServerClient(f"127.0.0.1:{port}") as client:
+            ask(client, tritonclient.http)
+            metadata, shown = client.get_model_metadata("e"), client.get_model_config("e")
+            assert metadata["platform"] == shown["platform"] == "ensemble" and metadata["versions"] == ["1"]
+            assert metadata["inputs"] == [{"name": "in", "datatype": "FP32", "shape": [-1, 4]}]
+            assert [each["name"] for each in metadata["outputs"]] == ["left", "out"]
+            assert [each["model_name"] for each in shown["ensemble_scheduling"]["step"]] == list("abcd")
+            assert shown["ensemble_scheduling"]["step"][0]["input_map"] == {"x": "in"}
+            stats = client.get_inference_statistics("e")["model_stats"][0]
+            assert stats["inference_count"] >= 4 and stats["inference_stats"]["compute_infer"]["count"] >= 2
+            assert client.get_inference_statistics("b")["model_stats"][0]["inference_count"] >= 4
+
+    def over_grpc(port: int) -> None:
+        with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{port}") as client:
+            ask(client, tritonclient.grpc)
+            assert client.get_model_metadata("e").platform == client.get_model_config("e").config.platform == "ensemble"
+            assert client.get_inference_statistics("e").model_stats[0].execution_count >= 2
+
+    async with serving(tmp_path, "none") as served:
+        await asyncio.to_thread(over_http, served.unit.http_port)
+        await asyncio.to_thread(over_grpc, served.unit.grpc_port)
+        metrics = await served.client.get(f"http://127.0.0.1:{served.unit.metrics_port}/metrics")
+        assert 'nv_inference_request_success{model="e",version="1"}' in metrics.text
+        table = (await served.client.get(f"http://127.0.0.1:{served.unit.metrics_port}/models")).json()
+        assert {line["name"] for line in (table if isinstance(table, list) else table["models"])} >= set("abcde")
+
+
+async def test_branches_that_wait_for_one_another_both_run(tmp_path: Path) -> None:
+    info = [TensorInfo(name=name, datatype="FP32", shape=(-1, 4)) for name in "xy"]
+    fake = FakeBackend(info[:1], info[1:])
+    both = threading.Barrier(2)
+    diamond(tmp_path)
+
+    class Meets(FakeBackend):
+        def open(self, path: Path, options: Any) -> Any:
+            session = super().open(path, options)
+            run = session.run
+
+            def waiting(inputs: Mapping[str, Any], outputs: Any) -> Any:
+                if float(next(iter(inputs.values())).flat[0]):  # not while it is warmed up
+                    both.wait(10)
+                return run(inputs, outputs)
+
+            session.run = waiting  # type: ignore[method-assign]
+            return session
+
+    meets = Meets(info[:1], info[1:])
+    for name in "bc":
+        (tmp_path / name / "config.pbtxt").write_text('backend: "meets" ' + PART)
+    for name in "ad":
+        (tmp_path / name / "config.pbtxt").write_text('backend: "fake" ' + PART)
+    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+    settings = Settings(repositories=(tmp_path,), cores=2, **ports)
+    find = {"meets": meets, "fake": fake}.__getitem__
+    async with open_unit(settings, backends=find, sink=ListSink()) as unit:  # type: ignore[arg-type]
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{unit.http_port}", trust_env=False) as client:
+            response = await client.post("/v2/models/e/infer", json=ROW)
+            assert response.status_code == 200
+            assert response.json()["outputs"][1]["data"] == [8, 16, 24, 32]
+
+
+async def test_a_sampled_request_shows_each_step_as_a_span(tmp_path: Path) -> None:
+    diamond(tmp_path)
+    parent = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
+    async with serving(tmp_path, "none") as served:
+        response = await served.client.post("/v2/models/nested/infer", json=ROW, headers={"traceparent": parent})
+        assert response.status_code == 200 and int(response.headers["x-oriel-cost-us"]) >= 0
+        sink = served.unit.surface.sink
+        assert isinstance(sink, ListSink)
+        spans = {span.context.span_id: span for span in sink.spans if span.name == "inference.step"}
+        (compute,) = (span for span in sink.spans if span.name == "inference.compute")
+        outer = [span for span in spans.values() if span.parent_id == compute.context.span_id]
+        assert [span.attributes["oriel.model"] for span in outer] == ["e", "a"]
+        inner = [span for span in spans.values() if span.parent_id == outer[0].context.span_id]
+        assert sorted(str(span.attributes["oriel.model"]) for span in inner) == list("abcd")
+        assert all(outer[0].start_s <= span.start_s <= span.end_s <= outer[0].end_s for span in inner)
+
+
+# --- loads and updates --------------------------------------------------------------------------------------------
+
+
+async def test_an_ensemble_is_ready_once_its_parts_are(tmp_path: Path) -> None:
+    part(tmp_path, "a", 2)
+    put(tmp_path, "e", config(CHAIN))
+    async with serving(tmp_path, "poll") as served:
+        assert await state(served) == ("UNAVAILABLE", "needs model 'b', which is not ready: it is not loaded")
+        status, body = await infer(served)
+        assert status == 503 and body["reason"] == "model_not_ready"
+        assert "'e' has no version that is ready: it needs model 'b'" in body["error"]
+        folder = part(tmp_path, "b", 3)
+        assert await until(served, "READY") == ""
+        assert await infer(served) == (200, 6)
+        (folder / "1/model.onnx").write_bytes(b"junk")  # what serves goes on
+        async with asyncio.timeout(20):
+            while "newer ones were refused" not in (await state(served, "b"))[1]:
+                await asyncio.sleep(0.02)
+        assert await infer(served) == (200, 6)
+        shutil.rmtree(folder)
+        assert "needs model 'b', which is not ready" in await until(served, "UNAVAILABLE")
+        part(tmp_path, "b", 5)
+        assert await until(served, "READY") == ""
+        assert await infer(served) == (200, 10)
+
+
+async def test_a_broken_part_is_named_with_its_reason(tmp_path: Path) -> None:
+    part(tmp_path, "a", 2)
+    (part(tmp_path, "b", 3) / "1/model.onnx").write_bytes(b"junk")
+    put(tmp_path, "e", config(CHAIN))
+    async with serving(tmp_path, "none", strict_readiness=False) as served:
+        line, reason = await state(served)
+        assert line == "UNAVAILABLE" and reason.startswith("needs model 'b', which is not ready: ")
+        assert "not a whole ONNX file" in reason
+
+
+async def test_a_new_version_of_a_part_takes_over_without_a_failed_request(tmp_path: Path) -> None:
+    part(tmp_path, "a", 2)
+    part(tmp_path, "b", 3)
+    put(tmp_path, "e", config(CHAIN))
+    pinned = config(CHAIN).replace('"b" model_version: -1', '"b" model_version: 1')
+    put(tmp_path, "pinned", pinned)
+    async with serving(tmp_path, "poll") as served:
+        part(tmp_path, "b", 7, version=2)
+        answers = []
+        async with asyncio.timeout(20):
+            while (answers or [0])[-1] != 14:
+                status, value = await infer(served)
+                assert status == 200, value
+                answers.append(value)
+        assert set(answers) == {6, 14}
+        # the version it asks for has left
+        assert "needs model 'b' version 1, which is not ready" in await until(served, "UNAVAILABLE", "pinned")
+        (tmp_path / "b/config.pbtxt").write_text(PART + "version_policy { all {} }")
+        await until(served, "READY", "pinned")
+        assert await infer(served, "pinned") == (200, 6) and await infer(served) == (200, 14)
+
+
+async def test_a_part_that_changes_its_shape_takes_the_ensemble_out_until_it_fits_again(tmp_path: Path) -> None:
+    part(tmp_path, "a", 2)
+    folder = part(tmp_path, "b", 3)
+    put(tmp_path, "e", config(CHAIN))
+    async with serving(tmp_path, "poll") as served:
+        assert await infer(served) == (200, 6)
+        models.put(tmp_path, "b", models.double(("n", 5)), PART.replace("dims: [ 4 ]", "dims: [ 5 ]"), 2)
+        reason = await until(served, "UNAVAILABLE")
+        assert "tensor 't' is [-1, 4] as output 'y' of 'a' but [-1, 5] as input 'x' of 'b'" in reason
+        assert (await infer(served))[0] == 503
+        shutil.rmtree(folder)
+        part(tmp_path, "b", 5)
+        await until(served, "READY")
+        assert await infer(served) == (200, 10)
+
+
+async def test_a_bad_change_of_the_ensemble_keeps_the_old_one(tmp_path: Path) -> None:
+    for name, factor in (("a", 2), ("b", 3)):
+        part(tmp_path, name, factor)
+    put(tmp_path, "e", config(CHAIN))
+    swapped = config((("b", {"x": "in"}, {"y": "t"}), ("c", {"x": "t"}, {"y": "out"})))
+    async with serving(tmp_path, "poll") as served:
+        for text, reason in ((config(()), "step: is missing"), (swapped, "needs model 'c', which is not ready")):
+            put(tmp_path, "e", text)
+            async with asyncio.timeout(20):
+                while reason not in (await state(served))[1]:
+                    assert await infer(served) == (200, 6)
+            assert (await state(served))[0] == "READY"
+        part(tmp_path, "c", 10)  # now the change can be had
+        async with asyncio.timeout(20):
+            while await infer(served) != (200, 30):
+                await asyncio.sleep(0.02)
+        assert await state(served) == ("READY", "")
+
+
+async def test_ensembles_that_lead_back_to_themselves_are_refused(tmp_path: Path) -> None:
+    part(tmp_path, "a", 2)
+    other = (("e", {"in": "in"}, {"out": "out"}),)
+    put(tmp_path, "e", config((("a", {"x": "in"}, {"y": "out"}),)))
+    put(tmp_path, "f", config(other))
+    async with serving(tmp_path, "poll") as served:
+        assert await infer(served, "f") == (200, 2)
+        put(tmp_path, "e", config((("f", {"in": "in"}, {"out": "out"}),)))
+        async with asyncio.timeout(20):
+            while "leads back to the ensemble itself" not in (await state(served))[1]:
+                await asyncio.sleep(0.02)
+        assert await infer(served, "f") == (200, 2) and await infer(served) == (200, 2)
+    async with serving(tmp_path, "none", strict_readiness=False) as served:  # nothing served before
+        assert {(await state(served, name))[0] for name in "ef"} == {"UNAVAILABLE"}
+        assert (await infer(served))[0] == 503
+
+
+async def test_nesting_is_bounded(tmp_path: Path) -> None:
+    part(tmp_path, "m0", 1)
+    for depth in range(1, 11):
+        step = ("m0", {"x": "in"}, {"y": "out"}) if depth == 1 else (f"m{depth - 1}", {"in": "in"}, {"out": "out"})
+        put(tmp_path, f"m{depth}", config((step,)))
+    async with serving(tmp_path, "none", strict_readiness=False) as served:
+        assert await infer(served, "m8") == (200, 1)
+        assert "nested more than 8 deep" in (await state(served, "m9"))[1]
+        assert "needs model 'm9'" in (await state(served, "m10"))[1]
+
+
+async def load(served: Served, name: str, what: str = "load", **parameters: object) -> Any:
+    return await served.client.post(f"/v2/repository/models/{name}/{what}", json={"parameters": parameters})
+
+
+async def test_loading_an_ensemble_loads_its_parts_and_unloading_may_unload_them(tmp_path: Path) -> None:
+    diamond(tmp_path)
+    async with serving(tmp_path, "explicit") as served:
+        assert (await load(served, "a")).status_code == 200
+        loaded = await load(served, "nested")
+        assert loaded.status_code == 200, loaded.text
+        assert await infer(served, "nested") == (200, 80)
+        assert {(await state(served, name))[0] for name in ("nested", *"abcde")} == {"READY"}
+        # a part of its own will: the ensemble goes, and comes back with it
+        assert (await load(served, "b", "unload")).status_code == 200
+        assert (await state(served))[1] == "needs model 'b', which is not ready: unloaded"
+        assert "needs model 'e'" in (await state(served, "nested"))[1]
+        assert (await infer(served, "nested"))[0] == 503
+        assert (await load(served, "b")).status_code == 200
+        assert await infer(served, "nested") == (200, 80)
+        assert (await load(served, "nested", "unload")).status_code == 200
+        assert await infer(served) == (200, 6)
+        assert (await load(served, "nested")).status_code == 200
+        assert (await load(served, "nested", "unload", unload_dependents=True)).status_code == 200
+        assert {name: (await state(served, name))[0] for name in "abcde"} == {
+            "a": "READY",  # asked for by name
+            "b": "READY",
+            "c": "UNAVAILABLE",
+            "d": "UNAVAILABLE",
+            "e": "UNAVAILABLE",
+        }
+
+
+async def test_parts_that_another_ensemble_runs_on_stay(tmp_path: Path) -> None:
+    for name, factor in (("a", 2), ("b", 3)):
+        part(tmp_path, name, factor)
+    put(tmp_path, "e", config(CHAIN))
+    put(tmp_path, "f", config((("a", {"x": "in"}, {"y": "out"}),)))
+    async with serving(tmp_path, "explicit", load_models=("e", "f")) as served:
+        assert await infer(served) == (200, 6)
+        assert (await load(served, "e", "unload", unload_dependents=True)).status_code == 200
+        assert (await state(served, "b"))[0] == "UNAVAILABLE" and await infer(served, "f") == (200, 2)
+
+
+async def test_a_load_that_lacks_a_part_says_so(tmp_path: Path) -> None:
+    part(tmp_path, "a", 2)
+    put(tmp_path, "e", config(CHAIN))
+    put(tmp_path, "r", config((("s", {"in": "in"}, {"out": "out"}),)))
+    put(tmp_path, "s", config((("r", {"in": "in"}, {"out": "out"}),)))
+    async with serving(tmp_path, "explicit") as served:
+        refused = await load(served, "e")
+        assert refused.status_code == 400 and "failed to load 'e': needs model 'b'" in refused.json()["error"]
+        assert (await load(served, "r")).status_code == 400  # and comes to an end
+        text = '{"platform": "ensemble"}'
+        assert "ensemble_scheduling.step: is missing" in (await load(served, "e", config=text)).json()["error"]
+        part(tmp_path, "b", 3)
+        assert (await load(served, "e")).status_code == 200
+        assert await infer(served) == (200, 6)
+
+
+async def test_decoupled_parts_are_refused_by_field(tmp_path: Path) -> None:
+    from .streams import Fakes, streaming
+
+    maps = ({"n": "n"}, {"i": "i"})
+    text = f"""platform: "ensemble"
+        input [ {{ name: "n" data_type: TYPE_INT32 dims: [ 1 ] }} ]
+        output [ {{ name: "i" data_type: TYPE_INT32 dims: [ 1 ] }} ]
+        ensemble_scheduling {{ {scheduled((("count", *maps),))} }}"""
+    async with streaming(tmp_path, Fakes()):
+        pass
+    put(tmp_path, "e", text)
+    settings = Settings(repositories=(tmp_path,), http_port=0, grpc_port=0, metrics_port=0, cores=2)
+    async with open_unit(settings, backends=Fakes().find, sink=ListSink()) as unit:
+        (entry,) = unit.catalog.entries("e")
+        assert "e/config.pbtxt: ensemble_scheduling.step[0].model_name: model 'count' is decoupled" in entry.reason
