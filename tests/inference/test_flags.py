@@ -77,7 +77,8 @@ def test_a_whole_command_line_of_a_triton_user(
         "--backend-config=onnxruntime,intra_op_thread_count=2 --backend-config=default-max-batch-size=16 "
         "--http-thread-count=8 --http-thread-count=9 --pinned-memory-pool-byte-size=268435456 "
         "--cuda-memory-pool-byte-size=0:67108864 --min-supported-compute-capability=6.0 --rate-limit=off "
-        "--grpc-use-ssl=false --model-load-thread-count=3 --grpc-keepalive-time=10000 --trace-count -1 --metrics-interval-ms=2000"
+        "--grpc-use-ssl=false --model-load-thread-count=3 --grpc-keepalive-time=10000 --trace-count -1 "
+        "--metrics-interval-ms=2000"
     )
     with caplog.at_level(logging.WARNING):
         settings = settings_of(monkeypatch, *line.split())
@@ -87,11 +88,8 @@ def test_a_whole_command_line_of_a_triton_user(
     assert (settings.control_mode, settings.load_models) == ("explicit", ("a", "b"))
     assert settings.exit_on_error and settings.strict_readiness and settings.drain_s == 7.0
     assert settings.log == {"log_verbose_level": 1, "log_info": False, "log_format": "ISO8601"}
-    assert (
-        settings.load_threads == 3
-        and settings.server_id == "mine"
-        and settings.grpc_options == (("grpc.keepalive_time_ms", 10000),)
-    )
+    assert (settings.load_threads, settings.server_id) == (3, "mine")
+    assert settings.grpc_options == (("grpc.keepalive_time_ms", 10000),)
     assert settings.load_defaults == LoadDefaults(intra_op_threads=2, max_batch_size=16, auto_complete=False)
     warned = [record.getMessage().split()[0] for record in caplog.records]
     assert warned == [
