@@ -215,6 +215,7 @@ POSTS: dict[str, Post] = {
     "byte order mark": Post(lambda: b"\xef\xbb\xbf" + GOOD.encode()),
     "not UTF-8": raw(GOOD.replace('"x"', '"\u00ff"').encode("latin-1")),
     "lone surrogate": raw(GOOD.replace('"x"', '"\\ud800"')),
+    "lone surrogate as id beside NaN": raw(GOOD.replace("3", "NaN")[:-1] + ', "id": "\\ud800"}'),
     "NUL": raw(b"\0" * 1000),
     "NUL in a name": raw(GOOD.replace('"x"', '"x\\u0000"')),
     "terminal control in a name": raw(GOOD.replace('"x"', '"\\u001b[31m"')),

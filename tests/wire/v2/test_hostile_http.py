@@ -257,6 +257,11 @@ def test_lone_surrogates() -> None:
     refusal(body)
     refusal(body.replace(b'"\\ud800"', b'"\\ud800", NaN'))
     refusal(b'{"inputs": [{"name":"x","shape":[1],"datatype":"BYTES","data":["\\ud800"], "parameters": {"a": NaN}}]}')
+    number = b'{"name":"x","shape":[1],"datatype":"FP32","data":[NaN]}'
+    for place in (b'"id":"\\ud800"', b'"parameters":{"\\ud800":1}', b'"parameters":{"a":"\\ud800"}'):
+        assert "surrogates not allowed" in refusal(b'{"inputs":[%b],%b}' % (number, place))
+    body = b'{"inputs":[%b],"id":"\\ud83d\\ude00"}' % number
+    assert http.decode_request("m", "", body, None).id == "\U0001f600"
 
 
 @given(st.binary(max_size=200), st.none() | st.integers(-2, 220))

@@ -104,6 +104,9 @@ class DocumentDecoder(Generic[_Document]):
             found = loose.get(self._member) if isinstance(loose, dict) else None
             entries = [each if isinstance(each, dict) else {} for each in found] if isinstance(found, list) else []
             lists = [each.pop("data", _NO_DATA) for each in entries]
+            if b"\\u" in text:
+                # Half a character could be read, but never written into an answer.
+                json.dumps(loose, ensure_ascii=False).encode()
             return msgspec.convert(loose, self._document), lists
         except RecursionError as error:
             raise BadMessage("the JSON part is nested too deeply") from error
