@@ -14,8 +14,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from oriel_inference.backends import Backend, find_backend
+from oriel_inference.backends import Backend, find_backend, takes_requests
 from oriel_inference.backends.distributions import check_distributions
+from oriel_inference.backends.python.backend import PythonBackend
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.cores import Cores
 from oriel_inference.batching.scheduler import Scheduler
@@ -29,6 +30,7 @@ from oriel_inference.lifecycle import Catalog
 from oriel_inference.log_settings import LogSettings
 from oriel_inference.repository.check import CheckPool
 from oriel_inference.repository.load import LoadedVersion
+from oriel_inference.scripting import Scripting
 from oriel_inference.servers.access_log import AccessLog
 from oriel_inference.servers.control import control_app
 from oriel_inference.servers.encoding import Encodings
@@ -119,19 +121,26 @@ async def open_unit(
     except LoadFailed as failure:
         raise StartFailed(f"{failure.reason}: pass --model-repository DIR") from failure
 
+    scripting = Scripting(clock.now)
+    python = PythonBackend(scripting)
+
+    def backend_of(name: str) -> Backend:
+        return python if name == python.name else backends(name)
+
     def make_scheduler(loaded: LoadedVersion) -> Scheduler:
         items, size_bytes = settings.max_queue_items, settings.max_queue_bytes
         statistics = ledger.open(loaded.spec.name, loaded.spec.version)
         if loaded.spec.steps:
             return Ensemble(loaded.spec, clock=clock, max_items=items, max_bytes=size_bytes, statistics=statistics)
+        # What waits for its reader, or for another model, must not keep cores from the other models.
+        apart = loaded.spec.decoupled or takes_requests(loaded.sessions[0])
         batcher = Batcher(
             loaded.spec,
             loaded.sessions,
             clock=clock,
-            # An execution that waits for its reader must not keep cores from the other models.
-            cores=Cores(loaded.spec.instances) if loaded.spec.decoupled else cores,
-            workers=streams if loaded.spec.decoupled else workers,
-            units=1 if loaded.spec.decoupled else loaded.units,
+            cores=Cores(loaded.spec.instances) if apart else cores,
+            workers=streams if apart else workers,
+            units=1 if apart else loaded.units,
             max_items=items,
             max_bytes=size_bytes,
             statistics=statistics,
@@ -147,7 +156,7 @@ async def open_unit(
         stores,
         mode=settings.control_mode,
         poll_s=settings.poll_s,
-        find_backend=backends,
+        find_backend=backend_of,
         make_scheduler=make_scheduler,
         cores=settings.cores,
         leave_s=settings.default_timeout_s,
@@ -156,10 +165,11 @@ async def open_unit(
         defaults=settings.load_defaults,
         load_threads=settings.load_threads,
     )
+    dataplane = scripting.dataplane = Dataplane(catalog, clock.now)
     surface = Surface(
         catalog=catalog,
         control=control,
-        dataplane=Dataplane(catalog, clock.now),
+        dataplane=dataplane,
         peers=TrustedPeers(settings.trusted_peers),
         sink=sink if sink is not None else open_sink("inference"),
         log=log,
@@ -224,6 +234,7 @@ async def open_unit(
                 if grpc_server is not None:
                     drains.append(grpc_server.stop(settings.drain_s))
                 await asyncio.gather(*drains)
+                python.stop()
                 await control.close()
                 await _end_models(catalog, workers, streams)
                 end_control.set()
@@ -243,9 +254,11 @@ async def _end_models(catalog: Catalog, workers: WorkerThreads, streams: JobThre
     models = [*catalog.serving(), *catalog.leaving]
     for model in models:
         model.batcher.close()
+    apart = [model for model in models if model.takes_requests]
+    await asyncio.gather(*(asyncio.to_thread(model.close) for model in apart))
     # A batch that hangs keeps its session: closing it under the runtime would crash the process.
     ended = [await asyncio.to_thread(each.close, WORKER_END_S) for each in (workers, streams)]
     if all(ended):
         for model in models:
-            for session in model.sessions:
-                session.close()
+            if not model.takes_requests:
+                model.close()

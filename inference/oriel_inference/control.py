@@ -188,7 +188,7 @@ class ModelControl:
                     await asyncio.to_thread(_write, folder / name, files)
                 except LoadFailed as failure:
                     raise LoadRefused(f"failed to load {quoted(name)}: {failure.reason}") from failure
-                failure_text = await self._load_from(name, (LocalStore(folder),), config)
+                failure_text = await self._load_from(name, (LocalStore(folder, runs_code=False),), config)
             finally:
                 # The runtime has read or mapped what it needs.
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)

@@ -6,6 +6,7 @@ no task per request.
 
 from collections.abc import Callable, Mapping, Sequence
 
+from oriel_inference.backends import Outputs
 from oriel_inference.batching.call import Answer, Call, Reply
 from oriel_inference.batching.call import Emit as CallEmit
 from oriel_inference.classification import top_classes
@@ -94,7 +95,15 @@ class Dataplane:
 
         relayed = _relayed(serving, request, emit) if decoupled and emit is not None else None
         call = self.call(
-            serving, fitted, fitted.inputs, ctx, queued_s=now, size_bytes=size_bytes, finish=finish, emit=relayed
+            serving,
+            fitted,
+            fitted.inputs,
+            ctx,
+            queued_s=now,
+            size_bytes=size_bytes,
+            finish=finish,
+            emit=relayed,
+            request=request,
         )
         serving.batcher.submit(call)
 
@@ -114,9 +123,13 @@ class Dataplane:
         queued_s: float,
         size_bytes: int,
         finish: Reply,
+        request: InferRequest,
         emit: CallEmit | None = None,
     ) -> Call:
-        """A request that fits as its model's batcher sees it. inputs: in place of those it was fitted with."""
+        """A request that fits as its model's batcher sees it. inputs: in place of those it was fitted with.
+
+        request: what the client sent, but for the inputs.
+        """
         give_up_s = serving.spec.queue.timeout_s
         deadline = ctx.deadline
         if fitted.timeout_s is not None and queued_s + fitted.timeout_s < deadline:
@@ -134,6 +147,7 @@ class Dataplane:
             size_bytes=size_bytes,
             level=fitted.level,
             emit=emit,
+            source=(request, ctx) if serving.wants_source else None,
         )
 
 
@@ -144,21 +158,27 @@ def _relayed(
 
 
 def respond(serving: ServingModel, request: InferRequest, found: Sequence[Array]) -> InferResponse:
-    """The requested outputs (all by default), in the order asked for."""
+    """The requested outputs (all by default), in the order asked for; a Python model may leave some out."""
     spec = serving.spec
     if request.outputs is None:
         outputs = [
             Tensor(known.name, known.datatype, array.shape, array)
             for known, array in zip(spec.outputs, found, strict=True)
+            if array is not None
         ]
     else:
         arrays = {known.name: (known, array) for known, array in zip(spec.outputs, found, strict=True)}
         outputs = []
         for wanted in request.outputs:
             known, array = arrays[wanted.name]
+            if array is None:
+                continue
             datatype = known.datatype
             if wanted.classification:
                 array = top_classes(array, known, wanted.classification, batched=spec.batched)
                 datatype = "BYTES"
             outputs.append(Tensor(known.name, datatype, array.shape, array))
-    return InferResponse(model_name=spec.name, model_version=serving.version, id=request.id, outputs=outputs)
+    response = InferResponse(model_name=spec.name, model_version=serving.version, id=request.id, outputs=outputs)
+    if type(found) is Outputs:
+        response.parameters = found.parameters
+    return response

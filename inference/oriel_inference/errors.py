@@ -14,7 +14,8 @@ InferenceError              one request cannot be answered; carries an Outcome a
 ├── StepFailed              a step of an ensemble failed; its outcome is the step's
 ├── ControlRefused          the model control mode does not allow to load or unload
 ├── LoadRefused             a load that a client asked for failed
-└── BackendFailed           the runtime refused or broke
+├── BackendFailed           the runtime refused or broke
+└── ModelError              the model's own code refused it, with a code of its choice
 
 LoadFailed                  a model version cannot serve; the text is for the operator and for the model index
 └── ConfigInvalid           its configuration is wrong: file, field, reason
@@ -32,6 +33,7 @@ __all__ = [
     "InvalidRequest",
     "LoadFailed",
     "LoadRefused",
+    "ModelError",
     "ModelNotReady",
     "NotSupported",
     "Outcome",
@@ -65,6 +67,11 @@ class Outcome(Enum):
     CONTROL = "control_refused"
     LOAD = "load_failed"
     BACKEND = "backend_failed"
+    MODEL_NOT_FOUND = "model_says_not_found"
+    MODEL_EXISTS = "model_says_exists"
+    MODEL_UNAVAILABLE = "model_says_unavailable"
+    MODEL_CANCELLED = "model_says_cancelled"
+    MODEL_UNKNOWN = "model_says_unknown"
 
 
 class InferenceError(Exception):
@@ -172,6 +179,14 @@ class BackendFailed(InferenceError):
     """The runtime could not execute the batch."""
 
     outcome = Outcome.BACKEND
+
+
+class ModelError(InferenceError):
+    """A Python model answered a request with an error; the code it chose is the outcome."""
+
+    def __init__(self, outcome: Outcome, message: str) -> None:
+        super().__init__(message)
+        self.outcome = outcome
 
 
 class LoadFailed(Exception):

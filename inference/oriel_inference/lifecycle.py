@@ -1,9 +1,10 @@
 """Which models there are and which of them serve: the catalog. `control` fills it. Single writer: the loop."""
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from oriel_inference.backends import Session
+from oriel_inference.backends import Session, takes_requests
 from oriel_inference.batching.scheduler import Scheduler
 from oriel_inference.errors import ModelNotReady, UnknownModel
 from oriel_inference.fitting import RequestFitter
@@ -20,8 +21,9 @@ class ServingModel:
     """One version that serves. provider: the execution provider in use, as the runtime says.
 
     identity: what its files looked like when they were loaded, "" if they came with a request. recognises: whether
-    `templates` may stand for the full decoder. holds: requests of ensembles that began with it and may still come to
-    it; it does not close before they end. Writer: the ensembles.
+    `templates` may stand for the full decoder. takes_requests: its sessions take requests one by one. wants_source:
+    they, or models of its steps, want to know what the client sent. holds: requests of ensembles that began with it and
+    may still come to it; it does not close before they end. Writer: the ensembles.
     """
 
     __slots__ = (
@@ -35,8 +37,10 @@ class ServingModel:
         "recognises",
         "sessions",
         "spec",
+        "takes_requests",
         "templates",
         "version",
+        "wants_source",
     )
 
     def __init__(
@@ -54,12 +58,23 @@ class ServingModel:
         self.batcher = batcher
         self.sessions = sessions
         self.provider = sessions[0].provider if sessions else ""
+        self.takes_requests = bool(sessions) and takes_requests(sessions[0])
+        self.wants_source = self.takes_requests or bool(spec.steps)
         self.fitter = RequestFitter(spec)
         self.load_s = load_s
         self.identity = identity
         self.holds = 0
-        self.recognises = not spec.decoupled
+        self.recognises = not spec.decoupled and not self.takes_requests
         self.templates = Templates()
+
+    def close(self) -> None:
+        """Close the sessions, together; blocks. Nothing may run, unless they take requests one by one."""
+        if self.takes_requests:
+            with ThreadPoolExecutor(len(self.sessions)) as closers:
+                list(closers.map(lambda session: session.close(), self.sessions))
+            return
+        for session in self.sessions:
+            session.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -293,9 +293,9 @@ class Rollout:
                 break
             await asyncio.sleep(LEAVE_POLL_S)
         batcher.close()
-        if not batcher.running:
-            for session in serving.sessions:
-                session.close()
+        if not batcher.running or serving.takes_requests:
+            # Ending processes takes a while.
+            await asyncio.to_thread(serving.close)
         self._catalog.leaving.remove(serving)
         _log.info("model %s version %s has left", serving.spec.name, serving.version)
 

@@ -1,10 +1,12 @@
 """The process that tries model files first: it may die, the server does not."""
 
+import json
 import os
 import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,3 +113,19 @@ def test_what_needs_too_much_memory_is_not_tried_in_the_server(tmp_path: Path) -
     assert check.pid is None
     assert check.check(put(tmp_path, models.double()), "m", "onnxruntime", OPTIONS) is True
     check.end()
+
+
+def test_engines_are_not_built_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A TensorRT build takes minutes: tried first elsewhere, it would pass the time limit, and be done again."""
+    asked: list[dict[str, Any]] = []
+
+    def ask(self: CheckProcess, line: bytes) -> dict[str, Any]:
+        asked.append(json.loads(line))
+        return {"reason": "", "runs": True}
+
+    monkeypatch.setattr(CheckProcess, "_ask", ask)
+    providers = (("TensorrtExecutionProvider", {"device_id": "0"}), ("CUDAExecutionProvider", {"device_id": "0"}))
+    path = put(tmp_path, models.double())
+    assert CheckProcess(30).check(path, "m", "onnxruntime", EngineOptions(providers=providers))
+    assert asked[0]["options"]["providers"] == [["CUDAExecutionProvider", {"device_id": "0"}]]
+    assert asked[0]["memory_bytes"] == 0  # CUDA maps more than an address space limit would allow

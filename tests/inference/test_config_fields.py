@@ -8,12 +8,15 @@ from typing import Any, NamedTuple
 
 import pytest
 from google.protobuf.descriptor import Descriptor
+from hypothesis import given
+from hypothesis import strategies as st
 from onnx import save_model
 
 from oriel_inference.backends import find_backend
 from oriel_inference.backends.fake import FakeBackend
-from oriel_inference.errors import LoadFailed
+from oriel_inference.errors import ConfigInvalid, LoadFailed
 from oriel_inference.model import Gpu, TensorInfo
+from oriel_inference.repository.instances import places
 from oriel_inference.repository.load import LoadedVersion, load_model
 from oriel_inference.stores.local import LocalStore
 from oriel_wire.v2.metadata import message_json
@@ -421,6 +424,11 @@ ROWS = [
         'parameters { key: "TRITON_BATCH_STRATEGY_PATH" value { string_value: "x.so" } }',
         "TRITON_BATCH_STRATEGY_PATH",
     ),
+    refused(
+        "parameters.string_value",
+        'parameters { key: "intra_op_thread_count" value { string_value: "257" } }',
+        "must be a number from 0 to 256",
+    ),
     refused("model_operations.op_library_filename", 'model_operations { op_library_filename: "ops.so" }', NOT_YET),
     refused(
         "model_transaction_policy.decoupled", "model_transaction_policy { decoupled: true }", "exactly one response"
@@ -556,6 +564,35 @@ def test_order_of_preference_is_gpu_accelerators_cuda_cpu_accelerators(tmp_path:
     assert providers[0][1] == {"device_id": "1", "trt_fp16_enable": "True"}
 
 
+GROUPS = st.lists(
+    st.builds(
+        pb.ModelInstanceGroup,
+        kind=st.sampled_from([0, 1, 2, 3]),
+        count=st.integers(0, 3),
+        gpus=st.lists(st.integers(0, 3), max_size=3, unique=True),
+    ),
+    max_size=3,
+)
+
+
+@given(groups=GROUPS, numbers=st.sets(st.integers(0, 2)))
+def test_places_are_those_asked_for_or_none(groups: list[pb.ModelInstanceGroup], numbers: set[int]) -> None:
+    """Whatever the groups and the machine: as many slots as asked for, each where it was asked for, or a refusal."""
+    config = pb.ModelConfig(backend="onnxruntime", instance_group=groups)
+    gpus = [Gpu(number=number, capability="9.0") for number in sorted(numbers)]
+    try:
+        found = places(config, "f", threads=2, gpus=gpus)
+    except ConfigInvalid:
+        named = {number for group in groups if group.kind in (0, 1) for number in group.gpus}
+        assert named - numbers or (not numbers and any(group.kind == 1 for group in groups))
+        return
+    on: list[str] = []
+    for group in groups or [pb.ModelInstanceGroup()]:
+        cpu = group.kind in (2, 3) or not numbers
+        on += [n for n in ([""] if cpu else map(str, group.gpus or sorted(numbers))) for _ in range(group.count or 1)]
+    assert [dict(place.options.providers).get(CUDA, {}).get("device_id", "") for place in found] == on
+
+
 def test_file_for_a_compute_capability(tmp_path: Path) -> None:
     snippet = 'cc_model_filenames { key: "9.0" value: "h.onnx" }'
     assert [file for file, _ in opened(tmp_path, snippet)] == ["h.onnx", "model.onnx"]
@@ -615,6 +652,7 @@ def test_tensorrt_parameters(
     [
         ("tensorrt", "precision_mode", "FP8", "is not one of FP32, FP16, BF16, INT8"),
         ("tensorrt", "trt_dla_enable", "maybe", "must be 1, true, 0 or false"),
+        ("tensorrt", "trt_tactic_sources", "x" * 4097, "must be text of at most 4096 characters"),
         ("tensorrt", "trt_dla_core", "one", "must be a whole number"),
         ("tensorrt", "trt_engine_cache_path", "../../etc", "without '..'"),
         ("tensorrt", "trt_engine_cache_prefix", "../x", "must be a file name"),

@@ -1,7 +1,9 @@
 """Which runtime is installed and what it can: environments, drivers and providers as doubles."""
 
 import ctypes
+import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +107,8 @@ def test_silent_fallback_is_found_out() -> None:
         providers.verify(Session(["CPUExecutionProvider"]), [CUDA])
     with pytest.raises(LoadFailed, match=f"{CUDA} takes no part of this model"):
         providers.verify(Session([CUDA, "CPUExecutionProvider"], ["CPUExecutionProvider"]), [CUDA])
+    with pytest.raises(LoadFailed, match=f"{providers.TENSORRT} takes no part of this model"):
+        providers.verify(Session([providers.TENSORRT, CUDA], [CUDA]), [providers.TENSORRT, CUDA])
 
 
 def test_a_package_that_lists_cuda_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +116,7 @@ def test_a_package_that_lists_cuda_is_not_believed(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, "CPUExecutionProvider"])
     monkeypatch.setattr(onnx_runtime, "list_gpus", lambda: (Gpu(number=0, capability="9.0"),))
     monkeypatch.setattr(providers, "_preload", lambda: None)
-    onnx_runtime._gpus.cache_clear()
+    onnx_runtime._tried_gpus.cache_clear()
     try:
         backend = onnx_runtime.OnnxRuntime()
         assert backend.gpus() == ()
@@ -120,7 +124,7 @@ def test_a_package_that_lists_cuda_is_not_believed(tmp_path: Path, monkeypatch: 
         with pytest.raises(LoadFailed, match=CUDA):
             backend.open(path, EngineOptions(providers=((CUDA, {"device_id": "0"}),)))
     finally:
-        onnx_runtime._gpus.cache_clear()
+        onnx_runtime._tried_gpus.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -130,6 +134,24 @@ def test_provider_that_is_not_installed_comes_with_its_extra(provider: str, extr
     if provider in onnxruntime.get_available_providers():
         pytest.skip("it is installed here")
     assert f"pip install 'oriel[{extra}]'" in providers.missing(provider)
+
+
+def test_providers_that_fail_at_the_same_time_leave_standard_output_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, "CPUExecutionProvider"])
+    monkeypatch.setattr(providers, "_preload", lambda: None)
+    path = models.put(tmp_path, "double", models.double()) / "1/model.onnx"
+    before, refused = sys.stdout, []
+
+    def fail(_: int) -> None:
+        with pytest.raises(LoadFailed):
+            onnx_runtime.OnnxRuntime().open(path, EngineOptions(providers=((CUDA, {}),)))
+        refused.append(1)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(fail, range(32)))
+    assert len(refused) == 32 and sys.stdout is before
 
 
 def test_session_settings_reach_the_runtime(tmp_path: Path) -> None:

@@ -307,6 +307,8 @@ async def test_loading_an_ensemble_loads_its_parts_and_unloading_may_unload_them
         assert await infer(served) == (200, 6)
         assert (await load(served, "nested")).status_code == 200
         assert (await load(served, "nested", "unload", unload_dependents=True)).status_code == 200
+        for name in "cde":
+            await until(served, "UNAVAILABLE", name)
         assert {name: (await state(served, name))[0] for name in "abcde"} == {
             "a": "READY",  # asked for by name
             "b": "READY",
@@ -324,7 +326,8 @@ async def test_parts_that_another_ensemble_runs_on_stay(tmp_path: Path) -> None:
     async with serving(tmp_path, "explicit", load_models=("e", "f")) as served:
         assert await infer(served) == (200, 6)
         assert (await load(served, "e", "unload", unload_dependents=True)).status_code == 200
-        assert (await state(served, "b"))[0] == "UNAVAILABLE" and await infer(served, "f") == (200, 2)
+        await until(served, "UNAVAILABLE", "b")
+        assert await infer(served, "f") == (200, 2)
 
 
 async def test_a_load_that_lacks_a_part_says_so(tmp_path: Path) -> None:

@@ -134,6 +134,32 @@ def test_private_copy_is_bounded(tmp_path: Path) -> None:
     assert (into / "model.onnx").read_bytes() == (folder / "1/model.onnx").read_bytes()
 
 
+@pytest.mark.parametrize("why", ["no folder", "no space"])
+def test_model_loads_where_it_lies_if_no_copy_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    def fail(*_: object, **__: object) -> Any:
+        raise OSError(28, "No space left on device")
+
+    models.put(tmp_path, "double", models.double(), models.DOUBLE)
+    store = LocalStore(tmp_path)
+    if why == "no folder":
+        monkeypatch.setattr("oriel_inference.repository.private.mkdtemp", fail)
+    else:
+        monkeypatch.setattr(store, "copy", fail)
+    assert isinstance(load(tmp_path, store=store)[1], LoadedVersion)
+
+
+def test_private_copies_are_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    models.put(tmp_path / "root", "double", models.double(), models.DOUBLE)
+    assert isinstance(load(tmp_path / "root")[1], LoadedVersion)
+    (tmp_path / "root/double/1/model.onnx").write_bytes(b"junk")
+    assert isinstance(load(tmp_path / "root")[1], LoadFailed)
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
 @pytest.mark.parametrize(("name", "config"), [("config.pbtxt", None), ("labels.txt", LABELS)])
 def test_small_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, config: str) -> None:
     monkeypatch.setattr("oriel_inference.stores.local.MAX_TEXT_BYTES", 1000)
@@ -147,6 +173,20 @@ def test_a_hundred_thousand_files_cost_a_bounded_look(tmp_path: Path) -> None:
     for number in range(100_000):
         os.close(os.open(folder / f"f{number}", os.O_CREAT | os.O_WRONLY))
     assert refusal(tmp_path) == "double/1 has more than 10000 entries"
+
+
+def test_a_look_enters_only_so_many_folders(tmp_path: Path) -> None:
+    folder = models.put(tmp_path, "double", models.double(), models.DOUBLE) / "1"
+    store = LocalStore(tmp_path)
+    before = store.fingerprint("double")
+    deep = folder / "/".join("d" * 16)
+    deep.mkdir(parents=True)
+    seen = store.fingerprint("double")
+    assert seen != before
+    (deep / "f").touch()
+    assert store.fingerprint("double").shared == seen.shared
+    (folder / "d/f").touch()
+    assert store.fingerprint("double") != seen
 
 
 # --- names and links ----------------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ def test_scalar_per_row_is_completed_with_a_reshape(tmp_path: Path) -> None:
     [
         ('name: "other"', "name", "differs from the folder's name"),
         ('platform: "tensorrt_plan"', "platform", "pip install 'oriel[tensorrt]'"),
-        ('backend: "python"', "backend", "not supported"),
+        ('backend: "cobol"', "backend", "not supported"),
         ("max_batch_size: -1", "max_batch_size", "negative"),
         ("flux: 3", "", 'no field named "flux"'),
         ("input [ { data_type: TYPE_FP32 dims: [ 4 ] } ]", "input[0].name", "missing"),
@@ -182,6 +182,14 @@ def test_default_threads_let_all_instances_run_within_the_cores(
     version = loaded(tmp_path, cores=cores, count=count)
     assert version.units == units
     assert version.units * version.spec.instances <= max(cores, version.spec.instances)
+
+
+def test_versions_that_serve_at_once_share_the_cores(tmp_path: Path) -> None:
+    """100 versions of one model once had a thread pool of all cores each."""
+    models.put(tmp_path, "double", models.double(), models.DOUBLE + "version_policy { all { } }")
+    models.put(tmp_path, "double", models.double(), version=2)
+    found = load(tmp_path, cores=8).values()
+    assert [version.units for version in found if isinstance(version, LoadedVersion)] == [4, 4]
 
 
 def test_threads_of_the_configuration_win(tmp_path: Path) -> None:

@@ -92,6 +92,15 @@ def test_model_runs_on_openvino_and_agrees_with_the_cpu(tmp_path: Path, paramete
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_cache_lies_below_our_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    put(tmp_path / "root", "fast", accelerated('parameters { key: "cache_dir" value: "/elsewhere" }'))
+    version = load(tmp_path / "root", "fast")
+    assert isinstance(version, LoadedVersion), version
+    assert list((tmp_path / "cache/oriel/engines/elsewhere").rglob("*"))
+    assert not Path("/elsewhere").exists()
+
+
 def test_what_openvino_refuses_fails_the_load(tmp_path: Path) -> None:
     """On a CPU there is no FP16: the provider does not start, and the model must not run on another one instead."""
     if OPENVINO not in ort.get_available_providers() or ort.__version__ >= "1.30":

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from oriel_inference.errors import BackendFailed
+from oriel_inference.backends import Execution, Outputs
+from oriel_inference.errors import BackendFailed, InferenceError
 from oriel_inference.model import EngineOptions, Gpu, TensorInfo
 from oriel_wire.v2.messages import Array
 
-__all__ = ["FakeBackend", "FakeSession", "FakeStreamSession", "Gate"]
+__all__ = ["FakeBackend", "FakeRequestSession", "FakeSession", "FakeStreamSession", "Gate"]
 
 WAIT_S = 30.0
 
@@ -114,6 +115,34 @@ class FakeStreamSession(FakeSession):
             raise
         if self.fail:
             raise BackendFailed("the fake backend was told to fail")
+
+
+class FakeRequestSession(FakeSession):
+    """Takes requests one by one and answers when it is told to; doubles as `FakeSession` does.
+
+    under_way: executions without their answers. left: (execution, index) of what nobody waits for any more.
+    """
+
+    def __init__(self, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo], *, gate: Gate) -> None:
+        super().__init__(inputs, outputs, gate=gate)
+        self.under_way: list[Execution] = []
+        self.left: list[tuple[Execution, int]] = []
+
+    def execute(self, execution: Execution) -> None:
+        self.under_way.append(execution)
+
+    def leave(self, execution: Execution, index: int) -> None:
+        self.left.append((execution, index))
+
+    def finish(self, errors: Mapping[int, InferenceError] | None = None, *, back: bool = True) -> Execution:
+        """Answer the oldest execution, some requests with errors. back: whether the instance can take more at once."""
+        execution = self.under_way.pop(0)
+        if back:
+            execution.returned()
+        for index, request in enumerate(execution.requests):
+            error = (errors or {}).get(index)
+            execution.answer(index, error or Outputs([array + array for array in request.inputs.values()]))
+        return execution
 
 
 class FakeBackend:

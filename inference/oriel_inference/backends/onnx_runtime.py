@@ -8,8 +8,9 @@ import contextlib
 import ctypes
 import logging
 import re
+import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -58,6 +59,8 @@ _SEVERITY_ERROR = 3
 _ONNX_BFLOAT16 = 16
 _PREFIX = re.compile(r"\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
 _FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s\"'/]+/)+")
+
+_alone, _asking = threading.Lock(), threading.Lock()
 
 _log = logging.getLogger(__name__)
 
@@ -147,9 +150,7 @@ def _open(path: Path, options: EngineOptions) -> Any:
     names = [name for name, _ in options.providers]
     providers = prepare(settings, options.providers)
     try:
-        # ONNX Runtime prints on standard output when a provider fails, before it falls back.
-        with warnings.catch_warnings(), contextlib.redirect_stdout(None):
-            warnings.simplefilter("ignore")
+        with _quiet(names):
             session = ort.InferenceSession(str(path), settings, providers=providers)
     except Exception as error:
         # ONNX Runtime has no root of its own below Exception.
@@ -159,8 +160,29 @@ def _open(path: Path, options: EngineOptions) -> Any:
     return session
 
 
-@cache
+@contextlib.contextmanager
+def _quiet(names: Sequence[str]) -> Iterator[None]:
+    """ONNX Runtime warns and prints on standard output when a provider fails, before it falls back: we say it instead.
+
+    Both belong to the whole process, so only one thread at a time may turn them off; the CPU's sessions, which never
+    fall back, need not wait for it.
+    """
+    if not names:
+        yield
+        return
+    with _alone, warnings.catch_warnings(), contextlib.redirect_stdout(None):
+        warnings.simplefilter("ignore")
+        yield
+
+
 def _gpus() -> tuple[Gpu, ...]:
+    """Tried once per process, however many models are being loaded."""
+    with _asking:
+        return _tried_gpus()
+
+
+@cache
+def _tried_gpus() -> tuple[Gpu, ...]:
     """A GPU counts if a session really opens on it."""
     if CUDA not in ort.get_available_providers():
         return ()
@@ -170,8 +192,7 @@ def _gpus() -> tuple[Gpu, ...]:
         settings.log_severity_level = _SEVERITY_ERROR
         providers = prepare(settings, [(CUDA, {"device_id": str(gpu.number)})])
         try:
-            with warnings.catch_warnings(), contextlib.redirect_stdout(None):
-                warnings.simplefilter("ignore")
+            with _quiet([CUDA]):
                 verify(ort.InferenceSession(_TINY, settings, providers=providers), [CUDA])
         except Exception as error:
             # ONNX Runtime has no root of its own below Exception.

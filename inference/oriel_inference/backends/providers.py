@@ -8,6 +8,8 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
+from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import onnxruntime as ort
@@ -21,6 +23,7 @@ CUDA = "CUDAExecutionProvider"
 OPENVINO = "OpenVINOExecutionProvider"
 TENSORRT = "TensorrtExecutionProvider"
 _EXTRAS = {CPU: "cpu", CUDA: "gpu", TENSORRT: "tensorrt", OPENVINO: "openvino"}
+_FOLDERS = ("trt_engine_cache_path", "trt_timing_cache_path")
 _RECORD = "session.record_ep_graph_assignment_info"
 _MODULE = "onnxruntime_ep_openvino"
 # The plug-in takes OpenVINO's own properties where the built-in provider has options.
@@ -31,6 +34,7 @@ _PROPERTIES = {
 }
 _PRECISIONS = {"FP32": "f32", "FP16": "f16", "ACCURACY": "f32"}
 
+_registering = Lock()
 Provider = tuple[str, Mapping[str, str]]
 
 
@@ -52,6 +56,11 @@ def prepare(settings: Any, wanted: Sequence[Provider]) -> list[Any] | None:
     for name, _ in wanted:
         if lack := missing(name):
             raise LoadFailed(lack)
+    for key in _FOLDERS:
+        for _, given in wanted:
+            if key in given:
+                # TensorRT makes no more than the last folder of a path.
+                Path(given[key]).mkdir(parents=True, exist_ok=True)
     return [*((name, dict(options)) for name, options in wanted if name != CPU), CPU]
 
 
@@ -66,7 +75,7 @@ def verify(session: Any, names: Sequence[str]) -> None:
     if not names or names[0] == CPU or not hasattr(session, "get_provider_graph_assignment_info"):
         return
     used = {part.ep_name for part in session.get_provider_graph_assignment_info()}
-    if used and used.isdisjoint(names):
+    if used and names[0] not in used:
         raise LoadFailed(
             f"{names[0]} takes no part of this model: ONNX Runtime would run all of it on {sorted(used)[0]}"
         )
@@ -89,9 +98,14 @@ def _preload() -> None:
         ort.preload_dlls()
 
 
-@cache
 def _plug_in() -> list[Any]:
     """OpenVINO's CPU device if its plug-in is installed beside a plain ONNX Runtime; registered once per process."""
+    with _registering:
+        return _registered()
+
+
+@cache
+def _registered() -> list[Any]:
     if OPENVINO in ort.get_available_providers():
         return []  # built in
     try:

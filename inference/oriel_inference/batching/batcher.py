@@ -23,10 +23,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from oriel_inference.backends import DecoupledSession, Session
+from oriel_inference.backends import DecoupledSession, RequestSession, Session, takes_requests
 from oriel_inference.batching.assemble import Outcome, execute
 from oriel_inference.batching.call import Answer, BatchTimes, Call
 from oriel_inference.batching.cores import Cores
+from oriel_inference.batching.requests import RequestBatch
 from oriel_inference.batching.stream import Relay, execute_stream
 from oriel_inference.batching.workers import Workers
 from oriel_inference.clock import Clock, Timer
@@ -109,7 +110,8 @@ class Batcher:
         self._expiry: Timer | None = None
         self._expiry_at = 0.0
         self._wait: Timer | None = None
-        self._inline_s = inline_s
+        # Whoever answers later cannot run on the loop.
+        self._inline_s = 0.0 if sessions and takes_requests(sessions[0]) else inline_s
         self._inline_penalty = 0
         self._fastest = RecentMinimum()
 
@@ -290,6 +292,9 @@ class Batcher:
         self._running.add(batch)
         self._arm_running(batch)
         clock = self._clock
+        if takes_requests(batch.session):
+            self._hand_over(batch, batch.session)
+            return
         work = self._streaming(batch) if self.spec.decoupled else self._executing(batch)
 
         def job() -> None:
@@ -297,6 +302,22 @@ class Batcher:
             clock.call_from_thread(lambda: self._ended(batch, results))
 
         self._workers.submit(job)
+
+    def _hand_over(self, batch: _Running, session: RequestSession) -> None:
+        """The instance may be free before the last call is finished, and stay busy after it."""
+
+        def finish(results: _Results, last: bool) -> None:
+            if last:
+                self._retire(batch)
+            self._learn(results)
+            self._deliver(results)
+
+        def free() -> None:
+            self._idle.append(session)
+            self._cores.release(batch.units)
+            self._dispatch()
+
+        RequestBatch(self.spec, session, batch.calls, self._clock, finish=finish, free=free, fail=self._fail).start()
 
     def _executing(self, batch: _Running) -> Callable[[], _Results]:
         spec, names, now = self.spec, self._output_names, self._clock.now
@@ -309,10 +330,13 @@ class Batcher:
         spec, names, now = self.spec, self._output_names, self._clock.now
         return lambda: [(batch.calls, execute_stream(session, spec, names, call, relay, now))]
 
-    def _ended(self, batch: _Running, results: _Results) -> None:
+    def _retire(self, batch: _Running) -> None:
         self._running.discard(batch)
         if batch.timer is not None:
             batch.timer.cancel()
+
+    def _ended(self, batch: _Running, results: _Results) -> None:
+        self._retire(batch)
         self._idle.append(batch.session)
         self._learn(results)
         # The next batch starts before this one's answers are written: the device should not wait for sockets.

@@ -2,18 +2,16 @@
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
 from oriel_inference.errors import InferenceError
 from oriel_policies.queue import Ticket
-from oriel_wire.v2.messages import Array
+from oriel_wire.context import CallContext
+from oriel_wire.v2.messages import Array, InferRequest
 
-if TYPE_CHECKING:
-    from oriel_inference.batching.stream import Relay
-
-__all__ = ["Answer", "BatchTimes", "Call", "Emit", "Reply", "StepRun"]
+__all__ = ["Answer", "BatchTimes", "Call", "Closable", "Emit", "Reply", "StepRun"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +54,12 @@ Reply = Callable[[Answer | InferenceError], None]
 Emit = Callable[[Sequence[Array], Callable[[], None]], None]
 
 
+class Closable(Protocol):
+    """What wants to know when a call ends before its answer has come."""
+
+    def close(self) -> None: ...
+
+
 class Call:
     """A request as the batcher sees it.
 
@@ -64,7 +68,8 @@ class Call:
     level: the caller's own ranking, which orders only its own calls of its own tier: 0 goes before 1.
     admitted: a step of an ensemble, which had its own bounds: a full queue does not refuse it.
     reply: called exactly once on the loop, unless the caller leaves first. emit: for decoupled models, called before
-    that with each response's outputs and what to call once they are written. relay: set while such a model runs it.
+    that with each response's outputs and what to call once they are written. relay: set while such a model runs it, or
+    a Python model. source: what the client sent and on whose behalf, for models that take requests one by one.
     """
 
     __slots__ = (
@@ -78,6 +83,7 @@ class Call:
         "reply",
         "rows",
         "signature",
+        "source",
         "started_s",
         "ticket",
     )
@@ -98,6 +104,7 @@ class Call:
         level: int = 0,
         emit: Emit | None = None,
         admitted: bool = False,
+        source: tuple[InferRequest, CallContext] | None = None,
     ) -> None:
         self.inputs = inputs
         self.rows = rows
@@ -107,7 +114,8 @@ class Call:
         self.reply = reply
         self.emit = emit
         self.level = level
-        self.relay: Relay | None = None
+        self.relay: Closable | None = None
+        self.source = source
         self.started_s = 0.0  # when it left the queue for a batch; 0 before
         self.finished = False
         self.ticket = Ticket(

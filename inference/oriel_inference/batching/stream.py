@@ -21,7 +21,7 @@ from oriel_inference.errors import BackendFailed, InferenceError
 from oriel_inference.model import ModelSpec
 from oriel_wire.v2.messages import Array
 
-__all__ = ["Relay", "execute_stream"]
+__all__ = ["IDLE_S", "MAX_S", "Relay", "deliver", "execute_stream"]
 
 _log = logging.getLogger(__name__)
 
@@ -71,18 +71,27 @@ class Relay:
             self._condition.notify()
 
     def _deliver(self, outputs: Sequence[Array]) -> None:
-        call = self._call
-        if call.finished or call.emit is None:
-            return
-        now = self._clock.now()
-        call.deadline = max(call.deadline, min(call.arrived_s + MAX_S, now + IDLE_S))
-        try:
-            call.emit(outputs, self._consumed)
-        except InferenceError as error:
-            self._fail(call, error)
-        except Exception:
-            _log.exception("a response could not be delivered")
-            self._fail(call, BackendFailed("the server failed on this response"))
+        deliver(self._call, outputs, self._consumed, self._clock.now(), self._fail)
+
+
+def deliver(
+    call: Call,
+    outputs: Sequence[Array],
+    consumed: Callable[[], None],
+    now: float,
+    fail: Callable[[Call, InferenceError], None],
+) -> None:
+    """Hand one response to the caller, who has time for the next one from here; on the loop."""
+    if call.finished or call.emit is None:
+        return
+    call.deadline = max(call.deadline, min(call.arrived_s + MAX_S, now + IDLE_S))
+    try:
+        call.emit(outputs, consumed)
+    except InferenceError as error:
+        fail(call, error)
+    except Exception:
+        _log.exception("a response could not be delivered")
+        fail(call, BackendFailed("the server failed on this response"))
 
 
 def execute_stream(

@@ -18,6 +18,7 @@ Owner and single writer: the loop.
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 from oriel_inference.batching.call import Answer, BatchTimes, Call, StepRun
 from oriel_inference.clock import Clock, Timer
@@ -36,6 +37,7 @@ from oriel_inference.lifecycle import ServingModel
 from oriel_inference.model import ModelSpec
 from oriel_inference.statistics import Statistics
 from oriel_policies.queue import Ticket
+from oriel_wire.context import CallContext
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.messages import Array, InferRequest, ParameterValue, Tensor
 
@@ -238,6 +240,7 @@ class Ensemble:
             size_bytes=sum([array.nbytes for array in fitted.inputs.values()]),
             level=fitted.level,
             admitted=True,
+            source=self._source(outer, request) if model.wants_source else None,
         )
         flight.running[index] = call
         model.batcher.submit(call)
@@ -255,6 +258,14 @@ class Ensemble:
         level = flight.call.level
         parameters: dict[str, ParameterValue] = {"priority": level} if level else {}
         return InferRequest(model_name=spec.name, inputs=tensors, parameters=parameters)
+
+    def _source(self, outer: Call, request: InferRequest) -> tuple[InferRequest, CallContext] | None:
+        """The step as its client's request, for models that want to know on whose behalf they run."""
+        if outer.source is None:
+            return None
+        asked, context = outer.source
+        step = replace(asked, model_name=request.model_name, model_version="", inputs=request.inputs, outputs=None)
+        return step, context
 
     def _replied(self, flight: _Flight, index: int, queued_s: float, result: Answer | InferenceError) -> None:
         flight.running.pop(index).inputs = {}

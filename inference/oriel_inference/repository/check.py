@@ -25,7 +25,8 @@ MAX_CHECKS = 100
 MAX_ANSWER_BYTES = 64 * 1024
 BASE_MEMORY_BYTES = 2 << 30
 MEMORY_PER_BYTE = 4
-_KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "HOME", "TMPDIR")
+_BUILDS = "TensorrtExecutionProvider"
+_KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "HOME", "TMPDIR", "CUDA_VISIBLE_DEVICES")
 
 
 class ModelCheck(Protocol):
@@ -54,6 +55,8 @@ class CheckProcess:
 
     def check(self, path: Path, shown: str, backend: str, options: EngineOptions) -> bool:
         size = sum(each.stat().st_size for each in path.parent.rglob("*") if each.is_file())
+        # TensorRT builds for minutes, and again in the server, where it is verified: here CUDA stands for it.
+        tried = [each for each in options.providers if each[0] != _BUILDS]
         # Other providers map device memory, which an address space limit would count.
         memory = 0 if options.providers else BASE_MEMORY_BYTES + MEMORY_PER_BYTE * size
         request = {
@@ -62,7 +65,7 @@ class CheckProcess:
             "backend": backend,
             "memory_bytes": memory,
             "timeout_s": int(self._timeout_s) + 5,
-            "options": {**asdict(options), "intra_op_threads": 1, "inter_op_threads": 1},
+            "options": {**asdict(options), "providers": tried, "intra_op_threads": 1, "inter_op_threads": 1},
         }
         with self._lock:
             answer = self._ask(json.dumps(request).encode() + b"\n")

@@ -66,6 +66,7 @@ _FILES = {
     "xgboost.json": "fil",
     "model.txt": "fil",
     "checkpoint.tl": "fil",
+    "model.py": "python",
 }
 _SUFFIXES = {
     ".onnx": "onnxruntime",
@@ -79,6 +80,7 @@ _SUFFIXES = {
     ".graphdef": "tensorflow",
     ".pb": "tensorflow",
     ".tflite": "armnn_tflite",
+    ".py": "python",
 }
 
 

@@ -4,17 +4,20 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from oriel_inference.backends import Backend, Session, lacks, usable_gpus
+from oriel_inference.backends import Backend, ConfiguredBackend, Session, lacks, usable_gpus
 from oriel_inference.errors import ConfigInvalid, InferenceError, LoadFailed
-from oriel_inference.model import ModelSpec
+from oriel_inference.model import EngineOptions, ModelSpec
 from oriel_inference.repository.check import ModelCheck
 from oriel_inference.repository.config import CONFIG_FILE, parse, select_versions, validate
 from oriel_inference.repository.defaults import LoadDefaults
+from oriel_inference.repository.engines import default_file
 from oriel_inference.repository.ensembles import as_ensemble, is_ensemble, part_names
 from oriel_inference.repository.instances import Place, field_of, places
 from oriel_inference.repository.private import private_files
+from oriel_inference.repository.python_model import check_python, instance_count, is_configured, open_first
 from oriel_inference.repository.spec import build_spec, check_against_file, complete
 from oriel_inference.repository.warmup import run_warmup
 from oriel_inference.repository.zeros import row_of_zeros
@@ -146,6 +149,10 @@ def _load_version(
     identity: str,
     defaults: LoadDefaults,
 ) -> LoadedVersion:
+    if is_configured(backend):
+        share = max(1, cores // max(instance_count(config), min(2, models)))
+        options = EngineOptions(intra_op_threads=share)
+        return _open_configured(store, backend, config, version, file, options, identity=identity)
     gpus = usable_gpus(backend)
     instances = len(places(config, file, threads=1, gpus=gpus))
     # A lone model gets all cores. Several share: a long batch of one must leave room for the others.
@@ -223,6 +230,44 @@ def _open_version(
         sessions=tuple(sessions),
         units=max(place.options.intra_op_threads for place in found),
         run_s=_warm_up(first, spec) if runs and not decoupled else None,
+        identity=identity,
+    )
+
+
+def _open_configured(
+    store: ModelStore,
+    backend: ConfiguredBackend,
+    config: pb.ModelConfig,
+    version: int,
+    file: str,
+    options: EngineOptions,
+    *,
+    identity: str,
+) -> LoadedVersion:
+    """Code is not tried elsewhere first: each of its instances is a process of its own anyway."""
+    check_python(config, store, file)
+    path = store.artifact(config.name, version, config.default_model_filename or default_file(config.backend))
+    validated = partial(validate, model=config.name, file=file)
+    sessions: list[Session] = [open_first(backend, path, config, options, version, file, validated)]
+    try:
+        if config.model_transaction_policy.decoupled and config.model_warmup:
+            raise ConfigInvalid(file, "model_warmup", "warm-up of a decoupled model is not supported yet")
+        instances = instance_count(config)
+        spec = build_spec(
+            config, version, file, instances=instances, labels=lambda name: _labels(store, config.name, name)
+        )
+        sessions.extend(backend.open_next(path, config, options, version, index) for index in range(1, instances))
+        run_warmup(config, spec, sessions, file, read=lambda name: store.data(config.name, f"warmup/{name}"))
+    except LoadFailed:
+        for session in sessions:
+            session.close()
+        raise
+    return LoadedVersion(
+        spec=spec,
+        config=config,
+        sessions=tuple(sessions),
+        units=options.intra_op_threads,
+        run_s=None,
         identity=identity,
     )
 

@@ -6,6 +6,7 @@ Such a request is what that one was with other numbers: it fits, and its answer 
 
 from collections.abc import Callable, Mapping
 
+from oriel_inference.backends import Outputs
 from oriel_inference.batching.call import Answer
 from oriel_inference.dataplane import Completion, respond
 from oriel_inference.errors import CallerLeft, InferenceError
@@ -93,7 +94,8 @@ class HttpInfer:
             completion = Completion(queued_s, serving, known.fitted.rows, answer=result)
             outputs = [result.outputs[pick] for pick in known.picks]
             packed = plan.accept_encoding and negotiate(plan.accept_encoding)
-            encoded = None if packed else known.answers.encode(outputs)
+            plain = type(result.outputs) is not Outputs or result.outputs.plain
+            encoded = known.answers.encode(outputs) if plain and not packed else None
             if encoded is None:
                 response = respond(serving, template.request, result.outputs)
                 self._answer(exchange, completion, response, template.request, plan, trail)
@@ -103,7 +105,16 @@ class HttpInfer:
             lines += _JSON_LINE if length is None else f"{_BINARY_LINE}{HEADER_LENGTH}: {length}\r\n"
             exchange.respond(200, lines, body)
 
-        call = dataplane.call(serving, known.fitted, inputs, ctx, queued_s=queued_s, size_bytes=size, finish=reply)
+        call = dataplane.call(
+            serving,
+            known.fitted,
+            inputs,
+            ctx,
+            queued_s=queued_s,
+            size_bytes=size,
+            finish=reply,
+            request=template.request,
+        )
         serving.batcher.submit(call)
 
         def leave() -> None:

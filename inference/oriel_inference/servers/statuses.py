@@ -37,6 +37,11 @@ _STATUSES: dict[Outcome, tuple[int, StatusCode]] = {
     Outcome.CONTROL: (503, StatusCode.UNAVAILABLE),
     Outcome.LOAD: (400, StatusCode.INVALID_ARGUMENT),
     Outcome.BACKEND: (500, StatusCode.INTERNAL),
+    Outcome.MODEL_NOT_FOUND: (404, StatusCode.NOT_FOUND),
+    Outcome.MODEL_EXISTS: (400, StatusCode.ALREADY_EXISTS),
+    Outcome.MODEL_UNAVAILABLE: (503, StatusCode.UNAVAILABLE),
+    Outcome.MODEL_CANCELLED: (400, StatusCode.CANCELLED),
+    Outcome.MODEL_UNKNOWN: (400, StatusCode.UNKNOWN),
 }
 # What the engine refuses by itself has only a status.
 _HEAD_OUTCOMES = {

@@ -26,8 +26,11 @@ class Fingerprint:
 class ModelStore(Protocol):
     """Read-only view of one model repository. Methods block: call them from a thread.
 
-    Each raises LoadFailed with a reason that holds no absolute path.
+    Each raises LoadFailed with a reason that holds no absolute path. runs_code: whether its Python models may run.
     """
+
+    @property
+    def runs_code(self) -> bool: ...
 
     def models(self) -> Sequence[str]:
         """Names of the models, sorted; entries whose names no model may have are left out."""

@@ -32,14 +32,21 @@ class LocalStore:
     """Models below `root`. Raises LoadFailed at once if `root` is not a folder that can be read.
 
     max_version_bytes: the files of one version together. max_copy_bytes: those of a version that `copy` copies.
+    runs_code: the operator put the files there.
     """
 
     def __init__(
-        self, root: Path, *, max_version_bytes: int = MAX_VERSION_BYTES, max_copy_bytes: int = MAX_COPY_BYTES
+        self,
+        root: Path,
+        *,
+        max_version_bytes: int = MAX_VERSION_BYTES,
+        max_copy_bytes: int = MAX_COPY_BYTES,
+        runs_code: bool = True,
     ) -> None:
         self._root = root.resolve()
         self._max_version_bytes = max_version_bytes
         self._max_copy_bytes = max_copy_bytes
+        self.runs_code = runs_code
         if not self._root.is_dir():
             raise LoadFailed(f"model repository {str(root)!r} is not a folder")
 
@@ -105,7 +112,8 @@ class LocalStore:
             return False
         for path, relative, _ in files:
             target = into / relative
-            target.parent.mkdir(parents=True, exist_ok=True)
+            if target.parent != into:
+                target.parent.mkdir(parents=True, exist_ok=True)
             shown = f"{model}/{version}/{relative}"
             try:
                 source = self._open(path, shown)

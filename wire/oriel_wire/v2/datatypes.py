@@ -200,8 +200,10 @@ def to_bytes_array(array: NDArray[Any], what: str) -> NDArray[Any]:
     return result.reshape(array.shape)
 
 
-def decode_raw(data: bytes, offset: int, size: int, entry: Datatype, shape: tuple[int, ...], what: str) -> NDArray[Any]:
-    """The wire bytes data[offset:offset + size] -> array [shape]: a read-only view, or a copy for BYTES.
+def decode_raw(
+    data: bytes | memoryview, offset: int, size: int, entry: Datatype, shape: tuple[int, ...], what: str
+) -> NDArray[Any]:
+    """The wire bytes data[offset:offset + size] -> array [shape]: a view, or a copy for BYTES.
 
     `offset + size` must lie within `data`. Raises BadMessage unless `size` is exactly what the shape needs.
     """

@@ -61,7 +61,7 @@ def describe(config: model_config_pb2.ModelConfig, versions: Sequence[str]) -> M
     return ModelMetadata(
         name=config.name,
         versions=tuple(versions),
-        platform=config.platform,
+        platform=config.platform or config.backend,
         inputs=tensors(config.input),
         outputs=tensors(config.output),
     )

@@ -1,0 +1,204 @@
+"""From a folder with `model.py` to running instances."""
+
+import asyncio
+import concurrent.futures
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from oriel_inference.backends.python.launch import Launch, PythonLimits
+from oriel_inference.backends.python.session import PythonSession, Scripting
+from oriel_inference.errors import LoadFailed
+from oriel_inference.model import EngineOptions, TensorInfo
+from oriel_wire.errors import BadMessage
+from oriel_wire.v2.datatypes import from_config_name
+from oriel_wire.v2.metadata import message_json, parse_config_json
+from oriel_wire.v2.proto import model_config_pb2 as pb
+
+__all__ = ["PythonBackend"]
+
+_T = TypeVar("_T")
+_KINDS = {pb.ModelInstanceGroup.KIND_GPU: "GPU", pb.ModelInstanceGroup.KIND_MODEL: "MODEL"}
+START_KEY = "oriel.start_timeout_s"
+GRACE_KEY = "oriel.kill_after_s"
+MAX_START_S = 3600.0
+
+
+class PythonBackend:
+    """Belongs to the loop it is made on; its `open_*` are for other threads, and block.
+
+    scripting: runs the requests that models make of other models.
+    """
+
+    name = "python"
+
+    def __init__(self, scripting: Scripting, limits: PythonLimits | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._scripting = scripting
+        self._limits = limits or PythonLimits()
+        self._starting: set[PythonSession] = set()
+        self._closed = False
+
+    def open(self, path: Path, options: EngineOptions) -> PythonSession:
+        raise LoadFailed("a Python model needs a configuration")
+
+    def open_first(
+        self,
+        path: Path,
+        config: pb.ModelConfig,
+        options: EngineOptions,
+        version: int,
+        judge: Callable[[pb.ModelConfig], None],
+    ) -> PythonSession:
+        return self._wait(self._first(path, config, options, version, judge))
+
+    def open_next(
+        self, path: Path, config: pb.ModelConfig, options: EngineOptions, version: int, index: int
+    ) -> PythonSession:
+        return self._wait(self._start(_launch(path, config, options, version, index), self._limited(config)))
+
+    def stop(self) -> None:
+        """Nothing is opened any more, and what is being opened fails. On the loop."""
+        self._closed = True
+        for session in self._starting:
+            session.kill("the server stops")
+
+    def _wait(self, work: Coroutine[Any, Any, _T]) -> _T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        concurrent.futures.wait([future])
+        return future.result()
+
+    async def _first(
+        self,
+        path: Path,
+        config: pb.ModelConfig,
+        options: EngineOptions,
+        version: int,
+        judge: Callable[[pb.ModelConfig], None],
+    ) -> PythonSession:
+        limits = self._limited(config)
+        first = PythonSession(_launch(path, config, options, version, 0), limits, self._scripting)
+        completed = await self._load(first)
+        if completed is None:
+            # Nothing to complete: the process that found that out goes on.
+            try:
+                judge(config)
+            except BaseException:
+                await first.end()
+                raise
+            first.adopt(_launch(path, config, options, version, 0))
+            await self._initialize(first)
+            return first
+        await first.end()
+        try:
+            found = parse_config_json(completed)
+        except BadMessage as error:
+            raise LoadFailed(f"auto_complete_config of the model: {error.message}") from error
+        judge(found)
+        config.CopyFrom(found)
+        return await self._start(_launch(path, config, options, version, 0), limits)
+
+    async def _start(self, launch: Launch, limits: PythonLimits) -> PythonSession:
+        session = PythonSession(launch, limits, self._scripting)
+        await self._load(session)
+        await self._initialize(session)
+        return session
+
+    async def _load(self, session: PythonSession) -> str | None:
+        if self._closed:
+            raise LoadFailed("the server stops")
+        self._starting.add(session)
+        try:
+            return await session.load()
+        finally:
+            self._starting.discard(session)
+
+    async def _initialize(self, session: PythonSession) -> None:
+        self._starting.add(session)
+        try:
+            await session.initialize()
+        finally:
+            self._starting.discard(session)
+
+    def _limited(self, config: pb.ModelConfig) -> PythonLimits:
+        start_s = _seconds(config, START_KEY, self._limits.start_s)
+        grace_s = _seconds(config, GRACE_KEY, self._limits.grace_s)
+        given = self._limits
+        return PythonLimits(
+            start_s=start_s,
+            finalize_s=given.finalize_s,
+            grace_s=grace_s,
+            max_body_bytes=given.max_body_bytes,
+            backoff_s=given.backoff_s,
+            max_backoff_s=given.max_backoff_s,
+        )
+
+
+def _launch(path: Path, config: pb.ModelConfig, options: EngineOptions, version: int, index: int) -> Launch:
+    kind, device, name = _instance(config, index)
+    text = message_json(config).decode()
+    return Launch(
+        file=str(path),
+        model=config.name,
+        version=str(version),
+        config=text,
+        args={
+            "model_config": text,
+            "model_instance_kind": kind,
+            "model_instance_name": name,
+            "model_instance_device_id": device,
+            "model_repository": str(path.parent.parent),
+            "model_version": str(version),
+            "model_name": config.name,
+        },
+        decoupled=config.model_transaction_policy.decoupled,
+        threads=options.intra_op_threads,
+        inputs=_tensors(config, config.input),
+        outputs=_tensors(config, config.output),
+    )
+
+
+def _instance(config: pb.ModelConfig, index: int) -> tuple[str, str, str]:
+    """Kind, device and name of an instance, counted over all groups."""
+    at = 0
+    for number, group in enumerate(config.instance_group):
+        devices = list(group.gpus) or [0]
+        for device in devices:
+            count = group.count or 1
+            if index < at + count:
+                name = f"{group.name or f'{config.name}_{number}'}_{index - at}"
+                return _KINDS.get(group.kind, "CPU"), str(device), name
+            at += count
+    return "CPU", "0", f"{config.name}_0_{index}"
+
+
+def _tensors(config: pb.ModelConfig, tensors: Any) -> tuple[TensorInfo, ...]:
+    batch = (-1,) if config.max_batch_size > 0 else ()
+    return tuple(
+        TensorInfo(
+            name=each.name,
+            datatype=_datatype(each),
+            shape=(*batch, *(each.reshape.shape if each.HasField("reshape") else each.dims)),
+        )
+        for each in tensors
+    )
+
+
+def _datatype(tensor: Any) -> str:
+    try:
+        return from_config_name(pb.DataType.Name(tensor.data_type))
+    except (BadMessage, ValueError):
+        return ""  # found wanting when the completed configuration is judged
+
+
+def _seconds(config: pb.ModelConfig, key: str, default: float) -> float:
+    if key not in config.parameters:
+        return default
+    text = config.parameters[key].string_value
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value <= MAX_START_S:
+        raise LoadFailed(f"parameters[{key!r}] must be a number of seconds, at most {MAX_START_S:g}")
+    return value

@@ -1,0 +1,226 @@
+"""The batches a Python model's process works on: what it is told of them, and what it says.
+
+Responses of decoupled requests are numbered by credit: the child sends AHEAD of them and one more for each that was
+consumed, so a slow reader holds up only the thread that produces for it. At most MAX_OPEN batches are under way.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from oriel_inference.backends import Execution, Outputs, Request
+from oriel_inference.backends.python.frames import (
+    Buffer,
+    FrameError,
+    read_tensors,
+    tensor_parts,
+)
+from oriel_inference.backends.python.launch import Launch
+from oriel_inference.backends.python.messages import (
+    Answers,
+    Cancel,
+    Credit,
+    Execute,
+    RequestHead,
+    Respond,
+    ResultHead,
+    Returned,
+)
+from oriel_inference.backends.python.outcomes import error_of
+from oriel_inference.backends.python.process import ModelProcess
+from oriel_inference.errors import BackendFailed, InferenceError
+from oriel_wire.errors import BadMessage
+from oriel_wire.v2.messages import Array
+
+__all__ = ["Executions", "refuse"]
+
+MAX_OPEN = 1024
+# What the v2 protocol gives a meaning of its own.
+_RESERVED = frozenset(("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "binary_data_output"))
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """A batch in the child. first: id of its first request; waiting: indexes without an answer."""
+
+    execution: Execution
+    first: int
+    waiting: set[int]
+    left: set[int] = field(default_factory=set)
+    returned: bool = False
+    timer: asyncio.TimerHandle | None = None
+
+
+class Executions:
+    """Of one process. grace_s: how long a batch may run on if nobody waits for it. progressed: one returned."""
+
+    def __init__(
+        self, launch: Launch, process: ModelProcess, *, grace_s: float, progressed: Callable[[], None]
+    ) -> None:
+        self._launch = launch
+        self._process = process
+        self._grace_s = grace_s
+        self._progressed = progressed
+        self._loop = asyncio.get_running_loop()
+        self._input_types = {info.name: info.datatype for info in launch.inputs}
+        self._batches: dict[int, _Open] = {}
+        self._by_request: dict[int, _Open] = {}
+        self._held: list[Execution] = []  # returned while MAX_OPEN batches were under way
+        self._numbers = 0
+
+    def begin(self, execution: Execution) -> None:
+        """Send it; what cannot be sent is refused."""
+        first = self._numbers
+        self._numbers += len(execution.requests)
+        body: list[Buffer] = []
+        try:
+            heads = [self._head(first + i, request, body) for i, request in enumerate(execution.requests)]
+            self._process.send(Execute(first, heads), body)
+        except (FrameError, BadMessage, ValueError, OverflowError) as error:
+            refuse(execution, BackendFailed(f"the batch cannot be sent to the model: {error}"))
+            return
+        opened = _Open(execution, first, set(range(len(heads))))
+        self._batches[first] = opened
+        self._by_request.update((first + i, opened) for i in range(len(heads)))
+
+    def leave(self, execution: Execution, index: int) -> None:
+        """Nobody waits for this request any more."""
+        opened = next((each for each in self._batches.values() if each.execution is execution), None)
+        if opened is None or index not in opened.waiting:
+            return
+        self._process.tell(Cancel(opened.first + index))
+        opened.left.add(index)
+        if opened.returned and self._launch.decoupled:
+            # Whatever the model still says of it is dropped: nothing to wait for.
+            self._answer(opened, index, None)
+        elif opened.left == opened.waiting and opened.timer is None:
+            why = "it went on working when nobody waited any more"
+            opened.timer = self._loop.call_later(self._grace_s, self._process.kill, why)
+
+    def asked_by(self) -> Sequence[Request]:
+        """The requests it works on now, and for which somebody waits."""
+        return [each.execution.requests[i] for each in self._batches.values() for i in each.waiting - each.left]
+
+    def answers(self, message: Answers, body: memoryview) -> None:
+        opened = self._batches.get(message.batch)
+        if opened is None or len(message.results) != len(opened.execution.requests):
+            self._process.kill("it answered what it was not asked")
+            return
+        opened.execution.computing(message.began, message.ended)
+        self._returned(opened)  # the next batch starts before this one's answers are written
+        at = 0
+        for index, head in enumerate(message.results):
+            result, at = self._result(head, body, at)
+            self._answer(opened, index, result)
+
+    def respond(self, message: Respond, body: memoryview) -> None:
+        opened = self._by_request.get(message.request)
+        if opened is None:
+            return
+        index = message.request - opened.first
+        if message.result is not None:
+            result, _ = self._result(message.result, body, 0)
+            if isinstance(result, InferenceError):
+                if not message.final:
+                    self._process.tell(Cancel(message.request))
+                self._answer(opened, index, result)
+                return
+            opened.execution.respond(index, result, lambda: self._consumed(message.request))
+        if message.final:
+            self._answer(opened, index, None)
+
+    def _consumed(self, request: int) -> None:
+        if request in self._by_request:
+            self._process.tell(Credit(request, 1))
+
+    def _result(self, head: ResultHead, body: memoryview, at: int) -> tuple[Outputs | InferenceError, int]:
+        try:
+            parts, at = read_tensors(head.tensors, body, at)
+        except (FrameError, BadMessage) as error:
+            return BackendFailed(f"the model's answer cannot be read: {error}"), at
+        if head.error is not None:
+            return error_of(*head.error), at
+        found = {name: (datatype, array) for name, datatype, array in parts}
+        arrays: list[Array | None] = []
+        for info in self._launch.outputs:
+            datatype, array = found.get(info.name, (info.datatype, None))
+            if datatype != info.datatype:
+                text = f"output {info.name[:64]!r} of the model is {datatype}, its configuration says {info.datatype}"
+                return BackendFailed(text), at
+            arrays.append(array)
+        return Outputs(arrays, head.parameters), at
+
+    def _answer(self, opened: _Open, index: int, result: Outputs | InferenceError | None) -> None:
+        if index not in opened.waiting:
+            return
+        opened.waiting.discard(index)
+        opened.left.discard(index)
+        del self._by_request[opened.first + index]
+        opened.execution.answer(index, result)
+        self._forget(opened)
+
+    def returned(self, message: Returned) -> None:
+        """`execute` of a decoupled model is through with this batch."""
+        opened = self._batches.get(message.batch)
+        if opened is not None:
+            self._returned(opened)
+
+    def _returned(self, opened: _Open) -> None:
+        if opened.returned:
+            return
+        self._progressed()
+        opened.returned = True
+        if opened.timer is not None:
+            opened.timer.cancel()
+        for index in tuple(opened.left) if self._launch.decoupled else ():
+            self._answer(opened, index, None)
+        self._held.append(opened.execution)
+        self._forget(opened)
+
+    def _forget(self, opened: _Open) -> None:
+        """What has returned and has no request left is done with; there is room for more then."""
+        if opened.returned and not opened.waiting:
+            self._batches.pop(opened.first, None)
+        while self._held and len(self._batches) < MAX_OPEN:
+            self._held.pop().returned()
+
+    def fail_all(self, error: InferenceError) -> list[Execution]:
+        """The process is gone: every request fails. Gives the executions that have not returned."""
+        batches, self._batches = list(self._batches.values()), {}
+        self._by_request.clear()
+        stuck, self._held = self._held, []
+        for opened in batches:
+            if opened.timer is not None:
+                opened.timer.cancel()
+            for index in sorted(opened.waiting):
+                opened.execution.answer(index, error)
+            if not opened.returned:
+                stuck.append(opened.execution)
+        return stuck
+
+    def _head(self, number: int, request: Request, body: list[Buffer]) -> RequestHead:
+        asked = request.asked
+        parameters = asked.parameters if asked is not None else {}
+        sequence, timeout = parameters.get("sequence_id", 0), parameters.get("timeout", 0)
+        return RequestHead(
+            id=number,
+            request_id=asked.id if asked is not None else "",
+            correlation=sequence if isinstance(sequence, int | str) else 0,
+            flags=bool(parameters.get("sequence_start")) + 2 * bool(parameters.get("sequence_end")),
+            timeout_us=timeout if isinstance(timeout, int) else 0,
+            parameters={key: value for key, value in parameters.items() if key not in _RESERVED} if parameters else {},
+            outputs=list(request.outputs),
+            deadline=request.deadline,
+            ends=request.ends,
+            idle_s=request.idle_s,
+            inputs=tensor_parts(
+                [(name, self._input_types[name], array) for name, array in request.inputs.items()], body
+            ),
+        )
+
+
+def refuse(execution: Execution, error: InferenceError) -> None:
+    """End all requests of an execution that does not begin."""
+    for index in range(len(execution.requests)):
+        execution.answer(index, error)
+    execution.returned()

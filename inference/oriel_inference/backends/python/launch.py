@@ -1,0 +1,39 @@
+"""What the process of an instance is started with, and how long its steps may take."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from oriel_inference.model import TensorInfo
+
+__all__ = ["Launch", "PythonLimits"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonLimits:
+    """start_s: import and `initialize`. finalize_s: `finalize` and the end of the process. grace_s: see rule 3.
+
+    max_body_bytes: tensors of one message. backoff_s: the wait before the second restart in a row, doubled for each
+    further one up to max_backoff_s.
+    """
+
+    start_s: float = 120.0
+    finalize_s: float = 5.0
+    grace_s: float = 10.0
+    max_body_bytes: int = 512 << 20
+    backoff_s: float = 0.5
+    max_backoff_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What a process is started with. threads: of its numeric libraries."""
+
+    file: str
+    model: str
+    version: str
+    config: str
+    args: Mapping[str, str]
+    decoupled: bool
+    threads: int
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]

@@ -1,0 +1,324 @@
+"""`pb_utils.InferenceRequest`, `InferenceResponse` and the response sender.
+
+One class of requests serves two ends, as the documented names have it: the requests `execute` gets (`ServedRequest`)
+and those a model makes to ask another model (`exec`, `async_exec`).
+"""
+
+import asyncio
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+from oriel_inference.backends.python.frames import (
+    Buffer,
+    FrameError,
+    read_tensors,
+    tensor_parts,
+)
+from oriel_inference.backends.python.messages import (
+    Infer,
+    Inferred,
+    ResultHead,
+)
+from oriel_inference.backends.python.pb_errors import TritonError, TritonModelException
+from oriel_inference.backends.python.pb_tensor import Tensor
+from oriel_inference.backends.python.runtime import Pending, Runtime
+from oriel_wire.errors import BadMessage
+from oriel_wire.v2.messages import ParameterValue
+
+__all__ = [
+    "RESPONSE_COMPLETE_FINAL",
+    "InferenceRequest",
+    "InferenceResponse",
+    "InferenceResponseSender",
+    "PreferredMemory",
+    "ServedRequest",
+    "encode_response",
+]
+
+RESPONSE_COMPLETE_FINAL = 1
+RELEASE_ALL = 1
+_runtime: Runtime | None = None
+
+
+def connect(runtime: Runtime) -> None:
+    """Where requests to other models go."""
+    global _runtime
+    _runtime = runtime
+
+
+class PreferredMemory:
+    """Where the answer of another model should lie: always the CPU's memory here."""
+
+    def __init__(self, preferred_memory_type: int = 0, preferred_device_id: int = 0) -> None:
+        if preferred_memory_type:
+            raise TritonModelException("PreferredMemory: tensors are always in the CPU's memory on this server")
+        self.preferred_memory_type = preferred_memory_type
+        self.preferred_device_id = preferred_device_id
+
+
+class InferenceResponse:
+    """Outputs or an error; with an error the outputs are ignored."""
+
+    def __init__(
+        self,
+        output_tensors: Sequence[Tensor] = (),
+        error: TritonError | None = None,
+        parameters: Mapping[str, ParameterValue] | None = None,
+    ) -> None:
+        tensors = list(output_tensors or ())
+        if not all(isinstance(each, Tensor) for each in tensors):
+            raise TritonModelException("output_tensors must be a list of pb_utils.Tensor")
+        if error is not None and not isinstance(error, TritonError):
+            error = TritonError(str(error))
+        self._tensors = tensors
+        self._error = error
+        self._parameters = _checked(parameters)
+
+    def output_tensors(self) -> list[Tensor]:
+        return self._tensors
+
+    def has_error(self) -> bool:
+        return self._error is not None
+
+    def error(self) -> TritonError | None:
+        return self._error
+
+    def parameters(self) -> str:
+        return json.dumps(self._parameters)
+
+
+class InferenceRequest:
+    """A request to another model: `exec()` waits for its response, `await async_exec()` in an `async def execute`."""
+
+    def __init__(
+        self,
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        inputs: Sequence[Tensor] = (),
+        requested_output_names: Sequence[str] = (),
+        model_name: str = "",
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory | None = None,
+        trace: object = None,
+        parameters: Mapping[str, ParameterValue] | None = None,
+    ) -> None:
+        self._request_id = str(request_id)
+        self._correlation_id = correlation_id
+        self._inputs = list(inputs)
+        self._outputs = [str(name) for name in requested_output_names]
+        self._model_name = model_name
+        self._model_version = model_version
+        self._flags = flags
+        self._timeout = timeout
+        self._preferred_memory = preferred_memory or PreferredMemory()
+        self._trace = trace
+        self._parameters = _checked(parameters)
+        if not all(isinstance(each, Tensor) for each in self._inputs):
+            raise TritonModelException("inputs must be a list of pb_utils.Tensor")
+
+    def inputs(self) -> list[Tensor]:
+        return self._inputs
+
+    def requested_output_names(self) -> list[str]:
+        return self._outputs
+
+    def request_id(self) -> str:
+        return self._request_id
+
+    def correlation_id(self) -> int | str:
+        return self._correlation_id
+
+    def model_name(self) -> str:
+        return self._model_name
+
+    def model_version(self) -> int:
+        return self._model_version
+
+    def flags(self) -> int:
+        return self._flags
+
+    def set_flags(self, flags: int) -> None:
+        self._flags = flags
+
+    def timeout(self) -> int:
+        """Microseconds, 0 for none."""
+        return self._timeout
+
+    def preferred_memory(self) -> PreferredMemory:
+        return self._preferred_memory
+
+    def trace(self) -> object:
+        return self._trace
+
+    def parameters(self) -> str:
+        """A JSON object."""
+        return json.dumps(self._parameters)
+
+    def set_release_flags(self, flags: int) -> None:
+        if flags != RELEASE_ALL:
+            raise TritonModelException("set_release_flags: requests cannot be rescheduled on this server")
+
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits any more: the caller left, or the deadline has passed."""
+        return False
+
+    def deadline_remaining_s(self) -> float:
+        """Oriel's own: seconds until the deadline, negative once it has passed."""
+        return math.inf
+
+    def get_response_sender(self) -> "InferenceResponseSender":
+        raise TritonModelException("get_response_sender: only the requests that execute was given have one")
+
+    def exec(self, decoupled: bool = False) -> Any:
+        """One response, or with `decoupled` an iterator of them. Errors come as responses."""
+        inbox: SimpleQueue[tuple[Inferred, memoryview]] = SimpleQueue()
+        self._ask(decoupled, lambda message, body: inbox.put((message, body)))
+        if decoupled:
+            return _responses(inbox)
+        return _response(*inbox.get())
+
+    async def async_exec(self, decoupled: bool = False) -> Any:
+        """As `exec`, without blocking the event loop (with `decoupled`: until the first response)."""
+        loop = asyncio.get_running_loop()
+        inbox: SimpleQueue[tuple[Inferred, memoryview]] = SimpleQueue()
+        first = asyncio.Event()
+
+        def received(message: Inferred, body: memoryview) -> None:
+            inbox.put((message, body))
+            loop.call_soon_threadsafe(first.set)
+
+        self._ask(decoupled, received)
+        await first.wait()
+        return _responses(inbox) if decoupled else _response(*inbox.get())
+
+    def _ask(self, decoupled: bool, inbox: Any) -> None:
+        runtime = _runtime
+        if runtime is None or not runtime.executing:
+            raise TritonModelException("other models can only be asked in execute")
+        if not self._model_name:
+            raise TritonModelException("InferenceRequest: model_name is missing")
+        parameters = dict(self._parameters)
+        if self._correlation_id:
+            parameters["sequence_id"] = self._correlation_id
+        body: list[Buffer] = []
+        try:
+            heads = tensor_parts([each.part() for each in self._inputs], body)
+            version = "" if int(self._model_version) < 1 else str(int(self._model_version))
+            runtime.ask(
+                lambda number: Infer(
+                    number,
+                    self._model_name,
+                    version,
+                    self._request_id,
+                    parameters,
+                    self._outputs,
+                    int(self._timeout),
+                    decoupled,
+                    heads,
+                ),
+                body,
+                inbox,
+            )
+        except (BadMessage, FrameError) as error:
+            raise TritonModelException(f"the request to model {self._model_name!r} cannot be sent: {error}") from error
+
+
+class ServedRequest(InferenceRequest):
+    """A request that `execute` was given."""
+
+    def __init__(self, pending: Pending, inputs: Sequence[Tensor], model_name: str, model_version: int) -> None:
+        head = pending.head
+        super().__init__(
+            request_id=head.request_id,
+            correlation_id=head.correlation,
+            inputs=inputs,
+            requested_output_names=head.outputs,
+            model_name=model_name,
+            model_version=model_version,
+            flags=head.flags,
+            timeout=head.timeout_us,
+            parameters=head.parameters,
+        )
+        self.pending = pending
+
+    def is_cancelled(self) -> bool:
+        return self.pending.cancelled()
+
+    def deadline_remaining_s(self) -> float:
+        return self.pending.remaining_s()
+
+    def get_response_sender(self) -> "InferenceResponseSender":
+        return InferenceResponseSender(self.pending)
+
+
+class InferenceResponseSender:
+    """Sends the responses of one request, from any thread, also after `execute` has returned."""
+
+    def __init__(self, pending: Pending) -> None:
+        self._pending = pending
+
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        """Blocks while the reader is behind. flags: TRITONSERVER_RESPONSE_COMPLETE_FINAL with or after the last one."""
+        if response is not None and not isinstance(response, InferenceResponse):
+            raise TritonModelException("send: the response must be a pb_utils.InferenceResponse")
+        if flags not in (0, RESPONSE_COMPLETE_FINAL):
+            raise TritonModelException(f"send: unknown flags {flags}")
+        result, body = (None, []) if response is None else encode_response(response, self._pending)
+        try:
+            self._pending.respond(result, body, final=flags == RESPONSE_COMPLETE_FINAL)
+        except (ValueError, FrameError) as error:
+            raise TritonModelException(f"send: {error}") from error
+
+    def is_cancelled(self) -> bool:
+        return self._pending.cancelled()
+
+    def deadline_remaining_s(self) -> float:
+        """Oriel's own, see InferenceRequest."""
+        return self._pending.remaining_s()
+
+
+def encode_response(response: InferenceResponse, pending: Pending) -> tuple[ResultHead, list[Buffer]]:
+    """The outputs that were asked for, as a frame has them; what cannot be sent becomes an error."""
+    error = response.error()
+    if error is not None:
+        return ResultHead(error=(error.code(), error.message()[:2000])), []
+    body: list[Buffer] = []
+    try:
+        parts = [each.part() for each in response.output_tensors() if each.name() in pending.head.outputs]
+        heads = tensor_parts(parts, body)
+    except BadMessage as bad:
+        return ResultHead(error=(TritonError.INTERNAL, bad.message)), []
+    return ResultHead(heads, response._parameters), body
+
+
+def _responses(inbox: "SimpleQueue[tuple[Inferred, memoryview]]") -> Iterator[InferenceResponse]:
+    while True:
+        message, body = inbox.get()
+        if message.result is not None:
+            yield _response(message, body)
+        if message.final:
+            return
+
+
+def _response(message: Inferred, body: memoryview) -> InferenceResponse:
+    result = message.result or ResultHead()
+    if result.error is not None:
+        code, text = result.error
+        return InferenceResponse(error=TritonError(text, code))
+    parts, _ = read_tensors(result.tensors, body)
+    return InferenceResponse([Tensor.received(part) for part in parts], parameters=result.parameters)
+
+
+def _checked(parameters: Mapping[str, ParameterValue] | None) -> dict[str, ParameterValue]:
+    found = dict(parameters or {})
+    for key, value in found.items():
+        if not isinstance(key, str) or not isinstance(value, bool | int | float | str):
+            raise TritonModelException(f"parameter {key!r} must have a string, number or boolean")
+        if isinstance(value, int) and not -(2**63) <= value < 2**64:
+            raise TritonModelException(f"parameter {key!r} does not fit into 64 bits")
+    return found

@@ -1,0 +1,156 @@
+"""`pb_utils.Tensor` and the datatypes' names in both directions."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from oriel_inference.backends.python.frames import Part
+from oriel_inference.backends.python.pb_errors import TritonModelException
+from oriel_wire.errors import BadMessage
+from oriel_wire.v2.datatypes import DATATYPES, name_of
+from oriel_wire.v2.messages import Array
+
+__all__ = [
+    "TRITON_STRING_TO_NUMPY",
+    "Tensor",
+    "numpy_to_triton_type",
+    "triton_string_to_numpy",
+    "triton_to_numpy_type",
+]
+
+# In the order of their numbers, from 1; BF16 (14) has no numpy type.
+_NAMES = "BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 FP16 FP32 FP64 BYTES BF16".split()
+_WIRE = {entry.dtype: name for name, entry in DATATYPES.items() if name not in ("BYTES", "BF16")}
+_NUMBERS = {name: number for number, name in enumerate(_NAMES, 1)}
+TRITON_STRING_TO_NUMPY: dict[str, Any] = {
+    DATATYPES[name].config_name: np.object_ if name == "BYTES" else DATATYPES[name].dtype.type
+    for name in _NAMES
+    if name != "BF16"
+}
+
+
+class Tensor:
+    """A name and an array. Arrays of text must be of objects (`np.object_`): bytes, or anything that `str` takes."""
+
+    def __init__(self, name: str, numpy_array: Array) -> None:
+        if not isinstance(name, str):
+            raise TritonModelException("the name of a Tensor must be a string")
+        if not isinstance(numpy_array, np.ndarray):
+            numpy_array = np.asarray(numpy_array)
+        self._datatype = _WIRE.get(numpy_array.dtype) or _datatype(numpy_array, name)
+        self._name = name
+        self._array = numpy_array
+
+    @classmethod
+    def received(cls, part: Part) -> "Tensor":
+        """Of a frame; not one of the documented names."""
+        tensor = cls.__new__(cls)
+        tensor._name, tensor._datatype, tensor._array = part
+        return tensor
+
+    def name(self) -> str:
+        return self._name
+
+    def as_numpy(self) -> Array:
+        """The array itself; numpy has no BF16, so those raise (`to_dlpack` has no way around it here)."""
+        if self._datatype == "BF16" and self._array.dtype.name != "bfloat16":
+            raise TritonModelException(f"tensor {self._name!r} is BF16, which numpy does not have")
+        return self._array
+
+    def triton_dtype(self) -> int:
+        return _NUMBERS[self._datatype]
+
+    def shape(self) -> list[int]:
+        return list(self._array.shape)
+
+    def is_cpu(self) -> bool:
+        return True
+
+    def to_dlpack(self) -> Any:
+        """For other frameworks, without a copy. Not for text and BF16."""
+        return self._exported(lambda array: array.__dlpack__())
+
+    @staticmethod
+    def from_dlpack(name: str, tensor: Any) -> "Tensor":
+        """From anything on the CPU that speaks DLPack, or from a capsule."""
+        if not hasattr(tensor, "__dlpack__"):
+            tensor = _Capsule(tensor)
+        try:
+            array = np.from_dlpack(tensor)
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            raise TritonModelException(f"tensor {name!r} cannot be taken from DLPack: {error}") from error
+        if not array.flags.c_contiguous:
+            raise TritonModelException(f"tensor {name!r} is not contiguous in C order")
+        return Tensor(name, array)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._exported(lambda array: array.__dlpack__(**options))
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+    def part(self) -> Part:
+        """For a frame; not one of the documented names."""
+        array = self._array
+        if self._datatype == "BYTES":
+            if array.dtype.kind != "O":
+                array = array.astype(object)
+            if any(type(element) is not bytes for element in array.flat):
+                array = _as_bytes(array)
+        elif self._datatype == "BF16":
+            array = array.view(np.uint16)
+        elif array.dtype not in _WIRE:
+            array = array.astype(DATATYPES[self._datatype].dtype)
+        return self._name, self._datatype, array
+
+    def _exported(self, export: Callable[[Array], Any]) -> Any:
+        if self._datatype in ("BYTES", "BF16"):
+            raise TritonModelException(f"tensor {self._name!r} is {self._datatype}, which cannot travel as DLPack here")
+        return export(self._array)
+
+
+def _datatype(array: Array, name: str) -> str:
+    """Of an array that does not have the wire's form already."""
+    if array.dtype.kind in "UV" and array.dtype.name != "bfloat16":
+        raise TritonModelException(
+            f"tensor {name!r}: arrays of {array.dtype} are not supported, use dtype np.object_ for text"
+        )
+    try:
+        return name_of(array.dtype)
+    except BadMessage as error:
+        raise TritonModelException(f"tensor {name!r}: {error.message}") from error
+
+
+class _Capsule:
+    """What numpy wants around a capsule of memory on the CPU."""
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+
+def _as_bytes(array: Array) -> Array:
+    texts = np.empty(array.size, dtype=object)
+    texts[:] = [each if type(each) is bytes else str(each).encode() for each in array.flat]
+    return texts.reshape(array.shape)
+
+
+def triton_string_to_numpy(triton_type_string: str) -> Any:
+    """TYPE_FP32 -> np.float32. Raises KeyError for others, TYPE_BF16 included."""
+    return TRITON_STRING_TO_NUMPY[triton_type_string]
+
+
+def triton_to_numpy_type(data_type: int) -> Any:
+    """11 -> np.float32."""
+    return TRITON_STRING_TO_NUMPY[DATATYPES[_NAMES[data_type - 1]].config_name]
+
+
+def numpy_to_triton_type(data_type: Any) -> int:
+    """np.float32 -> 11."""
+    return _NUMBERS[name_of(np.dtype(data_type))]

@@ -1,0 +1,133 @@
+"""The module that models import: `import triton_python_backend_utils as pb_utils`.
+
+It has the names that Triton documents for Python models. A name that is not here raises AttributeError and says so.
+"""
+
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from oriel_inference.backends.python.pb_config import ModelConfig
+from oriel_inference.backends.python.pb_errors import TritonError, TritonModelException
+from oriel_inference.backends.python.pb_request import (
+    InferenceRequest,
+    InferenceResponse,
+    InferenceResponseSender,
+    PreferredMemory,
+)
+from oriel_inference.backends.python.pb_tensor import (
+    TRITON_STRING_TO_NUMPY,
+    Tensor,
+    numpy_to_triton_type,
+    triton_string_to_numpy,
+    triton_to_numpy_type,
+)
+from oriel_inference.backends.python.runtime import Runtime
+
+__all__ = [
+    "TRITONSERVER_MEMORY_CPU",
+    "TRITONSERVER_MEMORY_GPU",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START",
+    "TRITONSERVER_REQUEST_RELEASE_ALL",
+    "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
+    "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
+    "TRITON_STRING_TO_NUMPY",
+    "InferenceRequest",
+    "InferenceResponse",
+    "InferenceResponseSender",
+    "Logger",
+    "ModelConfig",
+    "PreferredMemory",
+    "Tensor",
+    "TritonError",
+    "TritonModelException",
+    "get_input_config_by_name",
+    "get_input_tensor_by_name",
+    "get_model_dir",
+    "get_output_config_by_name",
+    "get_output_tensor_by_name",
+    "numpy_to_triton_type",
+    "triton_string_to_numpy",
+    "triton_to_numpy_type",
+    "using_decoupled_model_transaction_policy",
+]
+
+TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
+TRITONSERVER_REQUEST_RELEASE_ALL = 1
+TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
+TRITONSERVER_MEMORY_CPU = 0
+TRITONSERVER_MEMORY_GPU = 2
+
+_runtime: Runtime | None = None
+_model_dir = ""
+
+
+def connect(runtime: Runtime, model_dir: str) -> None:
+    """Not one of the documented names: called before the model is imported."""
+    global _runtime, _model_dir
+    _runtime, _model_dir = runtime, model_dir
+
+
+def __getattr__(name: str) -> Any:
+    raise AttributeError(f"pb_utils.{name} is not supported by this server, see docs/python-models.md")
+
+
+class Logger:
+    """Lines of the server's log; used as a class, as documented."""
+
+    INFO, WARNING, ERROR, VERBOSE = logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG
+
+    @staticmethod
+    def log(message: object, level: int = logging.INFO) -> None:
+        if _runtime is not None:
+            _runtime.say(level, str(message))
+
+    @staticmethod
+    def log_info(message: object) -> None:
+        Logger.log(message, logging.INFO)
+
+    @staticmethod
+    def log_warn(message: object) -> None:
+        Logger.log(message, logging.WARNING)
+
+    @staticmethod
+    def log_error(message: object) -> None:
+        Logger.log(message, logging.ERROR)
+
+    @staticmethod
+    def log_verbose(message: object) -> None:
+        Logger.log(message, logging.DEBUG)
+
+
+def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
+    """The request's input of that name, None if it has none."""
+    return next((each for each in inference_request.inputs() if each.name() == name), None)
+
+
+def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
+    """The response's output of that name, None if it has none."""
+    return next((each for each in inference_response.output_tensors() if each.name() == name), None)
+
+
+def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> Any:
+    """The input's part of a parsed model configuration, None if it has none."""
+    return next((each for each in model_config.get("input", ()) if each["name"] == name), None)
+
+
+def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> Any:
+    """The output's part of a parsed model configuration, None if it has none."""
+    return next((each for each in model_config.get("output", ()) if each["name"] == name), None)
+
+
+def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) -> bool:
+    """Of a parsed model configuration."""
+    return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
+
+
+def get_model_dir() -> str:
+    """The version's folder, where `model.py` lies."""
+    return os.path.abspath(_model_dir)

@@ -1,0 +1,235 @@
+"""One child process, as the server sees it: how it starts, what it says, how it ends.
+
+Everything here belongs to the loop, except that a thread of its own starts the processes: the kernel kills a child
+when the thread that started it ends (that is how children die with a server that was killed), and this one lives as
+long as the server. A child leads its own process group, which is killed as a whole.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from oriel_inference.backends.python.frames import (
+    Assembler,
+    Buffer,
+    FrameError,
+    encode,
+)
+from oriel_inference.backends.python.messages import (
+    Message,
+)
+
+__all__ = ["ModelProcess"]
+
+_log = logging.getLogger(__name__)
+
+MAX_LINE_BYTES = 4096
+OUTPUT_CHUNK_BYTES = 16 * 1024
+MAX_CONTROL_BYTES = 256 << 20
+_HIDDEN_VARIABLES = ("ORIEL_LIFELINE_FD",)
+_starter = ThreadPoolExecutor(1, thread_name_prefix="oriel-python-starter")
+
+
+class ModelProcess:
+    """on_message: every message with its body. on_end: once, when the process is gone or unusable, with how it went.
+
+    name: for the log. threads: default of the numeric libraries in the child.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        threads: int,
+        max_body_bytes: int,
+        on_message: Callable[[Message, memoryview], None],
+        on_end: Callable[[str], None],
+    ) -> None:
+        self._name = name
+        self._threads = threads
+        self._max_body_bytes = max_body_bytes
+        self._on_message = on_message
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._work: asyncio.WriteTransport | None = None
+        self._control: asyncio.WriteTransport | None = None
+        self._pidfd = -1
+        self._output = -1
+        self._unfinished = b""
+        self._ended = False
+        self.broken = ""
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id once it was started."""
+        return None if self._child is None else self._child.pid
+
+    async def start(self) -> None:
+        """Start the child; it waits for its first message. Raises OSError."""
+        work, work_theirs = socket.socketpair()
+        control, control_theirs = socket.socketpair()
+        output, output_theirs = os.pipe()
+        try:
+            self._child = await self._loop.run_in_executor(
+                _starter, _start, work_theirs.fileno(), control_theirs.fileno(), output_theirs, self._threads
+            )
+        except BaseException:
+            work.close()
+            control.close()
+            os.close(output)
+            raise
+        finally:
+            work_theirs.close()
+            control_theirs.close()
+            os.close(output_theirs)
+        self._output = output
+        os.set_blocking(output, False)
+        self._loop.add_reader(output, self._read_output)
+        self._work, _ = await self._loop.create_unix_connection(lambda: _Reading(self), sock=work)
+        self._control, _ = await self._loop.create_unix_connection(asyncio.Protocol, sock=control)
+        # A pipe that a grandchild holds open would hide that the child has died.
+        if hasattr(os, "pidfd_open"):
+            self._pidfd = os.pidfd_open(self._child.pid)
+            self._loop.add_reader(self._pidfd, self.end)
+
+    def send(self, message: Message, body: Sequence[Buffer] = ()) -> None:
+        """Something to do. Raises FrameError if it is too large; a child that is gone hears nothing."""
+        if self._work is not None and not self._ended:
+            self._work.writelines(encode(message, body, max_body_bytes=self._max_body_bytes))
+
+    def tell(self, message: Message, body: Sequence[Buffer] = ()) -> None:
+        """Something to be heard while it works."""
+        if self._control is None or self._ended:
+            return
+        self._control.writelines(encode(message, body, max_body_bytes=self._max_body_bytes))
+        if self._control.get_write_buffer_size() > MAX_CONTROL_BYTES:
+            self.kill("it does not listen any more")
+
+    def kill(self, why: str) -> None:
+        """End it, whatever it does; `on_end` follows."""
+        self.broken = self.broken or why
+        self._signal()
+        if self._pidfd < 0:
+            self.end()
+
+    def end(self) -> None:
+        """The child is gone, or its socket is: take everything away and say how it went. Later calls do nothing."""
+        if self._ended:
+            return
+        self._ended = True
+        self._signal()
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+        for transport in (self._work, self._control):
+            if transport is not None:
+                transport.abort()
+        if self._output >= 0:
+            self._read_output()
+            self._loop.remove_reader(self._output)
+            os.close(self._output)
+            if self._unfinished:
+                self._print([self._unfinished])
+        self._on_end(self._how())
+
+    def lost(self) -> None:
+        """The child closed its socket: mostly because it has ended, and then its exit code is still to come."""
+        self._signal()
+        if self._pidfd < 0:
+            self.end()
+
+    def received(self, frames: Sequence[tuple[Message, memoryview]]) -> None:
+        """From the work socket."""
+        for message, body in frames:
+            if self._ended:
+                return
+            self._on_message(message, body)
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Of one message, either way."""
+        return self._max_body_bytes
+
+    def _signal(self) -> None:
+        if self._child is not None and self._child.returncode is None:
+            try:
+                os.killpg(self._child.pid, signal.SIGKILL)
+            except OSError:
+                pass  # it has just ended
+
+    def _how(self) -> str:
+        if self._child is None:
+            return "could not be started"
+        # It was killed if it had not ended: there is nothing to wait for but the kernel.
+        code = self._child.wait()
+        if self.broken:
+            return self.broken
+        return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+    def _read_output(self) -> None:
+        try:
+            data = os.read(self._output, OUTPUT_CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            self._loop.remove_reader(self._output)
+        *lines, self._unfinished = (self._unfinished + data).split(b"\n")
+        if len(self._unfinished) > MAX_LINE_BYTES:
+            lines.append(self._unfinished)
+            self._unfinished = b""
+        self._print(lines)
+
+    def _print(self, lines: Sequence[bytes]) -> None:
+        for line in lines:
+            text = line[:MAX_LINE_BYTES].decode(errors="replace").rstrip()
+            if text:
+                _log.info("model %s: %s", self._name, text)
+
+
+class _Reading(asyncio.BufferedProtocol):
+    """The work socket's end."""
+
+    def __init__(self, process: ModelProcess) -> None:
+        self._process = process
+        self._assembler = Assembler(process.max_body_bytes)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._assembler.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            frames = self._assembler.received(nbytes)
+        except FrameError as error:
+            self._process.kill(f"it said what cannot be read: {error}")
+            return
+        self._process.received(frames)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._process.lost()
+
+
+def _start(work: int, control: int, output: int, threads: int) -> "subprocess.Popen[bytes]":
+    environment = {name: value for name, value in os.environ.items() if name not in _HIDDEN_VARIABLES}
+    # The model's own processes get the variable as it was.
+    environment["ORIEL_PYTHONPATH"] = environment.get("PYTHONPATH", "")
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    environment["PYTHONUNBUFFERED"] = "1"
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        environment.setdefault(name, str(threads))
+    module = "oriel_inference.backends.python.child"
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", module, str(work), str(control), str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=(work, control),
+        env=environment,
+        start_new_session=True,
+    )

@@ -1,0 +1,234 @@
+"""The child's end: its two sockets, the requests it has, and who waits for what.
+
+The main thread reads `work` and runs the model; the control thread reads `control`. Anything may send. When the server
+is gone, so is this process with everything it has started.
+"""
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from queue import SimpleQueue
+from weakref import WeakValueDictionary
+
+from oriel_inference.backends.python.frames import (
+    AHEAD,
+    Assembler,
+    Buffer,
+    encode,
+)
+from oriel_inference.backends.python.messages import (
+    Cancel,
+    Credit,
+    Infer,
+    Inferred,
+    Message,
+    RequestHead,
+    Respond,
+    ResultHead,
+    Say,
+)
+
+__all__ = ["Pending", "Runtime"]
+
+MAX_PIECES = 512
+
+Inbox = Callable[[Inferred, memoryview], None]
+
+
+class Pending:
+    """What request and response sender share: how long it may take, whether anybody waits, what may be sent.
+
+    Dies with the last of both; a decoupled request that has no final response by then gets one.
+    """
+
+    def __init__(self, runtime: "Runtime", head: RequestHead, *, decoupled: bool) -> None:
+        self.runtime = runtime
+        self.head = head
+        self.decoupled = decoupled
+        self.final = False
+        self.reply: tuple[ResultHead, list[Buffer]] | None = None  # of a model that is not decoupled
+        self._left = False
+        self._deadline = head.deadline
+        self._credit = AHEAD
+        self._changed = threading.Condition() if decoupled else None
+
+    def remaining_s(self) -> float:
+        return self._deadline - time.monotonic()
+
+    def cancelled(self) -> bool:
+        return self._left or self.remaining_s() <= 0.0
+
+    def leave(self) -> None:
+        self._left = True
+        self.grant(0)
+
+    def grant(self, count: int) -> None:
+        if self._changed is not None:
+            with self._changed:
+                self._credit += count
+                self._changed.notify_all()
+
+    def respond(self, result: ResultHead | None, body: list[Buffer], *, final: bool) -> None:
+        """Send one response, waiting while the reader has AHEAD of them; what nobody wants any more is dropped."""
+        if self.final:
+            raise ValueError("the final response of this request has been sent")
+        self.final = final
+        if self._changed is None:
+            if result is not None:
+                self.reply = (result, body)
+            return
+        if result is not None:
+            with self._changed:
+                self._changed.wait_for(lambda: self._credit > 0 or self._left)
+                self._credit -= 1
+            if self._left:
+                result, body = None, []
+            else:
+                self._deadline = max(self._deadline, min(self.head.ends, time.monotonic() + self.head.idle_s))
+        if result is not None or final:
+            self.runtime.send(Respond(self.head.id, result, final), body)
+
+    def __del__(self) -> None:
+        if self.decoupled and not self.final:
+            # Not sent from here: this may run anywhere, also while this very thread is sending.
+            self.runtime.abandoned.put(self.head.id)
+
+
+class Runtime:
+    """work, control: this end of the sockets."""
+
+    def __init__(self, work: socket.socket, control: socket.socket) -> None:
+        self._work = work
+        self._control = control
+        self._assembler = Assembler()
+        self._frames: list[tuple[Message, memoryview]] = []
+        self._sending = threading.Lock()
+        self._batch: dict[int, Pending] = {}  # under way, of a model that is not decoupled
+        self._open: WeakValueDictionary[int, Pending] = WeakValueDictionary()  # of one that is
+        self._left: set[int] = set()
+        self._newest = -1
+        self._table = threading.Lock()
+        self._asked: dict[int, Inbox] = {}
+        self._asks = 0
+        self.max_body_bytes = 1 << 30
+        self.executing = False
+        self.abandoned: SimpleQueue[int] = SimpleQueue()
+        threading.Thread(target=self._listen, name="oriel-control", daemon=True).start()
+        threading.Thread(target=self._bury, name="oriel-abandoned", daemon=True).start()
+
+    def next(self) -> tuple[Message, memoryview]:
+        """The next thing to do; for the main thread."""
+        if not self._frames:
+            self._frames.extend(reversed(_read(self._work, self._assembler)))
+        return self._frames.pop()
+
+    def send(self, message: Message, body: Sequence[Buffer] = ()) -> None:
+        """From any thread. Raises FrameError for what is too large. A server that is gone takes the process along."""
+        pieces = encode(message, body, max_body_bytes=self.max_body_bytes)
+        with self._sending:
+            try:
+                _send(self._work, pieces)
+            except OSError:
+                _end()
+
+    def say(self, level: int, text: str) -> None:
+        """A line for the server's log."""
+        self.send(Say(level, text[:8000]))
+
+    def open(self, heads: Sequence[RequestHead], *, decoupled: bool) -> list[Pending]:
+        """A batch that has just arrived."""
+        batch = {head.id: Pending(self, head, decoupled=decoupled) for head in heads}
+        with self._table:
+            self._newest = max(self._newest, *batch)
+            if decoupled:
+                self._open.update(batch)
+            else:
+                self._batch = batch
+            overtaken = self._left.intersection(batch)
+            self._left -= overtaken
+        for request in overtaken:
+            batch[request].leave()
+        return list(batch.values())
+
+    def ask(self, make: Callable[[int], Infer], body: Sequence[Buffer], inbox: Inbox) -> int:
+        """Ask another model. inbox: gets what it says, on the control thread; the last has `final`."""
+        with self._table:
+            self._asks += 1
+            number = self._asks
+            self._asked[number] = inbox
+        try:
+            self.send(make(number), body)
+        except Exception:
+            del self._asked[number]
+            raise
+        return number
+
+    def _listen(self) -> None:
+        assembler = Assembler()
+        while True:
+            for message, body in _read(self._control, assembler):
+                match message:
+                    case Cancel():
+                        self._cancel(message.request)
+                    case Credit():
+                        pending = self._open.get(message.request)
+                        if pending is not None:
+                            pending.grant(message.count)
+                            del pending
+                    case Inferred():
+                        inbox = self._asked.pop(message.id) if message.final else self._asked[message.id]
+                        inbox(message, body)
+            message = body = None  # type: ignore[assignment]
+
+    def _cancel(self, request: int) -> None:
+        with self._table:
+            pending = self._batch.get(request) or self._open.get(request)
+            if pending is None and request > self._newest:
+                self._left.add(request)  # overtook the request itself
+        if pending is not None:
+            pending.leave()
+
+    def _bury(self) -> None:
+        while True:
+            self.send(Respond(self.abandoned.get(), None, True))
+
+
+def _read(link: socket.socket, assembler: Assembler) -> list[tuple[Message, memoryview]]:
+    """At least one frame."""
+    while True:
+        try:
+            count = link.recv_into(assembler.buffer())
+        except OSError:
+            count = 0
+        if not count:
+            _end()
+        frames = assembler.received(count)
+        if frames:
+            return frames
+
+
+def _send(link: socket.socket, pieces: list[Buffer]) -> None:
+    at = 0
+    while at < len(pieces):
+        group = pieces[at : at + MAX_PIECES]
+        at += MAX_PIECES
+        sent = link.sendmsg(group)
+        for rest in _unsent(group, sent):
+            link.sendall(rest)
+
+
+def _unsent(pieces: list[Buffer], sent: int) -> Iterator[Buffer]:
+    for piece in pieces:
+        if sent >= len(piece):
+            sent -= len(piece)
+        else:
+            yield memoryview(piece)[sent:]
+            sent = 0
+
+
+def _end() -> None:
+    """The server is gone: so is everything that was started here."""
+    os.killpg(0, signal.SIGKILL)

@@ -1,0 +1,326 @@
+"""An instance of a Python model, as the batcher sees it: a process that is started again when it dies.
+
+Rules.
+1. A batch is sent at once; `execute` never waits. Answers come as messages.
+2. When the process dies, every request it has fails and the instance counts as busy until a new process is ready. The
+   first restart is immediate, further ones wait longer and longer until an execution has returned again.
+3. When nobody waits for any request of a batch that still runs, it may go on for `grace_s`; then the process is killed.
+4. What comes while there is no process waits for the next one, unless its callers go meanwhile.
+
+Everything belongs to the loop, except `run` and `close`, which are for other threads and block.
+"""
+
+import asyncio
+import concurrent.futures
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from oriel_inference.backends import Execution, Outputs, Request
+from oriel_inference.backends.python.executions import Executions, refuse
+from oriel_inference.backends.python.frames import Buffer
+from oriel_inference.backends.python.launch import Launch, PythonLimits
+from oriel_inference.backends.python.messages import (
+    Answers,
+    Failed,
+    Finalize,
+    Finalized,
+    Infer,
+    Initialize,
+    Load,
+    Loaded,
+    Message,
+    Ready,
+    Respond,
+    Returned,
+    Say,
+)
+from oriel_inference.backends.python.process import ModelProcess
+from oriel_inference.errors import BackendFailed, InferenceError, LoadFailed, ServerStopping
+from oriel_wire.v2.messages import Array
+
+__all__ = ["PythonSession", "Scripting"]
+
+_log = logging.getLogger(__name__)
+
+Scripting = Callable[["PythonSession", Infer, memoryview], None]
+
+
+class PythonSession:
+    """One instance. scripting: runs the requests its model makes of other models."""
+
+    provider = "python"
+
+    def __init__(self, launch: Launch, limits: PythonLimits, scripting: Scripting) -> None:
+        self.adopt(launch)
+        self._limits = limits
+        self._scripting = scripting
+        self._loop = asyncio.get_running_loop()
+        self._process: ModelProcess | None = None
+        self._executions: Executions | None = None  # while the process is ready
+        self._step: asyncio.Future[Message] | None = None
+        self._waiting: dict[Execution, set[int]] = {}  # came while there was no process -> whose callers have gone
+        self._stuck: list[Execution] = []  # were there when the process died
+        self._deaths = 0
+        self._restart: asyncio.Task[None] | None = None
+        self.asks: dict[int, Callable[[], None]] = {}  # what it asks of other models -> how to give that up
+        self._closing = False
+        self._gone: asyncio.Future[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, while there is one."""
+        return None if self._process is None else self._process.pid
+
+    def adopt(self, launch: Launch) -> None:
+        """What the model is, now that its configuration is complete; before `initialize`."""
+        self.launch = launch
+        self.inputs = launch.inputs
+        self.outputs = launch.outputs
+
+    # Life ---------------------------------------------------------------------------------------------------------
+
+    async def load(self) -> str | None:
+        """Start the process and have it import the model; the configuration it completed, if it does. LoadFailed."""
+        async with self._limited("imported"):
+            process = ModelProcess(
+                self.launch.model,
+                threads=self.launch.threads,
+                max_body_bytes=self._limits.max_body_bytes,
+                on_message=self._message,
+                on_end=self._ended,
+            )
+            self._process = process
+            self._gone = self._loop.create_future()
+            self._step = self._loop.create_future()
+            try:
+                await process.start()
+            except OSError as error:
+                raise LoadFailed(f"the model's process could not be started: {error.strerror}") from error
+            launch = self.launch
+            process.send(Load(launch.file, launch.model, launch.version, launch.config, self._limits.max_body_bytes))
+            loaded = await self._step
+        assert isinstance(loaded, Loaded)
+        return loaded.config
+
+    async def initialize(self) -> None:
+        """Have the loaded model initialise itself. Raises LoadFailed."""
+        async with self._limited("initialised"):
+            assert self._process is not None
+            self._step = self._loop.create_future()
+            names = [info.name for info in self.outputs]
+            self._process.send(Initialize(dict(self.launch.args), self.launch.decoupled, names))
+            await self._step
+            self._executions = Executions(
+                self.launch, self._process, grace_s=self._limits.grace_s, progressed=self._progressed
+            )
+
+    async def end(self) -> None:
+        """Finalise the model if it can be, end its process in any case; what it has fails."""
+        self._closing = True
+        if self._restart is not None:
+            self._restart.cancel()
+        process, gone = self._process, self._gone
+        if process is None or gone is None or gone.done():
+            self._abandon()
+            return
+        try:
+            async with asyncio.timeout(self._limits.finalize_s):
+                if self._executions is not None:
+                    self._step = self._loop.create_future()
+                    process.send(Finalize())
+                    await self._step
+                    await asyncio.shield(gone)
+        except (TimeoutError, LoadFailed):
+            _log.warning("model %s did not finalise in time, its process is killed", self.launch.model)
+        process.kill("it was unloaded")
+        await gone
+        self._abandon()
+
+    def close(self) -> None:
+        concurrent.futures.wait([asyncio.run_coroutine_threadsafe(self.end(), self._loop)])
+
+    def kill(self, why: str) -> None:
+        """End the process, whatever it does."""
+        if self._process is not None:
+            self._process.kill(why)
+
+    def _limited(self, done: str) -> "_Limit":
+        return _Limit(self, self._limits.start_s, f"the model was not {done} within {self._limits.start_s:g} s")
+
+    def _ended(self, how: str) -> None:
+        """The process is gone."""
+        model, executions = self.launch.model, self._executions
+        self._executions = None
+        self._give_up()
+        if self._gone is not None and not self._gone.done():
+            self._gone.set_result(None)
+        if self._step is not None and not self._step.done():
+            self._step.set_exception(LoadFailed(f"the model's process died ({how})"))
+        if executions is not None and self._closing:
+            self._stuck += executions.fail_all(ServerStopping())
+        elif executions is not None:
+            error = BackendFailed(f"the process of model {model!r} died ({how}), it is being started again")
+            self._stuck += executions.fail_all(error)
+            _log.error("model %s: its process died (%s), it is started again", model, how)
+            self._restart = self._loop.create_task(self._start_again())
+
+    async def _start_again(self) -> None:
+        while True:
+            if self._deaths:
+                delay = self._limits.backoff_s * 2 ** min(self._deaths - 1, 16)
+                await asyncio.sleep(min(delay, self._limits.max_backoff_s))
+            self._deaths += 1
+            try:
+                await self.load()
+                await self.initialize()
+                break
+            except LoadFailed as failure:
+                _log.error("model %s could not be started again: %s", self.launch.model, failure.reason)
+        _log.info("model %s: its process runs again", self.launch.model)
+        stuck, self._stuck = self._stuck, []
+        for execution in stuck:
+            execution.returned()
+        waiting, self._waiting = self._waiting, {}
+        for execution, left in waiting.items():
+            if len(left) == len(execution.requests):
+                refuse(execution, BackendFailed("nobody waits any more"))
+                continue
+            self.execute(execution)
+            for index in left:
+                self.leave(execution, index)
+
+    # Executing ------------------------------------------------------------------------------------------------------
+
+    def execute(self, execution: Execution) -> None:
+        if self._executions is not None:
+            self._executions.begin(execution)
+        elif self._closing:
+            refuse(execution, ServerStopping())
+        else:
+            self._waiting[execution] = set()
+
+    def leave(self, execution: Execution, index: int) -> None:
+        if execution in self._waiting:
+            self._waiting[execution].add(index)
+        if self._executions is not None:
+            self._executions.leave(execution, index)
+            if not self._executions.asked_by():
+                self._give_up()
+
+    def asked_by(self) -> Sequence[Request]:
+        """The requests it works on now, and for which somebody waits."""
+        return self._executions.asked_by() if self._executions is not None else ()
+
+    def _progressed(self) -> None:
+        self._deaths = 0
+
+    def _give_up(self) -> None:
+        """Nobody waits for what was asked of other models."""
+        asks, self.asks = self.asks, {}
+        for leave in asks.values():
+            leave()
+
+    def inferred(self, message: Message, body: Sequence[Buffer] = ()) -> None:
+        """What another model said to this one. Raises FrameError."""
+        if self._process is not None:
+            self._process.tell(message, body)
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        deadline = time.monotonic() + self._limits.start_s
+        once = _Once(Request(inputs=inputs, outputs=outputs, deadline=deadline, ends=deadline))
+        self._loop.call_soon_threadsafe(self.execute, once)
+        try:
+            found = once.result.result(self._limits.start_s)
+        except TimeoutError as error:
+            self._loop.call_soon_threadsafe(self.kill, "its warm-up took too long")
+            raise BackendFailed(f"the model gave no answer within {self._limits.start_s:g} s") from error
+        arrays = dict(zip((info.name for info in self.outputs), found, strict=True))
+        missing = [name for name in outputs if arrays[name] is None]
+        if missing:
+            raise BackendFailed(f"the model gave no output {missing[0][:64]!r}")
+        return [arrays[name] for name in outputs]
+
+    # What the child says --------------------------------------------------------------------------------------------
+
+    def _message(self, message: Message, body: memoryview) -> None:
+        match message:
+            case Answers() if self._executions is not None:
+                self._executions.answers(message, body)
+            case Respond() if self._executions is not None:
+                self._executions.respond(message, body)
+            case Returned() if self._executions is not None:
+                self._executions.returned(message)
+            case Say():
+                _log.log(message.level, "model %s: %s", self.launch.model, message.text)
+            case Infer():
+                self._scripting(self, message, body)
+            case Failed():
+                _log.error("model %s failed to load:\n%s", self.launch.model, message.detail)
+                self._done(LoadFailed(f"the model's code failed: {message.reason}"))
+            case Loaded() | Ready() | Finalized():
+                self._done(message)
+            case _:
+                self.kill("it said what is not for it to say")
+
+    def _done(self, what: Message | LoadFailed) -> None:
+        if self._step is None or self._step.done():
+            return
+        if isinstance(what, LoadFailed):
+            self._step.set_exception(what)
+        else:
+            self._step.set_result(what)
+
+    def _abandon(self) -> None:
+        """There will be no new process."""
+        for execution in self._stuck:
+            execution.returned()
+        for execution in self._waiting:
+            refuse(execution, ServerStopping())
+        self._stuck, self._waiting = [], {}
+
+
+class _Limit:
+    """A step of the start, within its time: the process is killed if it is late, or if the step failed."""
+
+    def __init__(self, session: PythonSession, seconds: float, late: str) -> None:
+        self._session = session
+        self._timeout = asyncio.timeout(seconds)
+        self._late = late
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        try:
+            await self._timeout.__aexit__(kind, error, trace)
+        except TimeoutError as late:
+            self._session.kill(self._late)
+            raise LoadFailed(self._late) from late
+        finally:
+            if error is not None:
+                self._session.kill("it did not start")
+
+
+class _Once:
+    """One request of which another thread waits for the answer."""
+
+    def __init__(self, request: Request) -> None:
+        self.requests = (request,)
+        self.result: concurrent.futures.Future[Outputs] = concurrent.futures.Future()
+
+    def computing(self, began_s: float, ended_s: float) -> None:
+        pass
+
+    def answer(self, index: int, result: Outputs | InferenceError | None) -> None:
+        if isinstance(result, InferenceError):
+            self.result.set_exception(result)
+        else:
+            self.result.set_result(result or Outputs())
+
+    def respond(self, index: int, outputs: Outputs, consumed: Callable[[], None]) -> None:
+        consumed()
+
+    def returned(self) -> None:
+        pass

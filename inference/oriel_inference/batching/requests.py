@@ -1,0 +1,169 @@
+"""A batch on a session that takes its requests one by one and answers later: Python models.
+
+Owner: the loop. The batch holds its instance until the session says `returned`, and stays among the running ones until
+every call of it is finished.
+"""
+
+from collections.abc import Callable, Sequence
+
+from oriel_inference.backends import Outputs, Request, RequestSession
+from oriel_inference.batching.assemble import Outcome, concatenate, reshaped
+from oriel_inference.batching.call import BatchTimes, Call
+from oriel_inference.batching.stream import IDLE_S, MAX_S, deliver
+from oriel_inference.clock import Clock
+from oriel_inference.errors import BackendFailed, InferenceError
+from oriel_inference.model import ModelSpec
+from oriel_wire.v2.messages import Array
+
+__all__ = ["RequestBatch"]
+
+Results = Sequence[tuple[Sequence[Call], Outcome]]
+
+
+class RequestBatch:
+    """The Execution of `calls`.
+
+    finish: takes the results of some of the calls, and whether they are the last. free: the instance is idle again.
+    fail: ends a call with an error.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        session: RequestSession,
+        calls: Sequence[Call],
+        clock: Clock,
+        *,
+        finish: Callable[[Results, bool], None],
+        free: Callable[[], None],
+        fail: Callable[[Call, InferenceError], None],
+    ) -> None:
+        self._spec = spec
+        self._session = session
+        self._calls = calls
+        self._clock = clock
+        self._finish = finish
+        self._free = free
+        self._fail = fail
+        self._results: list[Outputs | InferenceError | None] = [None] * len(calls)
+        self._unanswered = len(calls)
+        self._started = self._began = self._computed = clock.now()
+        self.requests: Sequence[Request] = ()
+
+    def start(self) -> None:
+        """Give the requests to the session."""
+        try:
+            self.requests = [self._request(call) for call in self._calls]
+        except InferenceError as error:
+            for index in range(len(self._calls)):
+                self.answer(index, error)
+            self.returned()
+            return
+        for index, call in enumerate(self._calls):
+            call.relay = _Departure(self, index)
+        self._session.execute(self)
+
+    def left(self, index: int) -> None:
+        """The call has ended before its answer came."""
+        self._session.leave(self, index)
+
+    # What the session says ------------------------------------------------------------------------------------------
+
+    def computing(self, began_s: float, ended_s: float) -> None:
+        now = self._clock.now()
+        self._computed = min(ended_s, now)
+        self._began = max(self._started, min(began_s, self._computed))
+
+    def answer(self, index: int, result: Outputs | InferenceError | None) -> None:
+        call = self._calls[index]
+        call.relay = None
+        self._results[index] = result
+        self._unanswered -= 1
+        if self._spec.decoupled and self._unanswered:
+            self._finish([self._ended(call, result)], False)
+        elif self._spec.decoupled:
+            self._finish([self._ended(call, result)], True)
+        elif not self._unanswered:
+            self._finish(self._all(), True)
+
+    def respond(self, index: int, outputs: Outputs, consumed: Callable[[], None]) -> None:
+        call = self._calls[index]
+        try:
+            shaped = self._shaped(call, outputs)
+        except BackendFailed as error:
+            self._fail(call, error)
+            return
+        deliver(call, shaped, consumed, self._clock.now(), self._fail)
+
+    def returned(self) -> None:
+        self._free()
+
+    # Values ---------------------------------------------------------------------------------------------------------
+
+    def _request(self, call: Call) -> Request:
+        asked, context = call.source or (None, None)
+        names = [output.name for output in self._spec.outputs]
+        if asked is not None and asked.outputs is not None:
+            names = [output.name for output in asked.outputs]
+        return Request(
+            inputs=concatenate([call.inputs], self._spec.inputs, batched=self._spec.batched),
+            outputs=names,
+            deadline=call.deadline,
+            ends=call.arrived_s + MAX_S,
+            idle_s=IDLE_S,
+            asked=asked,
+            context=context,
+        )
+
+    def _shaped(self, call: Call, outputs: Outputs) -> Outputs:
+        try:
+            arrays = [
+                None if array is None else reshaped(array, spec, call.rows if self._spec.batched else 0)
+                for array, spec in zip(outputs, self._spec.outputs, strict=True)
+            ]
+        except ValueError as error:
+            raise BackendFailed(f"an output of the model does not fit its configuration: {error}") from error
+        return Outputs(arrays, outputs.parameters)
+
+    def _all(self) -> Results:
+        """Those that have rows are one batch; the others fail one by one."""
+        good: list[Call] = []
+        shares: list[list[Array]] = []
+        results: list[tuple[Sequence[Call], Outcome]] = []
+        for call, result in zip(self._calls, self._results, strict=True):
+            if result is None:
+                result = BackendFailed("the model gave no answer")
+            if isinstance(result, InferenceError):
+                results.append(((call,), result))
+                continue
+            try:
+                shares.append(self._shaped(call, result))
+            except BackendFailed as error:
+                results.append(((call,), error))
+            else:
+                good.append(call)
+        if good:
+            results.append((good, (shares, self._times(sum(call.rows for call in good)))))
+        return results
+
+    def _ended(self, call: Call, result: Outputs | InferenceError | None) -> tuple[Sequence[Call], Outcome]:
+        if isinstance(result, InferenceError):
+            return (call,), result
+        self._computed = self._clock.now()
+        return (call,), ([[]], self._times(call.rows))
+
+    def _times(self, rows: int) -> BatchTimes:
+        return BatchTimes(self._started, self._began, self._computed, self._clock.now(), rows)
+
+
+class _Departure:
+    """What a call tells when it ends early."""
+
+    __slots__ = ("_batch", "_index")
+
+    def __init__(self, batch: RequestBatch, index: int) -> None:
+        self._batch = batch
+        self._index = index
+
+    def close(self) -> None:
+        self._batch.left(self._index)

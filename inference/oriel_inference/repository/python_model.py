@@ -1,0 +1,57 @@
+"""What a configuration of a Python model must say, and opening its instances."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeGuard
+
+from oriel_inference.backends import Backend, ConfiguredBackend, RequestSession
+from oriel_inference.errors import ConfigInvalid
+from oriel_inference.model import EngineOptions
+from oriel_inference.stores import ModelStore
+from oriel_wire.v2.proto import model_config_pb2 as pb
+
+__all__ = ["check_python", "instance_count", "is_configured", "open_first"]
+
+_ENVIRONMENT_KEY = "EXECUTION_ENV_PATH"
+
+
+def is_configured(backend: Backend) -> TypeGuard[ConfiguredBackend]:
+    """Whether the configuration has to say what the file does not."""
+    return hasattr(backend, "open_first")
+
+
+def instance_count(config: pb.ModelConfig) -> int:
+    """Processes asked for, over all groups and the GPUs they list; 1 if none is given."""
+    return sum((group.count or 1) * max(1, len(group.gpus)) for group in config.instance_group) or 1
+
+
+def check_python(config: pb.ModelConfig, store: ModelStore, file: str) -> None:
+    """Raises ConfigInvalid if the model may not or cannot run here."""
+    if not store.runs_code:
+        raise ConfigInvalid(
+            file, "backend", "Python models run only from a local model repository, not from files sent with a request"
+        )
+    if _ENVIRONMENT_KEY in config.parameters:
+        reason = "other Python environments are not supported: install what the model needs beside the server"
+        raise ConfigInvalid(file, f"parameters[{_ENVIRONMENT_KEY!r}]", reason)
+
+
+def open_first(
+    backend: ConfiguredBackend,
+    path: Path,
+    config: pb.ModelConfig,
+    options: EngineOptions,
+    version: int,
+    file: str,
+    validate: Callable[[pb.ModelConfig], object],
+) -> RequestSession:
+    """The first instance; `config` is completed by the model's own code and validated again. Raises LoadFailed."""
+
+    def judge(completed: pb.ModelConfig) -> None:
+        validate(completed)
+        for field, tensors in (("input", completed.input), ("output", completed.output)):
+            if not tensors:
+                reason = "is missing: name the tensors here, or in auto_complete_config of the model"
+                raise ConfigInvalid(file, field, reason)
+
+    return backend.open_first(path, config, options, version, judge)

@@ -1,0 +1,69 @@
+"""Asks other models: `how` names the way."""
+
+import asyncio
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        known = [each["name"] for each in config.as_dict()["input"]]
+        if "how" not in known:
+            config.add_input({"name": "how", "data_type": "TYPE_STRING", "dims": [1]})
+        config.add_output({"name": "said", "data_type": "TYPE_STRING", "dims": [-1]})
+        config.set_max_batch_size(0)
+        return config
+
+    async def execute(self, requests):
+        return [await self.one(request) for request in requests]
+
+    async def one(self, request):
+        how, _, rest = pb_utils.get_input_tensor_by_name(request, "how").as_numpy()[0].decode().partition(" ")
+        try:
+            texts = await getattr(self, how)(request, rest)
+        except pb_utils.TritonModelException as error:
+            texts = [f"raised: {error.message()}"]
+        return pb_utils.InferenceResponse([pb_utils.Tensor("said", np.array(texts, dtype=np.object_))])
+
+    def double(self, value):
+        x = pb_utils.Tensor("x", np.full((1, 4), value, np.float32))
+        return pb_utils.InferenceRequest(model_name="double", requested_output_names=["y"], inputs=[x])
+
+    async def sync(self, request, rest):
+        response = self.double(float(rest)).exec()
+        return [float(pb_utils.get_output_tensor_by_name(response, "y").as_numpy()[0, 0])]
+
+    async def many(self, request, rest):
+        asked = [self.double(float(i)).async_exec() for i in range(int(rest))]
+        return [float(each.output_tensors()[0].as_numpy()[0, 0]) for each in await asyncio.gather(*asked)]
+
+    async def stream(self, request, rest):
+        n = pb_utils.Tensor("n", np.array([int(rest)], np.int32))
+        asking = pb_utils.InferenceRequest(model_name="repeat", requested_output_names=["i"], inputs=[n])
+        found = []
+        for response in asking.exec(decoupled=True):
+            if response.has_error():
+                found.append(response.error().message())
+            elif response.output_tensors():
+                found.append(int(response.output_tensors()[0].as_numpy()[0]))
+        return found
+
+    async def model(self, request, rest):
+        """`<name> <how>`: another model of this kind."""
+        name, _, how = rest.partition(" ")
+        text = pb_utils.Tensor("how", np.array([how.encode()], dtype=np.object_))
+        asking = pb_utils.InferenceRequest(model_name=name, requested_output_names=["said"], inputs=[text])
+        response = await asking.async_exec()
+        if response.has_error():
+            return [f"{response.error().code()} {response.error().message()}"]
+        return [each.decode() for each in response.output_tensors()[0].as_numpy()]
+
+    async def time(self, request, rest):
+        """How long the asked model has, and how long this one had."""
+        text = pb_utils.Tensor("text", np.array([[b"remaining"]], dtype=np.object_))
+        response = pb_utils.InferenceRequest(
+            model_name="behave", requested_output_names=["said"], inputs=[text], timeout=int(rest or 0)
+        ).exec()
+        return [response.output_tensors()[0].as_numpy()[0, 0].decode(), request.deadline_remaining_s()]

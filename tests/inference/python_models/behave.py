@@ -1,0 +1,106 @@
+"""Does what the first word of its text says; answers with text."""
+
+import json
+import os
+import signal
+import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+def said(text, **more):
+    array = np.array([[str(text).encode()]], dtype=np.object_)
+    return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor("said", array)], **more)
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.args = args
+        self.executions = 0
+        if "fail" in json.loads(args["model_config"])["parameters"]:
+            raise ValueError("no weights here")
+        if "hang" in json.loads(args["model_config"])["parameters"]:
+            time.sleep(600)
+
+    def execute(self, requests):
+        self.executions += 1
+        self.size = len(requests)
+        words = [pb_utils.get_input_tensor_by_name(r, "text").as_numpy()[0, 0].decode() for r in requests]
+        if "short" in words:
+            return []
+        return [self.one(request, word) for request, word in zip(requests, words, strict=True)]
+
+    def one(self, request, text):
+        word, _, rest = text.partition(" ")
+        match word:
+            case "pid":
+                return said(os.getpid())
+            case "size":
+                time.sleep(0.05)
+                return said(self.size)
+            case "exit":
+                os._exit(int(rest))
+            case "segv":
+                os.kill(os.getpid(), signal.SIGSEGV)
+            case "hang":
+                time.sleep(600)
+            case "raise":
+                raise KeyError(rest)
+            case "complain":
+                raise pb_utils.TritonModelException(rest)
+            case "error":
+                code = getattr(pb_utils.TritonError, rest)
+                return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"it is {rest}", code))
+            case "none":
+                return None
+            case "number":
+                array = np.array([[1.5]], dtype=np.float32)
+                return pb_utils.InferenceResponse([pb_utils.Tensor("said", array)])
+            case "nothing":
+                return pb_utils.InferenceResponse([])
+            case "left":
+                began = time.monotonic()
+                while not request.is_cancelled():
+                    time.sleep(0.002)
+                self.seen = f"{time.monotonic() - began:.3f} {request.deadline_remaining_s():.3f}"
+                time.sleep(0.05)  # the server's own timer answers first
+                return said("left")
+            case "seen":
+                return said(getattr(self, "seen", ""))
+            case "remaining":
+                return said(request.deadline_remaining_s())
+            case "about":
+                return said(
+                    json.dumps(
+                        {
+                            "id": request.request_id(),
+                            "parameters": json.loads(request.parameters()),
+                            "outputs": request.requested_output_names(),
+                            "correlation": request.correlation_id(),
+                            "flags": request.flags(),
+                            "timeout": request.timeout(),
+                            "model": request.model_name(),
+                            "version": request.model_version(),
+                            "args": {key: value for key, value in self.args.items() if key != "model_config"},
+                            "folder": pb_utils.get_model_dir(),
+                        }
+                    ),
+                    parameters={"kept": True, "how": "well"},
+                )
+            case "sender":
+                sender = request.get_response_sender()
+                sender.send(said("sent"), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+                return None
+            case "missing":
+                return said(getattr(pb_utils, rest))
+            case "large":
+                return said("x" * int(rest))
+            case "lie":
+                request.pending.runtime._work.sendall(b"not a frame, though it is long enough for a head")
+                time.sleep(600)
+            case "log":
+                pb_utils.Logger.log_warn(rest)
+                print("printed", rest, flush=True)
+                return said("logged")
+        return said(text)

@@ -1,0 +1,35 @@
+"""Writes into the file `TRACE` names what happens to it."""
+
+import os
+import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from . import words
+
+
+def note(text):
+    with open(os.environ["TRACE"], "a") as trace:
+        trace.write(text + "\n")
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        note(f"initialize {args['model_instance_name']} {words.GREETING}")
+
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            text = pb_utils.get_input_tensor_by_name(request, "text").as_numpy()[0, 0].decode()
+            note(f"execute {text}")
+            if text == "slow":
+                time.sleep(0.3)
+            if text == "die":
+                os._exit(1)
+            said = np.array([[words.GREETING.encode()]], dtype=np.object_)
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("said", said)]))
+        return answers
+
+    def finalize(self):
+        note("finalize")

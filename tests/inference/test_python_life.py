@@ -1,0 +1,253 @@
+"""A Python model's processes from load to unload, and what outlives what."""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.http.aio
+
+from oriel_inference.app import open_unit
+from oriel_inference.backends import Request
+from oriel_inference.backends.python.backend import PythonBackend
+from oriel_inference.backends.python.launch import PythonLimits
+from oriel_inference.backends.python.session import PythonSession
+from oriel_inference.errors import BackendFailed, InferenceError, LoadFailed, Outcome
+from oriel_inference.model import EngineOptions
+from oriel_inference.settings import Settings
+from oriel_wire.trace import ListSink
+from oriel_wire.v2.metadata import parse_config_text
+
+from . import models
+from .test_python_models import BEHAVE, body, put, say
+from .test_stream import until
+
+TRIED = Path(__file__).parents[1] / "bench/peers/inference/triton_model.py"
+LIFE = """
+backend: "python" max_batch_size: 4
+input [ { name: "text" data_type: TYPE_STRING dims: [ 1 ] } ]
+output [ { name: "said" data_type: TYPE_STRING dims: [ 1 ] } ]
+"""
+WARM = """
+model_warmup [ { name: "first" batch_size: 1 inputs {
+    key: "text" value { data_type: TYPE_STRING dims: [ 1 ] input_data_file: "hello" } } } ]
+"""
+
+
+@pytest.fixture
+def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "trace"
+    path.touch()
+    monkeypatch.setenv("TRACE", str(path))
+    return path
+
+
+def put_life(root: Path, greeting: str, config: str = LIFE) -> None:
+    folder = put(root, "life", "life", config)
+    (folder / "1/words.py").write_text(f"GREETING = {greeting!r}\n")
+    (folder / "warmup").mkdir(exist_ok=True)
+    (folder / "warmup/hello").write_bytes(b"\x05\0\0\0hello")
+
+
+async def ask(port: int, text: str) -> Any:
+    async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
+        answer = await client.post(f"http://127.0.0.1:{port}/v2/models/life/infer", json=body(text))
+        return answer.json()["outputs"][0]["data"][0] if answer.status_code == 200 else answer.json()["error"]
+
+
+async def test_a_new_version_of_the_code_takes_over_without_a_gap(tmp_path: Path, trace: Path) -> None:
+    root = tmp_path / "models"
+    put_life(root, "hello", LIFE + WARM)
+    settings = Settings(
+        repositories=(root,), http_port=0, grpc_port=0, metrics_port=0, control_mode="explicit", load_models=("*",)
+    )
+    async with open_unit(settings, sink=ListSink()) as unit:
+        assert trace.read_text().splitlines() == ["initialize life_0_0 hello", "execute hello"]
+        slow = asyncio.create_task(ask(unit.http_port, "slow"))
+        await until(lambda: "execute slow" in trace.read_text())
+        put_life(root, "good day", LIFE + WARM)
+        await unit.surface.control.load("life")
+        assert await ask(unit.http_port, "x") == "good day"
+        assert await slow == "hello"
+        await until(lambda: "finalize" in trace.read_text())
+        assert not list(root.rglob("__pycache__")), "the repository would look changed to whoever follows it"
+        await unit.surface.control.unload("life")
+        await until(lambda: trace.read_text().count("finalize") == 2)
+
+
+async def test_a_killed_server_takes_its_models_processes_along(tmp_path: Path) -> None:
+    put(tmp_path, "behave", "behave", BEHAVE)
+    command = [sys.executable, "-m", "oriel_cli.main", "inference", "--model-repository", str(tmp_path)]
+    command += ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert server.stderr is not None
+        port = 0
+        while not port:
+            line = await asyncio.to_thread(server.stderr.readline)
+            assert line, "the server ended"
+            if "ready: HTTP" in line:
+                port = int(line.split("HTTP ")[1].split(",")[0])
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}/v2", trust_env=False, timeout=30) as client:
+            pid = int(await say(client, "pid"))
+    finally:
+        server.kill()
+        server.wait()
+        server.stderr.close()  # type: ignore[union-attr]
+    await until(lambda: not Path(f"/proc/{pid}").exists() or "State:\tZ" in Path(f"/proc/{pid}/status").read_text())
+
+
+async def test_the_benchs_model_for_triton_runs_unchanged(tmp_path: Path) -> None:
+    folder = models.put(tmp_path, "tiny", models.double(("n", 16)), 'backend: "python"\n' + """
+        max_batch_size: 64
+        input [ { name: "x" data_type: TYPE_FP32 dims: [ 16 ] } ]
+        output [ { name: "y" data_type: TYPE_FP32 dims: [ 16 ] } ]
+        dynamic_batching { }
+        parameters { key: "intra_op_thread_count" value { string_value: "1" } }
+    """)  # fmt: skip
+    shutil.copy(TRIED, folder / "1/model.py")
+    settings = Settings(repositories=(tmp_path,), http_port=0, grpc_port=0, metrics_port=0, cores=2)
+    kind = tritonclient.http.aio
+    async with open_unit(settings, sink=ListSink()) as unit:
+        async with kind.InferenceServerClient(f"127.0.0.1:{unit.http_port}") as client:
+
+            async def one(value: int) -> float:
+                given = kind.InferInput("x", [2, 16], "FP32")
+                given.set_data_from_numpy(np.full((2, 16), value, np.float32))
+                result = await client.infer("tiny", [given])
+                return float(result.as_numpy("y")[1, 15])
+
+            assert await asyncio.gather(*map(one, range(20))) == [2.0 * value for value in range(20)]
+        assert unit.catalog.get("tiny").batcher.statistics.executions < 20
+
+
+# One session by itself ------------------------------------------------------------------------------------------------
+
+
+class Asked:
+    """An execution of one request."""
+
+    def __init__(self, text: str) -> None:
+        array = np.array([[text.encode()]], dtype=object)
+        now = time.monotonic()
+        self.requests = (Request(inputs={"text": array}, outputs=["said"], deadline=now + 60, ends=now + 60),)
+        self.result: Any = None
+        self.back = asyncio.Event()
+
+    def computing(self, began_s: float, ended_s: float) -> None:
+        pass
+
+    def answer(self, index: int, result: Any) -> None:
+        self.result = result
+
+    def respond(self, index: int, outputs: Any, consumed: Any) -> None:
+        raise AssertionError
+
+    def returned(self) -> None:
+        self.back.set()
+
+    async def said(self) -> Any:
+        async with asyncio.timeout(20):
+            await self.back.wait()
+        if isinstance(self.result, InferenceError):
+            return self.result
+        return self.result[0][0, 0].decode()
+
+
+async def opened(tmp_path: Path, config: str = BEHAVE, **limits: Any) -> PythonSession:
+    path = put(tmp_path, "behave", "behave", config) / "1/model.py"
+    backend = PythonBackend(lambda *asked: None, PythonLimits(**limits))
+    parsed = parse_config_text('name: "behave" ' + config)
+    options = EngineOptions()
+    return await asyncio.to_thread(backend.open_first, path, parsed, options, 1, lambda config: None)
+
+
+@pytest.fixture
+async def closing() -> AsyncIterator[list[PythonSession]]:
+    sessions: list[PythonSession] = []
+    yield sessions
+    for session in sessions:
+        await asyncio.to_thread(session.close)
+
+
+async def execute(session: PythonSession, text: str) -> Any:
+    asked = Asked(text)
+    session.execute(asked)
+    return await asked.said()
+
+
+async def test_restarts_wait_longer_until_an_execution_returns(tmp_path: Path, closing: list[Any]) -> None:
+    session = await opened(tmp_path, backoff_s=0.01)
+    closing.append(session)
+    for _ in range(3):
+        found = await execute(session, "exit 1")
+        assert isinstance(found, BackendFailed) and "exit code 1" in found.message
+    assert await execute(session, "fine") == "fine"
+    model = Path(session.launch.file)
+    source = model.read_text()
+    model.write_text("raise RuntimeError('half an upload')")
+    dying = Asked("exit 1")
+    session.execute(dying)
+    await until(lambda: dying.result is not None)
+    waiting = Asked("after all")
+    session.execute(waiting)
+    await asyncio.sleep(0.05)
+    assert not dying.back.is_set() and waiting.result is None
+    model.write_text(source)
+    assert await waiting.said() == "after all" and dying.back.is_set()
+
+
+async def test_answers_and_batches_larger_than_a_message_are_refused(tmp_path: Path, closing: list[Any]) -> None:
+    session = await opened(tmp_path, max_body_bytes=2000)
+    closing.append(session)
+    found = await execute(session, "x" * 3000)
+    assert isinstance(found, BackendFailed) and "more than fit into one message" in found.message
+    assert await execute(session, "x" * 1000) == "x" * 1000
+    found = await execute(session, "large 3000")
+    assert found.outcome is Outcome.BACKEND and "the model's answer is too large" in found.message
+    assert await execute(session, "still here") == "still here"
+
+
+async def test_a_hanging_model_ends_with_its_session(tmp_path: Path) -> None:
+    session = await opened(tmp_path, finalize_s=0.2)
+    asked = Asked("hang")
+    session.execute(asked)
+    pid = session.pid
+    await asyncio.to_thread(session.close)
+    assert isinstance(asked.result, InferenceError) and asked.back.is_set()
+    assert isinstance(await execute(session, "x"), InferenceError)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid or 0, 0)
+
+
+async def test_a_start_can_be_called_off(tmp_path: Path) -> None:
+    path = put(tmp_path, "behave", "behave", BEHAVE) / "1/model.py"
+    path.write_text("import time\ntime.sleep(600)")
+    backend = PythonBackend(lambda *asked: None, PythonLimits())
+    config = parse_config_text('name: "behave" ' + BEHAVE)
+    loading = asyncio.create_task(
+        asyncio.to_thread(backend.open_first, path, config, EngineOptions(), 1, lambda config: None)
+    )
+    await until(lambda: any(session.pid for session in backend._starting))
+    backend.stop()
+    with pytest.raises(LoadFailed, match="the server stops"):
+        await loading
+
+
+async def test_what_a_child_says_out_of_turn_ends_it(tmp_path: Path, closing: list[Any]) -> None:
+    session = await opened(tmp_path)
+    closing.append(session)
+    found = await execute(session, "lie")
+    assert isinstance(found, BackendFailed) and "cannot be read" in found.message
+    os.kill(session.pid or 0, signal.SIGCONT)
+    assert await execute(session, "fine") == "fine"

@@ -1,0 +1,324 @@
+"""Python models in processes of their own: what they are given, what they may answer, and how they may fail."""
+
+import asyncio
+import base64
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import pytest_asyncio
+import tritonclient.grpc.aio
+import tritonclient.http.aio
+
+from oriel_inference.app import Unit, open_unit
+from oriel_inference.settings import Settings
+from oriel_wire.trace import ListSink
+
+from . import models
+from .test_stream import until
+
+HERE = Path(__file__).parent
+SOURCES = HERE / "python_models"
+BEHAVE = """
+backend: "python" max_batch_size: 4
+input [ { name: "text" data_type: TYPE_STRING dims: [ 1 ] } ]
+output [ { name: "said" data_type: TYPE_STRING dims: [ 1 ] } ]
+parameters { key: "oriel.kill_after_s" value: { string_value: "0.3" } }
+"""
+ADD_SUB = """
+backend: "python" max_batch_size: 8
+input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ 4 ] }, { name: "INPUT1" data_type: TYPE_FP32 dims: [ 4 ] } ]
+output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 4 ] }, { name: "OUTPUT1" data_type: TYPE_FP32 dims: [ 4 ] } ]
+instance_group [ { count: 2 kind: KIND_CPU } ]
+"""
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def put(root: Path, name: str, source: str, config: str | None, version: int = 1) -> Path:
+    """A Python model of tests/inference/python_models in a repository."""
+    folder = models.put(root, name, None, config, version)
+    shutil.copy(SOURCES / f"{source}.py", folder / str(version) / "model.py")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("python-models")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def unit(root: Path) -> AsyncIterator[Unit]:
+    put(root, "behave", "behave", BEHAVE)
+    put(root, "add_sub", "add_sub", ADD_SUB)
+    models.put(root, "double", models.double(), models.DOUBLE)
+    settings = Settings(
+        repositories=(root,),
+        http_port=0,
+        grpc_port=0,
+        metrics_port=0,
+        cores=2,
+        drain_s=5.0,
+        control_mode="explicit",
+        load_models=("behave", "add_sub", "double"),
+    )
+    async with open_unit(settings, sink=ListSink()) as running:
+        assert not [entry for entry in running.catalog.index() if entry.reason]
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def http(unit: Unit) -> AsyncIterator[httpx.AsyncClient]:
+    base = f"http://127.0.0.1:{unit.http_port}/v2"
+    async with httpx.AsyncClient(base_url=base, trust_env=False, timeout=30) as client:
+        yield client
+
+
+def body(text: str, **more: Any) -> dict[str, Any]:
+    return {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1, 1], "data": [text]}], **more}
+
+
+async def ask(http: httpx.AsyncClient, text: str, headers: dict[str, str] | None = None, **more: Any) -> httpx.Response:
+    return await http.post("/models/behave/infer", json=body(text, **more), headers=headers)
+
+
+async def say(http: httpx.AsyncClient, text: str, **more: Any) -> str:
+    answer = await ask(http, text, **more)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["outputs"][0]["data"][0])
+
+
+async def test_a_model_in_the_documented_style_answers_both_protocols(unit: Unit) -> None:
+    one, two = np.arange(4, dtype=np.float32)[None], np.ones((1, 4), np.float32)
+    for kind, port in ((tritonclient.http.aio, unit.http_port), (tritonclient.grpc.aio, unit.grpc_port)):
+        async with kind.InferenceServerClient(f"127.0.0.1:{port}") as client:
+            inputs = [kind.InferInput(name, [1, 4], "FP32") for name in ("INPUT0", "INPUT1")]
+            inputs[0].set_data_from_numpy(one)
+            inputs[1].set_data_from_numpy(two)
+            result = await client.infer("add_sub", inputs, outputs=[kind.InferRequestedOutput("OUTPUT1")])
+            assert result.as_numpy("OUTPUT1").tolist() == [[-1.0, 0.0, 1.0, 2.0]]
+            assert result.as_numpy("OUTPUT0") is None
+            result = await client.infer("add_sub", inputs)
+            assert result.as_numpy("OUTPUT0").tolist() == [[1.0, 2.0, 3.0, 4.0]]
+
+
+async def test_metadata_and_configuration_name_the_backend(http: httpx.AsyncClient) -> None:
+    assert (await http.get("/models/add_sub")).json()["platform"] == "python"
+    assert (await http.get("/models/add_sub/config")).json()["backend"] == "python"
+
+
+async def test_a_request_carries_what_its_client_said(http: httpx.AsyncClient, root: Path) -> None:
+    parameters = {"mood": "good", "level": 3, "sequence_id": 7, "sequence_start": True, "timeout": 9_000_000}
+    answer = await ask(http, "about", id="r-1", parameters=parameters, outputs=[{"name": "said"}])
+    found = json.loads(answer.json()["outputs"][0]["data"][0])
+    assert answer.json()["parameters"] == {"kept": True, "how": "well"}
+    folder = found.pop("folder")
+    assert Path(folder) == root / "behave/1"
+    assert found == {
+        "id": "r-1",
+        "parameters": {"mood": "good", "level": 3},
+        "outputs": ["said"],
+        "correlation": 7,
+        "flags": 1,
+        "timeout": 9_000_000,
+        "model": "behave",
+        "version": 1,
+        "args": {
+            "model_instance_kind": "CPU",
+            "model_instance_name": "behave_0_0",
+            "model_instance_device_id": "0",
+            "model_repository": str(root / "behave"),
+            "model_version": "1",
+            "model_name": "behave",
+        },
+    }
+
+
+async def test_execute_gets_the_requests_of_a_batch_one_by_one(http: httpx.AsyncClient) -> None:
+    sizes = await asyncio.gather(*(say(http, "size") for _ in range(9)))
+    assert max(map(int, sizes)) > 1
+
+
+async def test_an_error_of_one_request_is_its_own(http: httpx.AsyncClient) -> None:
+    words = ["size", "error NOT_FOUND", "size", "none"]
+    answers = await asyncio.gather(*(ask(http, word) for word in [*words, *words]))
+    assert [answer.status_code for answer in answers] == [200, 404, 200, 500] * 2
+    assert answers[1].json() == {"error": "it is NOT_FOUND", "reason": "model_says_not_found"}
+    assert "for this one it returned None" in answers[3].json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [("UNKNOWN", 400), ("INTERNAL", 500), ("INVALID_ARG", 400), ("UNAVAILABLE", 503), ("UNSUPPORTED", 501),
+     ("ALREADY_EXISTS", 400), ("CANCELLED", 400)],
+)  # fmt: skip
+async def test_error_codes_are_those_of_the_protocol(http: httpx.AsyncClient, code: str, status: int) -> None:
+    answer = await ask(http, f"error {code}")
+    assert (answer.status_code, answer.json()["error"]) == (status, f"it is {code}")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("complain the cat is out", "the cat is out"),
+        ("raise the dog", "the model failed: 'the dog'"),
+        ("short", "execute returned 0 responses for 1 requests"),
+        ("number", "output 'said' of the model is FP32, its configuration says BYTES"),
+        ("missing MetricFamily", "the model failed: pb_utils.MetricFamily is not supported by this server"),
+    ],
+)
+async def test_what_a_model_does_wrong_is_said(http: httpx.AsyncClient, text: str, error: str) -> None:
+    answer = await ask(http, text)
+    assert answer.status_code == 500 and answer.json()["reason"] == "backend_failed"
+    assert answer.json()["error"].startswith(error)
+
+
+async def test_outputs_may_be_left_out_and_senders_used(http: httpx.AsyncClient) -> None:
+    assert (await ask(http, "nothing")).json().get("outputs", []) == []
+    assert await say(http, "sender") == "sent"
+
+
+async def test_text_keeps_its_bytes(unit: Unit) -> None:
+    client_kind = tritonclient.grpc.aio
+    async with client_kind.InferenceServerClient(f"127.0.0.1:{unit.grpc_port}") as client:
+        given = client_kind.InferInput("text", [1, 1], "BYTES")
+        given.set_data_from_numpy(np.array([["grüße 🐦".encode()]], dtype=np.object_))
+        result = await client.infer("behave", [given])
+        assert result.as_numpy("said")[0, 0].decode() == "grüße 🐦"
+
+
+async def test_the_remaining_time_is_visible(http: httpx.AsyncClient) -> None:
+    answer = await ask(http, "remaining", headers={"x-oriel-timeout-ms": "5000"})
+    assert 0.0 < float(answer.json()["outputs"][0]["data"][0]) <= 5.0
+
+
+async def test_a_passed_deadline_is_seen_in_execute(http: httpx.AsyncClient) -> None:
+    answer = await ask(http, "left", headers={"x-oriel-timeout-ms": "100"})
+    assert (answer.status_code, answer.json()["reason"]) == (504, "deadline_exceeded")
+    seen = ""
+    async with asyncio.timeout(10):
+        while not seen:
+            seen = await say(http, "seen")
+    assert float(seen.split()[1]) <= 0.0
+
+
+async def test_a_caller_that_leaves_is_seen_in_execute(http: httpx.AsyncClient, unit: Unit) -> None:
+    before = await say(http, "seen")
+    batcher = unit.catalog.get("behave").batcher
+    task = asyncio.create_task(ask(http, "left"))
+    await until(lambda: batcher.running)
+    task.cancel()
+    seen = before
+    async with asyncio.timeout(10):
+        while seen == before:
+            seen = await say(http, "seen")
+    assert float(seen.split()[1]) > 1.0
+
+
+@pytest.mark.parametrize(("text", "how"), [("exit 3", "exit code 3"), ("segv", "signal 11")])
+async def test_a_crash_fails_its_calls_and_the_model_comes_back(
+    http: httpx.AsyncClient, unit: Unit, text: str, how: str
+) -> None:
+    before = await say(http, "pid")
+    answer = await ask(http, text)
+    assert answer.status_code == 500 and answer.json()["reason"] == "backend_failed"
+    assert f"the process of model 'behave' died ({how})" in answer.json()["error"]
+    ready = (await http.get("/models/behave/ready")).status_code
+    assert ready == 200 and (await http.post("/models/double/infer", json=double())).status_code == 200
+    assert await say(http, "pid") != before
+
+
+def double() -> dict[str, Any]:
+    return {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
+
+
+async def test_a_process_killed_while_idle_comes_back(http: httpx.AsyncClient) -> None:
+    before = await say(http, "pid")
+    os.kill(int(before), signal.SIGKILL)
+    for _ in range(3):
+        answer = await ask(http, "pid")
+        if answer.status_code == 200:
+            break
+    assert answer.json()["outputs"][0]["data"][0] != before
+
+
+async def test_a_batch_nobody_waits_for_is_killed_if_it_goes_on(http: httpx.AsyncClient) -> None:
+    before = await say(http, "pid")
+    answer = await ask(http, "hang", headers={"x-oriel-timeout-ms": "100"})
+    assert answer.status_code == 504
+    assert await say(http, "pid") != before
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(before), 0)
+
+
+async def test_output_and_log_lines_carry_the_models_name(
+    http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="oriel_inference"):
+        await http.post("/logging", json={"log_info": True})
+        await say(http, "log the weather")
+        await until(lambda: "printed the weather" in caplog.text)
+    lines = {record.getMessage(): record.levelname for record in caplog.records}
+    assert lines["model behave: the weather"] == "WARNING"
+    assert lines["model behave: printed the weather"] == "INFO"
+
+
+async def test_what_runs_is_killed_when_the_server_goes(root: Path, tmp_path: Path) -> None:
+    put(tmp_path, "behave", "behave", BEHAVE)
+    settings = Settings(repositories=(tmp_path,), http_port=0, grpc_port=0, metrics_port=0, drain_s=0.2)
+    async with open_unit(settings, sink=ListSink()) as unit:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{unit.http_port}/v2", trust_env=False) as client:
+            pid = int(await say(client, "pid"))
+            with contextlib.suppress(httpx.HTTPError):
+                await client.post("/models/behave/infer", json=body("hang"), timeout=0.2)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "reason"),
+    [
+        ('parameters { key: "fail" value: { string_value: "1" } }', "ValueError: no weights here"),
+        (
+            'parameters { key: "hang" value: { string_value: "1" } } '
+            'parameters { key: "oriel.start_timeout_s" value: { string_value: "3" } }',
+            "the model was not initialised within 3 s",
+        ),
+        (
+            'parameters { key: "EXECUTION_ENV_PATH" value: { string_value: "/opt/env.tar.gz" } }',
+            "other Python environments are not supported",
+        ),
+    ],
+)
+async def test_a_model_that_cannot_start_says_why(
+    http: httpx.AsyncClient, root: Path, parameter: str, reason: str
+) -> None:
+    put(root, "broken", "behave", BEHAVE + parameter)
+    answer = await http.post("/repository/models/broken/load")
+    assert answer.status_code == 400 and reason in answer.json()["error"]
+
+
+async def test_code_sent_with_a_request_is_not_run(http: httpx.AsyncClient) -> None:
+    source = (SOURCES / "add_sub.py").read_bytes()
+    parameters = {
+        "config": json.dumps({"backend": "python", "max_batch_size": 8}),
+        "file:1/model.py": base64.b64encode(source).decode(),
+    }
+    answer = await http.post("/repository/models/sent/load", json={"parameters": parameters})
+    assert answer.status_code == 400 and "only from a local model repository" in answer.json()["error"]
+
+
+async def test_statistics_count_python_models_as_others(http: httpx.AsyncClient) -> None:
+    await say(http, "pid")
+    (found,) = (await http.get("/models/behave/stats")).json()["model_stats"]
+    assert found["inference_stats"]["success"]["count"] > 0
+    assert found["inference_stats"]["compute_infer"]["ns"] > 0

@@ -1,0 +1,185 @@
+"""Decoupled Python models, and Python models that ask other models."""
+
+import asyncio
+import json
+import queue
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import httpx
+import numpy as np
+import pytest
+import pytest_asyncio
+import tritonclient.grpc
+
+from oriel_inference.app import Unit, open_unit
+from oriel_inference.backends.python.frames import AHEAD
+from oriel_inference.settings import Settings
+from oriel_wire.context import from_headers
+from oriel_wire.trace import ListSink
+from oriel_wire.v2.grpc import encode_infer_request
+from oriel_wire.v2.messages import InferRequest, tensor
+
+from . import models
+from .test_python_models import BEHAVE, put
+from .test_stream import said, stream, until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def unit(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Unit]:
+    root = tmp_path_factory.mktemp("python-streams")
+    put(root, "repeat", "repeat", None)
+    put(root, "ask", "ask", 'backend: "python" instance_group [ { count: 1 } ]')
+    put(root, "ask2", "ask", None)
+    put(root, "behave", "behave", BEHAVE)
+    models.put(root, "double", models.double(), models.DOUBLE)
+    settings = Settings(repositories=(root,), http_port=0, grpc_port=0, metrics_port=0, cores=1, drain_s=5.0)
+    async with open_unit(settings, sink=ListSink()) as running:
+        assert not [entry for entry in running.catalog.index() if entry.reason]
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def channel(unit: Unit) -> AsyncIterator[grpc.aio.Channel]:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{unit.grpc_port}") as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def http(unit: Unit) -> AsyncIterator[httpx.AsyncClient]:
+    base = f"http://127.0.0.1:{unit.http_port}/v2"
+    async with httpx.AsyncClient(base_url=base, trust_env=False, timeout=30) as client:
+        yield client
+
+
+def repeat(number: int, **more: Any) -> Any:
+    given = tensor("n", np.array([number], np.int32))
+    return encode_infer_request(InferRequest(model_name="repeat", id=str(number), inputs=[given], **more))
+
+
+async def told(channel: grpc.aio.Channel, *numbers: int) -> list[Any]:
+    """Everything the answers to these requests say."""
+    call = stream(channel)
+    for number in numbers:
+        await call.write(repeat(number))
+    await call.done_writing()
+    return await said(call)
+
+
+async def test_the_configuration_is_completed_by_the_models_code(http: httpx.AsyncClient) -> None:
+    config = (await http.get("/models/repeat/config")).json()
+    assert config["backend"] == "python" and config["model_transaction_policy"] == {"decoupled": True}
+    assert [each["name"] for each in config["input"]] == ["n"]
+
+
+async def test_a_decoupled_model_sends_any_number_of_responses(channel: grpc.aio.Channel) -> None:
+    assert await told(channel, 3) == [0, 1, 2]
+    assert await told(channel, 0) == []
+
+
+async def test_several_requests_are_under_way_in_one_instance_and_end_out_of_order(channel: grpc.aio.Channel) -> None:
+    assert await told(channel, -4, -5) == [5, 4]
+
+
+async def test_an_error_ends_the_request_and_a_forgotten_end_is_made_up(channel: grpc.aio.Channel) -> None:
+    assert await told(channel, -2) == [0, "enough"]
+    assert await told(channel, -3) == [7]
+
+
+async def test_an_unmodified_client_reads_the_stream(unit: Unit) -> None:
+    def read() -> list[Any]:
+        found: queue.Queue[Any] = queue.Queue()
+        with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{unit.grpc_port}") as client:
+            client.start_stream(lambda result, error: found.put((result, error)))
+            given = tritonclient.grpc.InferInput("n", [1], "INT32")
+            given.set_data_from_numpy(np.array([4], np.int32))
+            client.async_stream_infer("repeat", [given], request_id="r", enable_empty_final_response=True)
+            values = []
+            while True:
+                result, error = found.get(timeout=10)
+                assert error is None
+                response = result.get_response()
+                if response.outputs:
+                    values.append(int(result.as_numpy("i")[0]))
+                if response.parameters["triton_final_response"].bool_param:
+                    client.stop_stream()
+                    return values
+
+    assert await asyncio.to_thread(read) == [0, 1, 2, 3]
+
+
+async def test_a_reader_that_leaves_is_seen_by_the_sender(channel: grpc.aio.Channel) -> None:
+    (before,) = await told(channel, -1)
+    call = stream(channel)
+    await call.write(repeat(-6))
+    await call.read()
+    call.cancel()
+
+    async def stopped() -> int:
+        (now,) = await told(channel, -1)
+        return int(now) % 1000 - before % 1000
+
+    async with asyncio.timeout(10):
+        while not await stopped():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_reader_that_does_not_read_holds_the_sender_up(unit: Unit, channel: grpc.aio.Channel) -> None:
+    (before,) = await told(channel, -1)
+    serving = unit.catalog.get("repeat")
+    emitted: list[Any] = []
+    context = from_headers(lambda _: None, now=0.0, trusted=False, default_timeout_s=1e9, sample=False)
+    leave = unit.surface.dataplane.infer(
+        InferRequest(model_name="repeat", inputs=[tensor("n", np.array([1000], np.int32))]),
+        context,
+        size_bytes=4,
+        reply=lambda completion: None,
+        left=lambda completion: None,
+        emit=lambda response, consumed: emitted.append(consumed),
+    )
+    await until(lambda: len(emitted) == AHEAD)
+    (now,) = await told(channel, -1)
+    assert now // 1000 - before // 1000 <= AHEAD and len(emitted) == AHEAD
+    emitted[0]()
+    await until(lambda: len(emitted) == AHEAD + 1)
+    leave()
+    await until(lambda: not serving.batcher.running)
+
+
+async def ask(http: httpx.AsyncClient, how: str, headers: dict[str, str] | None = None) -> list[str]:
+    inputs = [{"name": "how", "datatype": "BYTES", "shape": [1], "data": [how]}]
+    answer = await http.post("/models/ask/infer", json={"inputs": inputs}, headers=headers)
+    assert answer.status_code == 200, answer.text
+    found: list[str] = answer.json()["outputs"][0]["data"]
+    return found
+
+
+async def test_a_model_asks_another_model(http: httpx.AsyncClient) -> None:
+    assert await ask(http, "sync 4") == ["8.0"]
+    assert await ask(http, "many 20") == [str(2.0 * i) for i in range(20)]
+    assert await ask(http, "stream 3") == ["0", "1", "2"]
+    assert await ask(http, "stream -2") == ["0", "enough"]
+
+
+async def test_errors_of_the_asked_model_come_as_responses(http: httpx.AsyncClient) -> None:
+    assert await ask(http, "model nobody x") == ["2 unknown model: 'nobody' is not found"]
+    assert await ask(http, "model ask sync 1") == ["3 model 'ask' would wait for itself (ask)"]
+    assert await ask(http, "model ask2 model ask sync 1") == ["3 model 'ask' would wait for itself (ask -> ask2)"]
+    assert await ask(http, "model ask2 sync 1") == ["2.0"]
+
+
+async def test_the_asked_model_has_the_time_of_the_asking_one(http: httpx.AsyncClient) -> None:
+    asked, asking = map(float, await ask(http, "time", headers={"x-oriel-timeout-ms": "5000"}))
+    assert 0.0 < asking <= asked <= 5.0
+    asked, asking = map(float, await ask(http, "time 900000", headers={"x-oriel-timeout-ms": "5000"}))
+    assert 0.0 < asked <= 0.9 < asking
+
+
+async def test_a_stream_of_events_from_a_python_model(http: httpx.AsyncClient) -> None:
+    answer = await http.post("/models/repeat/generate_stream", json={"n": 2})
+    events = [json.loads(line[5:]) for line in answer.text.splitlines() if line.startswith("data:")]
+    assert [event["i"] for event in events] == [0, 1]

@@ -1,0 +1,131 @@
+"""Sessions that take the requests of a batch one by one, in virtual time: who gets what, when an instance is free."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oriel_inference.backends.fake import FakeRequestSession, Gate
+from oriel_inference.batching.batcher import Batcher
+from oriel_inference.batching.call import Answer
+from oriel_inference.batching.cores import Cores
+from oriel_inference.errors import BackendFailed, DeadlineExceeded, InvalidRequest
+
+from .bench import Bench, X, Y, spec
+
+
+class Requests(Bench):
+    """A batcher over sessions that take requests."""
+
+    def __init__(self, *, instances: int = 1, max_rows: int = 8) -> None:
+        super().__init__(spec(max_rows=max_rows, instances=instances), sessions=1)
+        self.cores = Cores(instances)
+        self.takers = [FakeRequestSession((X,), (Y,), gate=Gate()) for _ in range(instances)]
+        self.batcher = Batcher(self.batcher.spec, self.takers, clock=self.clock, cores=self.cores, workers=self.workers)
+
+
+@pytest.fixture
+def bench() -> Requests:
+    return Requests()
+
+
+def test_each_request_of_a_batch_is_given_and_answered_by_itself(bench: Requests) -> None:
+    first, second = bench.call(2), bench.call(1)
+    bench.settle()
+    (execution,) = bench.takers[0].under_way
+    assert [request.inputs["x"].shape[0] for request in execution.requests] == [2, 1]
+    bench.takers[0].finish()
+    assert [row[0] for row in bench.answer(first).outputs[0]] == [0, 0]
+    assert bench.answer(second).outputs[0][0, 0] == 2 and bench.answer(second).times.rows == 3
+
+
+def test_an_error_of_one_fails_no_other_and_is_not_executed_again(bench: Requests) -> None:
+    first, second = bench.call(), bench.call()
+    bench.settle()
+    bench.takers[0].finish({0: InvalidRequest("no")})
+    assert isinstance(bench.error(first), InvalidRequest)
+    assert bench.answer(second).outputs[0][0, 0] == 2
+    bench.settle()
+    assert not bench.takers[0].under_way
+    assert bench.batcher.statistics.executions == 1
+
+
+def test_an_instance_that_does_not_come_back_gets_nothing(bench: Requests) -> None:
+    first = bench.call()
+    bench.settle()
+    execution = bench.takers[0].finish({0: BackendFailed("it died")}, back=False)
+    assert isinstance(bench.error(first), BackendFailed)
+    second = bench.call()
+    bench.settle()
+    assert not bench.takers[0].under_way and bench.batcher.pending == 1
+    execution.returned()
+    bench.takers[0].finish()
+    assert bench.answer(second).outputs[0][0, 0] == 2
+
+
+def test_the_session_is_told_who_does_not_wait_any_more(bench: Requests) -> None:
+    first, second = bench.call(timeout_s=1.0), bench.call()
+    bench.settle()
+    (execution,) = bench.takers[0].under_way
+    bench.clock.advance(1.0)
+    assert isinstance(bench.error(first), DeadlineExceeded)
+    assert bench.takers[0].left == [(execution, 0)]
+    bench.leave(second)
+    assert bench.takers[0].left == [(execution, 0), (execution, 1)]
+    bench.takers[0].finish()
+    assert not bench.replies[second] and not bench.batcher.running
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.just("call"), st.integers(1, 4)),
+            st.tuples(st.just("leave"), st.integers(0, 50)),
+            st.tuples(st.just("advance"), st.integers(1, 40)),
+            st.tuples(st.just("finish"), st.integers(0, 7)),
+            st.tuples(st.just("die"), st.integers(0, 1)),
+            st.tuples(st.just("revive"), st.integers(0, 1)),
+        ),
+        max_size=60,
+    )
+)
+def test_every_call_ends_exactly_once_with_its_own_rows(steps: list[tuple[str, int]]) -> None:
+    bench = Requests(instances=2)
+    left, dead = set(), []
+    for step, value in steps:
+        taker = bench.takers[value % 2]
+        match step:
+            case "call":
+                bench.call(value, timeout_s=1.0 + value)
+            case "leave" if bench.calls:
+                number = value % len(bench.calls)
+                if not bench.replies[number]:
+                    left.add(number)
+                bench.leave(number)
+            case "advance":
+                bench.clock.advance(value / 10)
+            case "finish" if taker.under_way:
+                taker.finish({value // 2: InvalidRequest("no")})
+            case "die" if taker.under_way:
+                errors = dict.fromkeys(range(8), BackendFailed("it died"))
+                dead.append(taker.finish(errors, back=False))
+            case "revive" if dead:
+                dead.pop().returned()
+        bench.settle()
+    for execution in dead:
+        execution.returned()
+    bench.settle()
+    while any(taker.under_way for taker in bench.takers):
+        for taker in bench.takers:
+            if taker.under_way:
+                taker.finish()
+        bench.settle()
+    assert not bench.batcher.pending and not bench.batcher.running
+    assert bench.cores.free == bench.cores.total
+    for number, replies in bench.replies.items():
+        assert len(replies) == (0 if number in left else 1)
+        for reply in replies:
+            if isinstance(reply, Answer):
+                rows = bench.calls[number].rows
+                assert np.array_equal(reply.outputs[0], np.full((rows, 2), 2 * number))
