@@ -150,6 +150,15 @@ async def test_configurations_may_have_to_be_complete(settings: Settings) -> Non
         )
 
 
+async def test_python_models_may_have_to_be_complete_too(settings: Settings, tmp_path: Path) -> None:
+    models.put(tmp_path, "code", None, 'backend: "python"')
+    (tmp_path / "code/1/model.py").write_text("raise SystemExit('must not be run')")
+    strict = replace(settings, repositories=(tmp_path,), load_defaults=LoadDefaults(auto_complete=False))
+    async with open_unit(strict) as unit:
+        (entry,) = unit.catalog.index()
+    assert entry.reason == "code/config.pbtxt: input: is missing, and --disable-auto-complete-config is given"
+
+
 @pytest.mark.parametrize(("size", "dims"), [(1, [-1, -1]), (16, [-1, -1]), (0, [-1, -1])])
 async def test_the_operator_says_how_large_auto_completed_batches_are(
     settings: Settings, size: int, dims: list[int]

@@ -18,7 +18,7 @@ from oriel_inference.repository.ensembles import as_ensemble, is_ensemble, part_
 from oriel_inference.repository.instances import Place, field_of, places
 from oriel_inference.repository.private import private_files
 from oriel_inference.repository.python_model import check_python, instance_count, is_configured, open_first
-from oriel_inference.repository.spec import build_spec, check_against_file, complete
+from oriel_inference.repository.spec import build_spec, check_against_file, complete, require_complete
 from oriel_inference.repository.warmup import run_warmup
 from oriel_inference.repository.zeros import row_of_zeros
 from oriel_inference.stores import ModelStore
@@ -152,7 +152,7 @@ def _load_version(
     if is_configured(backend):
         share = max(1, cores // max(instance_count(config), min(2, models)))
         options = EngineOptions(intra_op_threads=share)
-        return _open_configured(store, backend, config, version, file, options, identity=identity)
+        return _open_configured(store, backend, config, version, file, options, identity=identity, defaults=defaults)
     gpus = usable_gpus(backend)
     instances = len(places(config, file, threads=1, gpus=gpus))
     # A lone model gets all cores. Several share: a long batch of one must leave room for the others.
@@ -243,8 +243,10 @@ def _open_configured(
     options: EngineOptions,
     *,
     identity: str,
+    defaults: LoadDefaults,
 ) -> LoadedVersion:
     """Code is not tried elsewhere first: each of its instances is a process of its own anyway."""
+    require_complete(config, file, defaults)
     check_python(config, store, file)
     path = store.artifact(config.name, version, config.default_model_filename or default_file(config.backend))
     validated = partial(validate, model=config.name, file=file)

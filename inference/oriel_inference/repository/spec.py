@@ -10,11 +10,18 @@ from oriel_policies.batch import BatchBounds
 from oriel_wire.v2.datatypes import from_config_name, to_config_name
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
-__all__ = ["build_spec", "check_against_file", "complete"]
+__all__ = ["build_spec", "check_against_file", "complete", "require_complete"]
 
 BATCHING_KEY = "oriel.batching"
 
 Tensors = Sequence[TensorInfo]
+
+
+def require_complete(config: pb.ModelConfig, file: str, defaults: LoadDefaults) -> None:
+    """Raises ConfigInvalid if the operator wants configurations to be complete and this one is not."""
+    if not defaults.auto_complete and not (config.input and config.output):
+        missing = "output" if config.input else "input"
+        raise ConfigInvalid(file, missing, "is missing, and --disable-auto-complete-config is given")
 
 
 def complete(config: pb.ModelConfig, inputs: Tensors, outputs: Tensors, file: str, *, defaults: LoadDefaults) -> None:
@@ -24,9 +31,7 @@ def complete(config: pb.ModelConfig, inputs: Tensors, outputs: Tensors, file: st
     meant) and every tensor of the file has a variable first dimension. Raises ConfigInvalid if the operator wants
     configurations to be complete.
     """
-    if not defaults.auto_complete and not (config.input and config.output):
-        missing = "output" if config.input else "input"
-        raise ConfigInvalid(file, missing, "is missing, and --disable-auto-complete-config is given")
+    require_complete(config, file, defaults)
     if not config.input and not config.output and not config.max_batch_size:
         everything = (*(each for each in inputs if not each.optional), *outputs)
         if everything and all(tensor.shape and tensor.shape[0] == -1 for tensor in everything):
