@@ -6,7 +6,6 @@ drain time, what still waits is refused, threads end, sessions close.
 """
 
 import asyncio
-import gc
 import logging
 import shutil
 import socket
@@ -22,6 +21,7 @@ from oriel_inference.batching.cores import Cores
 from oriel_inference.batching.scheduler import Scheduler
 from oriel_inference.batching.workers import JobThreads, WorkerThreads
 from oriel_inference.clock import LoopClock
+from oriel_inference.collector import calm_collector
 from oriel_inference.control import ModelControl
 from oriel_inference.dataplane import Dataplane
 from oriel_inference.ensembles.scheduler import Ensemble
@@ -73,8 +73,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     """Run until `stop` is set. Raises StartFailed."""
     async with open_unit(settings) as unit:
         # What exists now lives as long as the process. Walking it again and again cost a stall of some 40 ms each time.
-        gc.collect()
-        gc.freeze()
+        calm_collector()
         _report(settings, unit)
         await stop.wait()
 
@@ -143,6 +142,7 @@ async def open_unit(
             units=1 if apart else loaded.units,
             max_items=items,
             max_bytes=size_bytes,
+            max_batch_bytes=settings.max_batch_bytes,
             statistics=statistics,
         )
         if loaded.run_s is not None:

@@ -153,6 +153,7 @@ def _add_bounds(parser: argparse.ArgumentParser) -> None:
     )
     add("--max-queue-items", type=int, default=10_000, metavar="N", help="requests that may wait per model version")
     add("--max-queue-bytes", type=int, default=256 << 20, metavar="N", help="bytes of requests that may wait, likewise")
+    add("--max-batch-bytes", type=int, default=64 << 20, metavar="N", help="bytes of the requests of one batch")
     add(
         "--exit-timeout-secs",
         type=_timeout,
@@ -229,6 +230,7 @@ def run(args: argparse.Namespace) -> int:
         max_body_bytes=args.max_body_bytes,
         max_queue_items=args.max_queue_items,
         max_queue_bytes=args.max_queue_bytes,
+        max_batch_bytes=args.max_batch_bytes,
         trusted_peers=tuple(args.trusted_peers or ("127.0.0.0/8", "::1")),
         drain_s=args.exit_timeout_secs,
         control_mode=args.model_control_mode,

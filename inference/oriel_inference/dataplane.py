@@ -11,7 +11,7 @@ from oriel_inference.batching.call import Answer, Call, Reply
 from oriel_inference.batching.call import Emit as CallEmit
 from oriel_inference.classification import top_classes
 from oriel_inference.errors import CallerLeft, InferenceError, NotSupported
-from oriel_inference.fitting import Fitted
+from oriel_inference.fitting import Fitted, check_parameters
 from oriel_inference.lifecycle import Catalog, ServingModel
 from oriel_wire.context import CallContext
 from oriel_wire.v2.messages import Array, InferRequest, InferResponse, Tensor
@@ -19,6 +19,7 @@ from oriel_wire.v2.messages import Array, InferRequest, InferResponse, Tensor
 __all__ = ["Completion", "Dataplane", "Emit", "respond"]
 
 Emit = Callable[[InferResponse, Callable[[], None]], None]
+_Result = Answer | InferenceError  # named, because the annotation of an inner function is worked out per request
 
 
 class Completion:
@@ -78,8 +79,10 @@ class Dataplane:
             )
         now = self.now()
         fitted = serving.fitter.fit(request)
+        if serving.wants_source:
+            check_parameters(request)
 
-        def finish(result: Answer | InferenceError) -> None:
+        def finish(result: _Result) -> None:
             if isinstance(result, InferenceError):
                 reply(Completion(now, serving, fitted.rows, error=result))
                 return
@@ -130,17 +133,16 @@ class Dataplane:
 
         request: what the client sent, but for the inputs.
         """
-        give_up_s = serving.spec.queue.timeout_s
-        deadline = ctx.deadline
-        if fitted.timeout_s is not None and queued_s + fitted.timeout_s < deadline:
-            deadline = queued_s + fitted.timeout_s
+        policy = serving.spec.queue.of(fitted.level)
+        deadline, give_up_s = policy.limits(queued_s, ctx.deadline, fitted.timeout_s)
         return Call(
             inputs=inputs,
             rows=fitted.rows,
             signature=fitted.signature,
             arrived_s=queued_s,
             deadline=deadline,
-            give_up_s=None if give_up_s is None else queued_s + give_up_s,
+            give_up_s=give_up_s,
+            delays=policy.delays,
             reply=finish,
             band=ctx.band,
             tenant=ctx.tenant,

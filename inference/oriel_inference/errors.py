@@ -9,6 +9,7 @@ InferenceError              one request cannot be answered; carries an Outcome a
 ├── QueueFull               never entered the queue, or displaced by a more urgent call
 ├── QueueTimeout            the model's own queue policy gave up on it
 ├── DeadlineExceeded        its deadline passed
+├── DeadlineTooShort        its deadline would pass before the model could be done
 ├── CallerLeft              the client went away (nobody reads the answer)
 ├── ServerStopping          the server shuts down
 ├── StepFailed              a step of an ensemble failed; its outcome is the step's
@@ -22,6 +23,7 @@ LoadFailed                  a model version cannot serve; the text is for the op
 """
 
 from enum import Enum
+from typing import ClassVar
 
 __all__ = [
     "BackendFailed",
@@ -29,6 +31,7 @@ __all__ = [
     "ConfigInvalid",
     "ControlRefused",
     "DeadlineExceeded",
+    "DeadlineTooShort",
     "InferenceError",
     "InvalidRequest",
     "LoadFailed",
@@ -62,6 +65,7 @@ class Outcome(Enum):
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
     DEADLINE = "deadline_exceeded"
+    TOO_SHORT = "deadline_too_short"
     CALLER_LEFT = "caller_left"
     STOPPING = "server_stopping"
     CONTROL = "control_refused"
@@ -127,14 +131,28 @@ class QueueTimeout(InferenceError):
 
 
 class DeadlineExceeded(InferenceError):
-    """The call's deadline passed. `stage`: where it was then, "queue" or "compute"."""
+    """The call's deadline passed. `stage`: where it was then, a key of `STAGES`."""
+
+    STAGES: ClassVar[dict[str, str]] = {
+        "queue": "waited in the queue",
+        "compute": "was being computed",
+        "order": "was answered, but waited for the answers before it",
+    }
 
     outcome = Outcome.DEADLINE
 
     def __init__(self, stage: str) -> None:
-        verb = "waited in the queue" if stage == "queue" else "was being computed"
-        super().__init__(f"the deadline passed while the request {verb}")
+        super().__init__(f"the deadline passed while the request {self.STAGES[stage]}")
         self.stage = stage
+
+
+class DeadlineTooShort(InferenceError):
+    """What is left until its deadline is less than this model takes even when it is quick."""
+
+    outcome = Outcome.TOO_SHORT
+
+    def __init__(self) -> None:
+        super().__init__("the time left until the deadline is shorter than this model takes")
 
 
 class CallerLeft(InferenceError):

@@ -9,7 +9,10 @@ from oriel_wire.v2.datatypes import quoted, shown
 from oriel_wire.v2.http import resolve_raw
 from oriel_wire.v2.messages import Array, InferRequest, ParameterValue
 
-__all__ = ["Fitted", "RequestFitter"]
+__all__ = ["Fitted", "RequestFitter", "check_parameters"]
+
+
+MAX_PARAMETERS = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,17 @@ class RequestFitter:
             f"unexpected shape for input {quoted(known.name)} of model {self._spec.name!r}: "
             f"expected {shown(self._spec.wire_shape(known))}, got {shown(shape)}"
         )
+
+
+def check_parameters(request: InferRequest) -> None:
+    """Can what the client said beside its tensors travel to the process of a Python model? Raises InvalidRequest."""
+    size = len(request.id)
+    for name, value in request.parameters.items():
+        if isinstance(value, int) and not -(2**63) <= value < 2**64:
+            raise InvalidRequest(f"parameter {quoted(name)} does not fit into 64 bits")
+        size += len(name) + (len(value) if isinstance(value, str) else 8)
+    if size > MAX_PARAMETERS:
+        raise InvalidRequest(f"id and parameters have more than {MAX_PARAMETERS} characters together")
 
 
 def _matches(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:

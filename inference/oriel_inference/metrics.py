@@ -22,6 +22,7 @@ _REASONS = {
     Outcome.QUEUE_FULL: "REJECTED",
     Outcome.QUEUE_TIMEOUT: "REJECTED",
     Outcome.DEADLINE: "REJECTED",
+    Outcome.TOO_SHORT: "REJECTED",
     Outcome.STOPPING: "REJECTED",
     Outcome.CALLER_LEFT: "CANCELED",
     Outcome.BACKEND: "BACKEND",

@@ -13,6 +13,7 @@ __all__ = [
     "Gpu",
     "ModelSpec",
     "ModelState",
+    "QueuePolicy",
     "QueueRules",
     "TensorInfo",
     "TensorSpec",
@@ -73,13 +74,65 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueRules:
-    """The model owner's `default_queue_policy` and priorities; 0 and None mean "not given"."""
+class QueuePolicy:
+    """How the model's owner wants one level to wait.
+
+    max_items: 0 for as many as the server allows. timeout_s: how long a request may wait, None for as long as its
+    deadline. delays: then it waits on behind those of its level that have not timed out, instead of being refused.
+    allow_override: a request's own `timeout` may shorten timeout_s.
+    """
 
     max_items: int = 0
     timeout_s: float | None = None
+    delays: bool = False
+    allow_override: bool = False
+
+    def limits(self, now: float, deadline: float, timeout_s: float | None) -> tuple[float, float | None]:
+        """A request's deadline and when this policy gives up on it, absolute; timeout_s: its own `timeout`.
+
+        A policy with a timeout rules over `timeout`, as in Triton; elsewhere `timeout` shortens the deadline.
+        """
+        patience_s = self.timeout_s
+        if patience_s is None:
+            return (deadline if timeout_s is None else min(deadline, now + timeout_s)), None
+        if self.allow_override and timeout_s is not None:
+            patience_s = min(patience_s, timeout_s)
+        return deadline, now + patience_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueRules:
+    """The model owner's queue policies and priorities. default_priority: of requests that name no level.
+
+    by_level: the levels whose policy is not `policy`. priority_levels: 0 without priorities; then the only level is 0.
+    preserve_ordering: answers leave in the order in which their requests came, within a tier and tenant.
+    """
+
+    policy: QueuePolicy = field(default_factory=QueuePolicy)
+    by_level: Mapping[int, QueuePolicy] = field(default_factory=dict)
     priority_levels: int = 0
     default_priority: int = 0
+    preserve_ordering: bool = False
+
+    def of(self, level: int) -> QueuePolicy:
+        """The policy of `level`."""
+        return self.by_level.get(level, self.policy)
+
+    @property
+    def max_items(self) -> int:
+        """What all levels together may hold; 0 if one of them has no bound."""
+        sizes = [self.of(level).max_items for level in self.levels]
+        return sum(sizes) if all(sizes) else 0
+
+    @property
+    def bounded(self) -> bool:
+        """Whether a level has a bound of its own."""
+        return any(self.of(level).max_items for level in self.levels)
+
+    @property
+    def levels(self) -> range:
+        """Every level a request can have."""
+        return range(1, self.priority_levels + 1) if self.priority_levels else range(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

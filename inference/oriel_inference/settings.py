@@ -15,6 +15,7 @@ __all__ = ["Settings", "available_cores"]
 class Settings:
     """Port 0 takes any free one, None is not opened. Bounds of the queues are per model version.
 
+    max_batch_bytes: inputs of one execution; a single request may have more.
     cores: what running batches may use together. default_timeout_s: the deadline of a request that brings none.
     control_mode: "none" loads everything at start, "poll" also follows the folders every `poll_s`, "explicit" loads
     `load_models` ("*": all) and what clients ask for. strict_readiness: ready only while every model of the start
@@ -37,6 +38,7 @@ class Settings:
     max_body_bytes: int = 64 << 20
     max_queue_items: int = 10_000
     max_queue_bytes: int = 256 << 20
+    max_batch_bytes: int = 64 << 20
     trusted_peers: tuple[str, ...] = ("127.0.0.0/8", "::1")
     drain_s: float = 25.0
     control_mode: str = "none"

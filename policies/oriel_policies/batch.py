@@ -7,14 +7,20 @@ batch runs. Waiting for a fuller batch happens only when the model's owner asked
 deadline minus the time the batch needs (the "schedulable window" of Symphony, arXiv 2308.07470). Service times are
 learned per row count, which works because inference is predictable (Clockwork, OSDI 2020).
 
-How many rows: calls join in queue order while the batch stays within the row bound and still ends before the
-tightest deadline among its members. A member that would be late even alone binds nobody: shrinking the batch for it
-helps no one. The first call is always taken, whatever its size.
+How many rows: calls join in queue order while the batch stays within its bounds of rows and bytes and still ends
+before the tightest deadline among its members. A member that would be late even alone binds nobody: shrinking the
+batch for it helps no one. The first call is always taken, whatever its size.
+
+Under overload that alone would collapse: the earliest deadlines are those that just cannot be met any more, and each
+makes the batch small. Two rules against it. A batch takes at most half of the time that callers usually give
+(`rows_within`), so that a call that has just missed one batch still makes the next (Nexus, SOSP 2019). And while others
+of its tier or more urgent ones would fill the batch without it, a call that such a batch endangers makes room for them
+(`Fill.endangers`): it goes behind them, and runs if they thin out in time.
 
 Times are absolute monotonic seconds, durations seconds.
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -30,31 +36,39 @@ __all__ = [
     "ServiceCurve",
     "WaitUntil",
     "decide",
+    "size_class",
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchBounds:
-    """What the model's owner allows. max_rows: rows of one execution; the others as Triton's `dynamic_batching`."""
+    """What the model's owner allows. max_rows: rows of one execution; the others as Triton's `dynamic_batching`.
+
+    max_bytes: input bytes of one execution, so that many large calls do not make one huge copy.
+    """
 
     max_rows: int
+    max_bytes: float = inf
     preferred_rows: tuple[int, ...] = ()
     max_delay_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.max_rows < 1:
             raise ValueError("max_rows must be at least 1")
+        if self.max_bytes <= 0:
+            raise ValueError("max_bytes must be positive")
         if any(not 1 <= rows <= self.max_rows for rows in self.preferred_rows):
             raise ValueError("every preferred size must lie between 1 and max_rows")
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What waits: rows of all calls, when the oldest of them arrived, the tightest deadline among them."""
+    """What waits: rows and bytes of all calls, when the oldest of them arrived, the tightest deadline among them."""
 
     rows: int
     oldest_s: float
     tightest_s: float
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +119,7 @@ class ServiceCurve:
 
     def observe(self, rows: int, seconds: float) -> None:
         """A batch of `rows` took `seconds`."""
-        key = _bucket(rows)
+        key = size_class(rows)
         seen = self._seen.get(key, 0)
         if not seen:
             insort(self._keys, key)
@@ -123,7 +137,7 @@ class ServiceCurve:
 
     def samples(self, rows: int) -> int:
         """Batches seen in the size class of `rows`."""
-        return self._seen.get(_bucket(rows), 0)
+        return self._seen.get(size_class(rows), 0)
 
     def predict(self, rows: int) -> float:
         """Expected seconds of a batch of `rows`; 0.0 while nothing is known. Non-decreasing in `rows`."""
@@ -146,6 +160,12 @@ class ServiceCurve:
         low = high - 1
         return fit[low] + (fit[high] - fit[low]) * (rows - keys[low]) / (keys[high] - keys[low])
 
+    def rows_within(self, seconds: float, most: int) -> int:
+        """The largest batch of at most `most` rows that almost always ends within `seconds`; 0 if none does."""
+        if self.bound(most) <= seconds:
+            return most
+        return bisect_right(range(1, most), seconds, key=self.bound)
+
     def bound(self, rows: int) -> float:
         """Seconds within which a batch of `rows` almost always ends: the prediction plus twice the mean deviation."""
         return self.predict(rows) * (1.0 + 2.0 * self._deviation)
@@ -167,7 +187,7 @@ class RecentMinimum:
 
     def observe(self, rows: int, seconds: float) -> None:
         """A batch of `rows` took `seconds`."""
-        key = _bucket(rows)
+        key = size_class(rows)
         known = self._fastest.get(key)
         if known is None or seconds < known:
             self._fastest[key] = seconds
@@ -176,10 +196,10 @@ class RecentMinimum:
 
     def seconds(self, rows: int) -> float:
         """Infinite while the size class is unknown."""
-        return self._fastest.get(_bucket(rows), inf)
+        return self._fastest.get(size_class(rows), inf)
 
 
-def _bucket(rows: int) -> int:
+def size_class(rows: int) -> int:
     """The size class of `rows`, named by its largest member."""
     if rows <= 16:
         return rows
@@ -214,6 +234,8 @@ def decide(backlog: Backlog, bounds: BatchBounds, curve: ServiceCurve, now: floa
         return Run(reached, "preferred")
     if bounds.max_delay_s <= 0.0:
         return Run(rows, "idle_instance")
+    if backlog.size_bytes >= bounds.max_bytes:
+        return Run(rows, "bytes")
     patience = backlog.oldest_s + bounds.max_delay_s
     last_moment = backlog.tightest_s - curve.bound(rows)
     if min(patience, last_moment) > now:
@@ -224,27 +246,39 @@ def decide(backlog: Backlog, bounds: BatchBounds, curve: ServiceCurve, now: floa
 class Fill:
     """One batch being filled in queue order, at one moment.
 
-    limit_rows: from `Run.rows`. `admit` answers for the next call in the order and adds it if the answer is yes;
-    after the first no the batch is complete.
+    limit_rows: from `Run.rows`; limit_bytes: of the batch's inputs. `admit` answers for the next call in the order and
+    adds it if the answer is yes; after the first no the batch is complete.
     """
 
-    __slots__ = ("_curve", "_limit", "_now", "_tightest", "rows")
+    __slots__ = ("_curve", "_limit", "_limit_bytes", "_now", "_tightest", "_whole_ends_s", "rows", "size_bytes")
 
-    def __init__(self, limit_rows: int, curve: ServiceCurve, now: float) -> None:
+    def __init__(self, limit_rows: int, curve: ServiceCurve, now: float, limit_bytes: float = inf) -> None:
         self.rows = 0
+        self.size_bytes = 0
         self._limit = limit_rows
+        self._limit_bytes = limit_bytes
         self._curve = curve
         self._now = now
         self._tightest = inf
+        self._whole_ends_s = 0.0
 
-    def admit(self, rows: int, deadline: float) -> bool:
-        """Whether a call of `rows` rows and `deadline` joins."""
-        total = self.rows + rows
+    def endangers(self, deadline: float) -> bool:
+        """Whether a call of `deadline` might be late in a batch of all the rows that the limit allows."""
+        if not self._whole_ends_s:
+            self._whole_ends_s = self._now + self._curve.bound(self._limit)
+        return deadline < self._whole_ends_s
+
+    def admit(self, rows: int, deadline: float, size_bytes: int = 0) -> bool:
+        """Whether a call of `rows` rows, `deadline` and `size_bytes` joins."""
+        total, total_bytes = self.rows + rows, self.size_bytes + size_bytes
         curve, now, tightest = self._curve, self._now, self._tightest
         if deadline < tightest and now + curve.bound(rows) <= deadline:
             tightest = deadline
-        if self.rows and (total > self._limit or now + curve.bound(total) > tightest):
+        if self.rows and (
+            total > self._limit or total_bytes > self._limit_bytes or now + curve.bound(total) > tightest
+        ):
             return False
         self.rows = total
+        self.size_bytes = total_bytes
         self._tightest = tightest
         return True

@@ -44,8 +44,8 @@ class Ticket:
 
     band: 0 is the most urgent. deadline: absolute monotonic seconds. cost: estimated charge, any one unit;
     weight: the tenant's share inside its band. order: rank inside the tenant's flow, the deadline by default; it
-    never moves an expiry. admitted: other bounds than this queue's let it in, see above. payload: the caller's own,
-    never looked at.
+    never moves an expiry. rows: counted by `rows_ahead`. admitted: other bounds than this queue's let it in, see above.
+    payload: the caller's own, never looked at.
     """
 
     __slots__ = (
@@ -240,8 +240,13 @@ class SlaQueue:
         self._sequence += 1
         ticket._queued = True
         ticket._flow = flow
-        heappush(flow.tickets.entries, (ticket.order, self._sequence, ticket))
-        heappush(self._expiry.entries, (ticket.deadline, self._sequence, ticket))
+        entry = (ticket.deadline, self._sequence, ticket)
+        heappush(self._expiry.entries, entry)
+        # Mostly one and the same: half the objects for the garbage collector to walk when thousands wait.
+        heappush(
+            flow.tickets.entries,
+            entry if ticket.order == ticket.deadline else (ticket.order, self._sequence, ticket),
+        )
         flow.waiting += 1
         band.items += 1
         band.rows += ticket.rows

@@ -14,13 +14,12 @@ import json
 import pstats
 import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import uvloop
+from inference_bench.models import MODELS, write
 
 from oriel_inference.app import open_unit
 from oriel_inference.servers.encoding import Encodings
@@ -30,7 +29,6 @@ from oriel_inference.settings import Settings
 from oriel_wire.engine.buffered import HttpLimits, _Buffered
 from oriel_wire.engine.buffered import serve as serve_http
 
-MODEL = Path(__file__).parent / "peers" / "inference" / "tiny.py"
 CONFIG = """
 backend: "onnxruntime" max_batch_size: 64
 input [ { name: "x" data_type: TYPE_FP32 dims: [ 16 ] } ]
@@ -90,7 +88,7 @@ async def measure(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         (root / "tiny" / "1").mkdir(parents=True)
-        subprocess.run([sys.executable, str(MODEL), str(root / "tiny" / "1" / "model.onnx")], check=True)
+        write(MODELS["tiny"], root / "tiny" / "1" / "model.onnx")
         (root / "tiny" / "config.pbtxt").write_text(CONFIG)
         settings = Settings(repositories=(root,), http_port=0, grpc_port=0, metrics_port=0, cores=1)
         async with open_unit(settings) as unit:

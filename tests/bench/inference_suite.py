@@ -66,15 +66,15 @@ def markdown(document: Mapping[str, Any]) -> str:
     ]
     if peers := document.get("peers"):
         parts.append(
-            f"ONNX Runtime on {peers['threads']} thread(s) in every contender. Medians of {peers['rounds']} turn(s) of "
+            f"Threads of ONNX Runtime in every contender: {peers['threads']}. Medians of {peers['rounds']} x "
             f"{peers['seconds']} s, contenders in turns; CPU-us per request of the contender's own processes."
         )
         parts.append(report.as_markdown(peers).strip())
     if goodput := document.get("goodput"):
         parts.append(
             "# Goodput\n\nAnswers within their deadline per second, offered by `oriel load` on schedule; 30 % gold, "
-            f"70 % bronze; phases of {goodput['seconds']:g} s, {goodput['rounds']} turn(s). `-`: the generator lagged, "
-            "so nothing is quoted."
+            f"70 % bronze; {goodput['rounds']} x {goodput['seconds']:g} s a cell. `-`: the generator lagged: "
+            "not quoted."
         )
         for name, model in goodput["models"].items():
             table = report.table(goodput_report.HEADING, goodput_report.rows(model))

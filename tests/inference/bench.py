@@ -1,6 +1,7 @@
 """Doubles and builders the inference tests share."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,14 +13,20 @@ from oriel_inference.batching.workers import ManualWorkers
 from oriel_inference.clock import VirtualClock
 from oriel_inference.errors import InferenceError
 from oriel_inference.model import ModelSpec, QueueRules, TensorInfo, TensorSpec
-from oriel_policies.batch import BatchBounds
+from oriel_policies.batch import BatchBounds, ServiceCurve
 
 X = TensorInfo(name="x", datatype="INT64", shape=(-1, -1))
 Y = TensorInfo(name="y", datatype="INT64", shape=(-1, -1))
 
 
 def spec(
-    *, max_rows: int = 8, delay_s: float = 0.0, alone: bool = False, instances: int = 1, **queue: object
+    *,
+    max_rows: int = 8,
+    delay_s: float = 0.0,
+    alone: bool = False,
+    instances: int = 1,
+    decoupled: bool = False,
+    **queue: object,
 ) -> ModelSpec:
     return ModelSpec(
         name="double",
@@ -32,19 +39,33 @@ def spec(
         bounds=None if alone else BatchBounds(max_rows=max_rows, max_delay_s=delay_s),
         queue=QueueRules(**queue),  # type: ignore[arg-type]
         instances=instances,
+        decoupled=decoupled,
     )
+
+
+class Linear(ServiceCurve):
+    """fixed_s + n * per_row_s for n rows, whatever is observed: in virtual time fake sessions take none."""
+
+    def __init__(self, fixed_s: float, per_row_s: float) -> None:
+        super().__init__()
+        for rows in range(1, 9):
+            super().observe(rows, fixed_s + per_row_s * rows)
+
+    def observe(self, rows: int, seconds: float) -> None:
+        pass
 
 
 class Bench:
     """A batcher in virtual time over fake sessions; its jobs run when the test says so."""
 
-    def __init__(self, model: ModelSpec, *, cores: int = 4, sessions: int | None = None, **limits: int) -> None:
+    def __init__(self, model: ModelSpec, *, cores: int = 4, sessions: int | None = None, **options: Any) -> None:
         self.clock = VirtualClock()
         self.workers = ManualWorkers()
         self.cores = Cores(cores)
         self.sessions = [FakeSession((X,), (Y,), gate=Gate()) for _ in range(sessions or model.instances)]
+        options.setdefault("inline_s", 0.0)
         self.batcher = Batcher(
-            model, self.sessions, clock=self.clock, cores=self.cores, workers=self.workers, inline_s=0.0, **limits
+            model, self.sessions, clock=self.clock, cores=self.cores, workers=self.workers, **options
         )
         self.replies: dict[int, list[Answer | InferenceError]] = {}
         self.calls: list[Call] = []
@@ -60,6 +81,7 @@ class Bench:
         tenant: str = "",
         size_bytes: int = 0,
         give_up_s: float | None = None,
+        delays: bool = False,
         level: int = 0,
     ) -> int:
         """Submit a call whose rows are full of its own number; returns the number."""
@@ -73,6 +95,7 @@ class Bench:
             arrived_s=now,
             deadline=now + timeout_s,
             give_up_s=None if give_up_s is None else now + give_up_s,
+            delays=delays,
             reply=lambda result: self._replied(number, result),
             level=level,
             band=band,

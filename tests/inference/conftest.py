@@ -7,6 +7,8 @@ import httpx
 import pytest
 
 from oriel_inference.app import Unit, open_unit
+from oriel_inference.backends.fake import FakeBackend
+from oriel_inference.model import TensorInfo
 from oriel_inference.settings import Settings
 from oriel_wire.trace import ListSink
 
@@ -29,6 +31,13 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     models.put(root, "broken", None, 'backend: "onnxruntime"')
     (root / "broken/1/model.onnx").write_bytes(b"junk")
     return root
+
+
+@pytest.fixture
+def fake() -> FakeBackend:
+    return FakeBackend(
+        (TensorInfo(name="x", datatype="FP32", shape=(-1, 4)),), (TensorInfo(name="y", datatype="FP32", shape=(-1, 4)),)
+    )
 
 
 @pytest.fixture

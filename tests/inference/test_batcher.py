@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oriel_inference.batching.batcher import INLINE_SAMPLES
 from oriel_inference.batching.call import Answer
+from oriel_inference.batching.experience import INLINE_SAMPLES
 from oriel_inference.errors import (
     BackendFailed,
     DeadlineExceeded,
@@ -15,8 +15,9 @@ from oriel_inference.errors import (
     QueueTimeout,
     ServerStopping,
 )
+from oriel_inference.model import QueuePolicy
 
-from .bench import Bench, spec
+from .bench import Bench, Linear, spec
 
 
 def test_a_lone_call_runs_at_once_and_gets_its_rows() -> None:
@@ -213,7 +214,7 @@ def test_a_more_urgent_call_displaces_the_newest_of_the_lowest_band() -> None:
 
 
 def test_the_models_queue_size_wins_over_the_servers() -> None:
-    bench = Bench(spec(max_items=1))
+    bench = Bench(spec(policy=QueuePolicy(max_items=1)))
     bench.call()
     bench.clock.run()
     bench.call()
@@ -274,8 +275,7 @@ def test_closing_fails_what_waits_and_refuses_what_comes() -> None:
 
 
 def test_batches_known_to_be_short_run_on_the_loop() -> None:
-    bench = Bench(spec())
-    bench.batcher._inline_s = 10.0
+    bench = Bench(spec(), inline_s=10.0)
     for _ in range(INLINE_SAMPLES):
         bench.call()
         bench.settle()
@@ -298,12 +298,26 @@ def test_statistics_count_rows_batches_and_failures() -> None:
     assert [(b.batch_size, b.compute_infer.count) for b in message.batch_stats] == [(5, 1)]
 
 
+def test_one_that_waits_long_keeps_no_record_of_all_that_came_after_it() -> None:
+    bench = Bench(spec(max_rows=2, delay_s=0.01, alone=False), max_items=10)
+    bench.call(band=1, level=5)
+    for _ in range(500):
+        bench.call(rows=2)
+        bench.settle()
+    assert len(bench.batcher._arrivals) <= 64 + 2 * 10
+
+
 # --- conservation -------------------------------------------------------------------------------------------------
 
 steps = st.lists(
     st.one_of(
         st.tuples(
-            st.just("call"), st.integers(1, 4), st.sampled_from([0.01, 0.5, 60.0]), st.integers(0, 2), st.integers(1, 2)
+            st.just("call"),
+            st.integers(1, 4),
+            st.sampled_from([0.01, 0.5, 60.0]),
+            st.integers(0, 2),
+            st.integers(1, 2),
+            st.integers(1, 2),
         ),
         st.tuples(st.just("leave"), st.integers(0, 40)),
         st.tuples(st.just("advance"), st.sampled_from([0.001, 0.02, 1.0])),
@@ -315,16 +329,48 @@ steps = st.lists(
 
 
 @settings(max_examples=150, deadline=None)
-@given(steps, st.integers(1, 2), st.booleans(), st.sampled_from([0.0, 0.1]), st.integers(1, 3))
+@given(
+    steps,
+    st.integers(1, 3),
+    st.booleans(),
+    st.sampled_from([0.0, 0.1]),
+    st.integers(1, 3),
+    st.sampled_from(["none", "reject", "delay", "levels", "ordered"]),
+    st.sampled_from([40, 1000]),
+    st.sampled_from([0.0, 0.004]),
+)
 def test_every_caller_gets_its_own_rows_exactly_once_under_any_order_of_events(
-    script: list[tuple], instances: int, alone: bool, delay_s: float, cores: int
+    script: list[tuple],
+    instances: int,
+    alone: bool,
+    delay_s: float,
+    cores: int,
+    policy: str,
+    max_batch_bytes: int,
+    per_row_s: float,
 ) -> None:
-    bench = Bench(spec(max_rows=4, instances=instances, alone=alone, delay_s=delay_s), cores=cores, max_items=6)
+    queue: dict[str, object] = {"preserve_ordering": policy == "ordered"}
+    if policy == "levels":
+        small = QueuePolicy(max_items=2, timeout_s=0.05, delays=True)
+        queue = {"policy": QueuePolicy(max_items=3), "by_level": {1: small}, "priority_levels": 2}
+    model = spec(max_rows=4, instances=instances, alone=alone, delay_s=delay_s, **queue)  # type: ignore[arg-type]
+    bench = Bench(model, cores=cores, max_items=6, max_batch_bytes=max_batch_bytes, curve=Linear(0.0, per_row_s))
+    patience_s = 0.05 if policy in ("reject", "delay", "levels") else None
     left: set[int] = set()
     for step in script:
         match step:
-            case ("call", rows, timeout_s, band, width):
-                bench.call(rows, timeout_s=timeout_s, band=band, width=width, tenant="ab"[rows % 2])
+            case ("call", rows, timeout_s, band, width, level):
+                delays = policy == "delay" or (policy == "levels" and level == 1)
+                bench.call(
+                    rows,
+                    timeout_s=timeout_s,
+                    band=band,
+                    width=width,
+                    tenant="ab"[rows % 2],
+                    give_up_s=patience_s if delays or policy == "reject" else None,
+                    delays=delays,
+                    level=level if policy == "levels" else 0,
+                )
             case ("leave", number) if number < len(bench.calls):
                 if not bench.replies[number]:
                     left.add(number)
@@ -343,13 +389,24 @@ def test_every_caller_gets_its_own_rows_exactly_once_under_any_order_of_events(
     assert bench.batcher.pending == 0 and bench.batcher.running == 0 and bench.batcher._rows == 0
     assert bench.cores.free == bench.cores.total
     assert all(rows <= 4 for rows in bench.batches)
+    if bench.batcher._levels is not None:
+        assert not any(bench.batcher._levels._waiting.values())
+    if bench.batcher._line is not None:
+        assert not bench.batcher._line._lines
+        for key in {(call.ticket.band, call.ticket.tenant) for call in bench.calls}:
+            own = [n for n in bench.order if (bench.calls[n].ticket.band, bench.calls[n].ticket.tenant) == key]
+            answered = [n for n in own if isinstance(bench.replies[n][0], Answer)]
+            assert answered == sorted(answered)
     for number, call in enumerate(bench.calls):
         assert len(bench.replies[number]) == (0 if number in left else 1)
         if call.started_s:
             assert call.started_s < call.deadline
+            if policy == "reject":
+                assert call.started_s < call.ticket.deadline <= call.arrived_s + 0.05
         for reply in bench.replies[number]:
             if isinstance(reply, Answer):
                 rows = reply.outputs[0]
                 assert rows.shape[0] == call.rows and (rows == 2 * number).all()
             else:
                 assert isinstance(reply, InferenceError)
+                assert policy == "reject" or not isinstance(reply, QueueTimeout)

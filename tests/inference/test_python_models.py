@@ -166,6 +166,13 @@ async def test_error_codes_are_those_of_the_protocol(http: httpx.AsyncClient, co
     assert (answer.status_code, answer.json()["error"]) == (status, f"it is {code}")
 
 
+@pytest.mark.parametrize("parameters", [{"n": 2**64}, {"n": -(2**63) - 1}, {"s": "x" * 70_000}, {"x" * 70_000: 1}])
+async def test_parameters_that_do_not_fit_fail_nobody_else(http: httpx.AsyncClient, parameters: dict[str, Any]) -> None:
+    answers = await asyncio.gather(ask(http, "size"), ask(http, "size", parameters=parameters), ask(http, "size"))
+    assert [answer.status_code for answer in answers] == [200, 400, 200]
+    assert len(answers[1].json()["error"]) <= 500
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [

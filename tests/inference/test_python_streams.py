@@ -26,6 +26,19 @@ from . import models
 from .test_python_models import BEHAVE, put
 from .test_stream import said, stream, until
 
+LATER = """
+backend: "python" model_transaction_policy { decoupled: true }
+input [ { name: "n" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "i" data_type: TYPE_INT32 dims: [ 1 ] } ]
+"""
+PIPE = """
+platform: "ensemble"
+input [ { name: "how" data_type: TYPE_STRING dims: [ 1 ] } ]
+output [ { name: "said" data_type: TYPE_STRING dims: [ -1 ] } ]
+ensemble_scheduling { step [ { model_name: "ask" model_version: -1
+    input_map { key: "how" value: "how" } output_map { key: "said" value: "said" } } ] }
+"""
+
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
@@ -35,8 +48,10 @@ async def unit(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Unit]:
     put(root, "repeat", "repeat", None)
     put(root, "ask", "ask", 'backend: "python" instance_group [ { count: 1 } ]')
     put(root, "ask2", "ask", None)
+    put(root, "later", "later", LATER)
     put(root, "behave", "behave", BEHAVE)
     models.put(root, "double", models.double(), models.DOUBLE)
+    models.put(root, "pipe", None, PIPE)
     settings = Settings(repositories=(root,), http_port=0, grpc_port=0, metrics_port=0, cores=1, drain_s=5.0)
     async with open_unit(settings, sink=ListSink()) as running:
         assert not [entry for entry in running.catalog.index() if entry.reason]
@@ -56,16 +71,16 @@ async def http(unit: Unit) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-def repeat(number: int, **more: Any) -> Any:
+def repeat(number: int, model: str = "repeat") -> Any:
     given = tensor("n", np.array([number], np.int32))
-    return encode_infer_request(InferRequest(model_name="repeat", id=str(number), inputs=[given], **more))
+    return encode_infer_request(InferRequest(model_name=model, id=str(number), inputs=[given]))
 
 
-async def told(channel: grpc.aio.Channel, *numbers: int) -> list[Any]:
+async def told(channel: grpc.aio.Channel, *numbers: int, model: str = "repeat") -> list[Any]:
     """Everything the answers to these requests say."""
     call = stream(channel)
     for number in numbers:
-        await call.write(repeat(number))
+        await call.write(repeat(number, model))
     await call.done_writing()
     return await said(call)
 
@@ -83,6 +98,11 @@ async def test_a_decoupled_model_sends_any_number_of_responses(channel: grpc.aio
 
 async def test_several_requests_are_under_way_in_one_instance_and_end_out_of_order(channel: grpc.aio.Channel) -> None:
     assert await told(channel, -4, -5) == [5, 4]
+
+
+async def test_coroutines_of_one_instance_wait_side_by_side(channel: grpc.aio.Channel) -> None:
+    assert await told(channel, 3, 1, 2, model="later") == [1, 2, 3]
+    assert await told(channel, -1, model="later") == ["the model failed: counts from zero"]
 
 
 async def test_an_error_ends_the_request_and_a_forgotten_end_is_made_up(channel: grpc.aio.Channel) -> None:
@@ -150,9 +170,11 @@ async def test_a_reader_that_does_not_read_holds_the_sender_up(unit: Unit, chann
     await until(lambda: not serving.batcher.running)
 
 
-async def ask(http: httpx.AsyncClient, how: str, headers: dict[str, str] | None = None) -> list[str]:
+async def ask(
+    http: httpx.AsyncClient, how: str, headers: dict[str, str] | None = None, model: str = "ask"
+) -> list[str]:
     inputs = [{"name": "how", "datatype": "BYTES", "shape": [1], "data": [how]}]
-    answer = await http.post("/models/ask/infer", json={"inputs": inputs}, headers=headers)
+    answer = await http.post(f"/models/{model}/infer", json={"inputs": inputs}, headers=headers)
     assert answer.status_code == 200, answer.text
     found: list[str] = answer.json()["outputs"][0]["data"]
     return found
@@ -163,6 +185,11 @@ async def test_a_model_asks_another_model(http: httpx.AsyncClient) -> None:
     assert await ask(http, "many 20") == [str(2.0 * i) for i in range(20)]
     assert await ask(http, "stream 3") == ["0", "1", "2"]
     assert await ask(http, "stream -2") == ["0", "enough"]
+
+
+async def test_a_step_of_an_ensemble_asks_too(http: httpx.AsyncClient) -> None:
+    assert await ask(http, "sync 4", model="pipe") == ["8.0"]
+    assert await ask(http, "model ask sync 1", model="pipe") == ["3 model 'ask' would wait for itself (ask)"]
 
 
 async def test_errors_of_the_asked_model_come_as_responses(http: httpx.AsyncClient) -> None:
@@ -183,3 +210,14 @@ async def test_a_stream_of_events_from_a_python_model(http: httpx.AsyncClient) -
     answer = await http.post("/models/repeat/generate_stream", json={"n": 2})
     events = [json.loads(line[5:]) for line in answer.text.splitlines() if line.startswith("data:")]
     assert [event["i"] for event in events] == [0, 1]
+
+
+async def test_what_nobody_waits_for_any_more_is_not_asked_any_more(http: httpx.AsyncClient, unit: Unit) -> None:
+    asked = unit.catalog.get("behave").batcher
+    before = asked.statistics.failures.total()
+    task = asyncio.create_task(ask(http, "text left"))
+    await until(lambda: asked.running)
+    task.cancel()
+    await until(lambda: asked.statistics.failures.total() > before)
+    await until(lambda: not unit.catalog.get("ask").batcher.running)
+    assert await ask(http, "sync 1") == ["2.0"]

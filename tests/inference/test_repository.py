@@ -97,7 +97,6 @@ def test_scalar_per_row_is_completed_with_a_reshape(tmp_path: Path) -> None:
             "input[0].reshape.shape",
             "number of elements",
         ),
-        ("dynamic_batching { }", "dynamic_batching", "max_batch_size"),
         ("max_batch_size: 4 dynamic_batching { preferred_batch_size: 8 }", "preferred_batch_size[0]", "between 1 and"),
         ("max_batch_size: 4 dynamic_batching { priority_levels: 2 }", "default_priority_level", "between 1 and"),
         ("instance_group [ { kind: KIND_GPU } ]", "instance_group[0].kind", "GPU"),

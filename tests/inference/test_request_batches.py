@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oriel_inference.backends import Execution
 from oriel_inference.backends.fake import FakeRequestSession, Gate
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.call import Answer
@@ -74,6 +75,20 @@ def test_the_session_is_told_who_does_not_wait_any_more(bench: Requests) -> None
     assert bench.takers[0].left == [(execution, 0), (execution, 1)]
     bench.takers[0].finish()
     assert not bench.replies[second] and not bench.batcher.running
+
+
+def test_a_session_that_refuses_everything_at_once_is_not_asked_in_a_spiral(bench: Requests) -> None:
+    taker = bench.takers[0]
+
+    def refuse(execution: Execution) -> None:
+        for index in range(len(execution.requests)):
+            execution.answer(index, BackendFailed("no"))
+        execution.returned()
+
+    taker.execute = refuse  # type: ignore[method-assign]
+    numbers = [bench.call(8) for _ in range(2000)]
+    bench.settle()
+    assert all(isinstance(bench.error(number), BackendFailed) for number in numbers)
 
 
 @settings(max_examples=150, deadline=None)

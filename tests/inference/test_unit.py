@@ -1,8 +1,6 @@
 """The unit as a whole: departures, long batches, stopping, starting wrong, the process."""
 
 import asyncio
-import contextlib
-import dataclasses
 import json
 import os
 import re
@@ -17,50 +15,14 @@ import httpx
 import pytest
 
 from oriel_inference.app import open_unit
-from oriel_inference.backends import Backend
 from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.errors import Outcome
-from oriel_inference.model import TensorInfo
 from oriel_inference.settings import Settings
 from oriel_wire.errors import StartFailed
 from oriel_wire.trace import ListSink
 
 from . import models
-
-ROW = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
-INFER = "/v2/models/double/infer"
-
-
-@pytest.fixture
-def fake() -> FakeBackend:
-    return FakeBackend(
-        (TensorInfo(name="x", datatype="FP32", shape=(-1, 4)),), (TensorInfo(name="y", datatype="FP32", shape=(-1, 4)),)
-    )
-
-
-@contextlib.asynccontextmanager
-async def gated(tmp_path: Path, fake: FakeBackend, **changes: object):  # type: ignore[no-untyped-def]
-    """A unit whose only model waits at the fake's gate, and a client."""
-    models.put(tmp_path, "double", models.double(), models.DOUBLE)
-    settings = Settings(repositories=(tmp_path,), http_port=0, grpc_port=0, metrics_port=0, cores=1, drain_s=5.0)
-    settings = dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
-
-    def find(_: str) -> Backend:
-        return fake
-
-    async with open_unit(settings, backends=find, sink=ListSink()) as unit:
-        fake.gate.close()
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{unit.http_port}", trust_env=False) as client:
-            try:
-                yield unit, client
-            finally:
-                fake.gate.open()
-
-
-async def until(predicate) -> None:  # type: ignore[no-untyped-def]
-    async with asyncio.timeout(10):
-        while not predicate():
-            await asyncio.sleep(0.001)
+from .gated import INFER, ROW, gated, until
 
 
 async def test_expired_request_is_answered_while_a_long_batch_holds_the_device(

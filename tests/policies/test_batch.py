@@ -123,6 +123,8 @@ def test_waiting_ends_while_the_tightest_deadline_can_still_be_met() -> None:
 def test_bounds_that_contradict_themselves_are_refused() -> None:
     with pytest.raises(ValueError, match="max_rows"):
         BatchBounds(max_rows=0)
+    with pytest.raises(ValueError, match="max_bytes"):
+        BatchBounds(max_rows=4, max_bytes=0)
     with pytest.raises(ValueError, match="preferred"):
         BatchBounds(max_rows=4, preferred_rows=(8,))
 
@@ -167,6 +169,28 @@ def filled(calls: list[tuple[int, float]], limit: int, curve: ServiceCurve, now:
     return taken
 
 
+def test_batch_ends_at_its_bound_of_bytes_but_takes_the_first_call_whatever_its_size() -> None:
+    fill = Fill(32, ServiceCurve(), 0.0, limit_bytes=100)
+    assert [fill.admit(1, inf, size) for size in (60, 40, 1)] == [True, True, False]
+    assert fill.size_bytes == 100
+    large = Fill(32, ServiceCurve(), 0.0, limit_bytes=100)
+    assert large.admit(1, inf, 5000) and not large.admit(1, inf, 1)
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 200)), min_size=1), st.integers(1, 400), st.integers(1, 16))
+def test_no_batch_of_several_calls_passes_its_bounds(calls: list[tuple[int, int]], most: int, limit: int) -> None:
+    fill = Fill(limit, ServiceCurve(), 0.0, limit_bytes=most)
+    taken = [admitted for rows, size in calls if (admitted := fill.admit(rows, inf, size))]
+    assert taken
+    assert len(taken) == 1 or (fill.size_bytes <= most and fill.rows <= limit)
+
+
+def test_delay_ends_when_the_bytes_of_a_batch_are_there() -> None:
+    bounds = BatchBounds(max_rows=8, max_delay_s=1.0, max_bytes=100)
+    assert decide(Backlog(2, 100.0, inf, 99), bounds, linear(), 100.0) == WaitUntil(101.0)
+    assert decide(Backlog(2, 100.0, inf, 100), bounds, linear(), 100.0) == Run(2, "bytes")
+
+
 def test_batch_takes_as_many_rows_as_the_tightest_deadline_allows() -> None:
     # 10 ms + 1 ms per row: 15.5 ms leave room for five rows.
     assert filled([(1, 0.0155)] + [(1, 1.0)] * 10, 32, linear()) == 5
@@ -200,6 +224,23 @@ def test_no_member_that_could_end_in_time_alone_is_made_late_by_its_batch(
     for size, deadline in taken:
         if curve.bound(size) <= deadline:
             assert curve.bound(rows) <= deadline
+
+
+def test_a_call_that_a_full_batch_would_make_late_is_endangered() -> None:
+    fill = Fill(20, linear(), 100.0)  # 30 ms
+    assert fill.endangers(100.029) and not fill.endangers(100.031)
+    assert not Fill(20, ServiceCurve(), 100.0).endangers(100.0)  # nothing is known
+
+
+@given(observations, st.floats(1e-5, 3.0), st.integers(1, 200))
+def test_rows_within_is_the_largest_batch_that_ends_in_time(
+    samples: list[tuple[int, float]], seconds: float, most: int
+) -> None:
+    curve = learned(samples)
+    rows = curve.rows_within(seconds, most)
+    assert 0 <= rows <= most
+    assert rows == 0 or curve.bound(rows) <= seconds
+    assert rows == most or curve.bound(rows + 1) > seconds
 
 
 def test_the_recent_minimum_ignores_waiting_and_follows_a_model_that_got_slower() -> None:

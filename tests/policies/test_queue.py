@@ -216,6 +216,7 @@ def test_any_order_of_operations_keeps_the_rules(operations: list[Any], floor: f
         assert q.size_bytes == sum(w.size_bytes for w in bounded) <= 120
         assert q.next_deadline() == min((w.deadline for w in waiting), default=None)
         for band in range(4):
+            assert q.rows_ahead(band) == sum(w.rows for w in waiting if w.band <= band)
             assert q.depth(band) == sum(w.band == band for w in waiting)
     finished.extend(drain(q))
     assert len(finished) == len(set(map(id, finished))) == len(everything)  # each exactly once

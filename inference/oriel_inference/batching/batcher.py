@@ -9,6 +9,9 @@ Rules.
    its rows are dropped.
 4. A caller that leaves (`leave`) frees its place at once. A running batch is not interrupted.
 5. A batch takes cores before it takes calls, so that the order is decided at the last moment.
+6. The model's queue policies come on top, whatever its scheduler: places per level, how long a call may wait, and
+   whether it is then refused or goes on waiting behind the others of its level. With `preserve_ordering` a tenant's
+   calls run first come, first served, and its answers stand in line for one another, see `line`.
 
 Calls of decoupled models run alone, see `stream`; what runs of them is told when its call ends early (`Call.relay`).
 
@@ -21,12 +24,17 @@ Owner and single writer: the loop. Only `execute` runs in a worker.
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import cast
 
 from oriel_inference.backends import DecoupledSession, RequestSession, Session, takes_requests
 from oriel_inference.batching.assemble import Outcome, execute
 from oriel_inference.batching.call import Answer, BatchTimes, Call
 from oriel_inference.batching.cores import Cores
+from oriel_inference.batching.experience import INLINE_S, Experience
+from oriel_inference.batching.levels import LevelBounds
+from oriel_inference.batching.line import AnswerLine
+from oriel_inference.batching.pick import pick, unwrap
 from oriel_inference.batching.requests import RequestBatch
 from oriel_inference.batching.stream import Relay, execute_stream
 from oriel_inference.batching.workers import Workers
@@ -34,6 +42,7 @@ from oriel_inference.clock import Clock, Timer
 from oriel_inference.errors import (
     CallerLeft,
     DeadlineExceeded,
+    DeadlineTooShort,
     InferenceError,
     QueueFull,
     QueueTimeout,
@@ -41,7 +50,16 @@ from oriel_inference.errors import (
 )
 from oriel_inference.model import ModelSpec
 from oriel_inference.statistics import Statistics
-from oriel_policies.batch import Backlog, BatchBounds, Fill, Idle, RecentMinimum, Run, ServiceCurve, WaitUntil, decide
+from oriel_policies.batch import (
+    Backlog,
+    BatchBounds,
+    Fill,
+    Idle,
+    Run,
+    ServiceCurve,
+    WaitUntil,
+    decide,
+)
 from oriel_policies.queue import Pushed, SlaQueue, Ticket
 from oriel_policies.wait import best_rate, expected_wait_s
 from oriel_wire.v2.messages import Array
@@ -49,11 +67,6 @@ from oriel_wire.v2.messages import Array
 __all__ = ["Batcher"]
 
 _log = logging.getLogger(__name__)
-
-INLINE_S = 0.0003
-INLINE_SAMPLES = 8
-INLINE_OVERRUN_S = 0.005
-INLINE_PENALTY = 32
 
 _Results = Sequence[tuple[Sequence[Call], Outcome]]
 
@@ -73,6 +86,7 @@ class _Running:
 class Batcher:
     """sessions: one per instance, owned by the caller. units: cores of one run. max_items, max_bytes: queue bounds.
 
+    max_batch_bytes: input bytes of one execution; a single call may have more. curve: what is known of service times.
     statistics: counters to go on with, fresh ones by default.
     """
 
@@ -87,21 +101,29 @@ class Batcher:
         units: int = 1,
         max_items: int = 10_000,
         max_bytes: int = 256 << 20,
+        max_batch_bytes: int = 64 << 20,
         inline_s: float = INLINE_S,
+        curve: ServiceCurve | None = None,
         statistics: Statistics | None = None,
     ) -> None:
         self.spec = spec
         self.units = min(max(1, units), cores.total)
-        self.curve = ServiceCurve()
+        self.curve = curve or ServiceCurve()
         self.statistics = statistics or Statistics()
         self._clock = clock
         self._cores = cores
         self._workers = workers
         self._queue = SlaQueue(max_items=spec.queue.max_items or max_items, max_bytes=max_bytes)
         self._alone = spec.bounds is None
-        self._bounds = spec.bounds or BatchBounds(max_rows=max(1, spec.max_batch_size))
+        self._bounds = replace(
+            spec.bounds or BatchBounds(max_rows=max(1, spec.max_batch_size)), max_bytes=max_batch_bytes
+        )
         self._output_names = [output.name for output in spec.outputs]
-        self._idle = list(sessions)
+        self._in_order = spec.queue.preserve_ordering
+        # Responses of a decoupled model cannot be held back: its requests run one after the other instead.
+        self._idle = list(sessions[:1] if self._in_order and spec.decoupled else sessions)
+        self._line = AnswerLine(clock, self._succeed, self._fail) if self._in_order and not spec.decoupled else None
+        self._levels = LevelBounds(spec.queue) if spec.queue.priority_levels and spec.queue.bounded else None
         self._running: set[_Running] = set()
         self._rows = 0
         self._arrivals: deque[Call] = deque()  # in order of arrival; kept only where a delay is asked for
@@ -111,9 +133,8 @@ class Batcher:
         self._expiry_at = 0.0
         self._wait: Timer | None = None
         # Whoever answers later cannot run on the loop.
-        self._inline_s = 0.0 if sessions and takes_requests(sessions[0]) else inline_s
-        self._inline_penalty = 0
-        self._fastest = RecentMinimum()
+        apart = bool(sessions) and takes_requests(sessions[0])
+        self._experience = Experience(self._bounds, self.curve, 0.0 if apart else inline_s)
 
     # Calls come and go ------------------------------------------------------------------------------------------
 
@@ -158,24 +179,48 @@ class Batcher:
                     ahead += rows * max(0.0, 1.0 - (now - batch.calls[0].started_s) / needs_s)
         return ahead
 
+    @property
+    def is_short(self) -> bool:
+        """Whether a batch would run on the loop now."""
+        return bool(self._idle) and self._is_inline(self._rows + 1)
+
     def submit(self, call: Call) -> None:
         """Queue `call`; its reply comes later on the loop, or now if it is refused."""
         if self._closed:
             self._fail(call, ServerStopping())
             return
         ticket = call.ticket
-        if ticket.deadline <= self._clock.now():
-            self._fail(call, self._lateness(call))
+        if ticket.deadline <= (now := self._clock.now()):
+            if not call.delays or call.deadline <= now:
+                self._fail(call, self._lateness(call))
+                return
+            ticket = call.parked(call.deadline)
+        if self._experience.floor.refuses(call.rows, call.deadline - now):
+            self._fail(call, DeadlineTooShort())
             return
+        levels = self._levels
+        if levels is not None and not levels.enter(call):
+            message = f"the queue of model {self.spec.name!r} is full for priority {call.level}"
+            self._fail(call, QueueFull(message))
+            return
+        if self._in_order:
+            ticket.order = call.arrived_s
         pushed, displaced = self._queue.push(ticket)
         if pushed is Pushed.FULL:
+            if levels is not None:
+                levels.leave(call)
             self._fail(call, QueueFull(f"the queue of model {self.spec.name!r} is full"))
             return
+        if self._line is not None:
+            self._line.enter(call)
+        self._experience.came(call.deadline - now)
         self._rows += call.rows
         for loser in displaced:
             self._evict(loser, QueueFull(f"a more urgent request took the place in {self.spec.name!r}'s queue"))
         if self._bounds.max_delay_s > 0.0:
             self._arrivals.append(call)
+            if len(self._arrivals) > 2 * len(self._queue) + 64:  # one that waits long must not keep all that follow
+                self._arrivals = deque(each for each in self._arrivals if not (each.finished or each.started_s))
         if self._expiry is None or ticket.deadline < self._expiry_at:
             self._arm_expiry(ticket.deadline)
         if self._idle and not self._scheduled:
@@ -194,7 +239,12 @@ class Batcher:
             call.relay.close()
         if self._queue.remove(call.ticket):
             self._rows -= call.rows
-            _unwrap(call.ticket).inputs = {}
+            if self._levels is not None:
+                self._levels.leave(call)
+            unwrap(call.ticket).inputs = {}
+        call.forget()
+        if self._line is not None:
+            self._line.left(call)
         self.statistics.failed(CallerLeft.outcome, self._clock.now() - call.arrived_s)
         return True
 
@@ -236,7 +286,7 @@ class Batcher:
             decision = self._decide()
             if not isinstance(decision, Run):
                 return
-            if self._is_inline(decision.rows):
+            if self._experience.is_short(decision.rows):
                 self._run_inline(decision)
                 self._schedule()  # one batch per turn: the loop has sockets to serve
                 return
@@ -250,14 +300,26 @@ class Batcher:
         if tightest is not None and tightest <= now:
             self._expire()
             tightest = self._queue.next_deadline()
+        if tightest is not None and tightest - now < self._experience.floor.ceiling_s:
+            self._refuse_hopeless(now)
+            tightest = self._queue.next_deadline()
         if tightest is None:
             return Idle()
-        decision = decide(Backlog(self._rows, self._oldest_s(now), tightest), self._bounds, self.curve, now)
+        backlog = Backlog(self._rows, self._oldest_s(now), tightest, self._queue.size_bytes)
+        decision = decide(backlog, self._bounds, self.curve, now)
         if isinstance(decision, WaitUntil):
             if self._wait is not None:
                 self._wait.cancel()
             self._wait = self._clock.call_at(decision.at_s, self._schedule)
         return decision
+
+    def _refuse_hopeless(self, now: float) -> None:
+        while (ticket := self._queue.peek()) is not None:
+            call = ticket.payload
+            if not self._experience.floor.refuses(call.rows, call.deadline - now):
+                return
+            self._queue.remove(ticket)
+            self._evict(ticket, DeadlineTooShort())
 
     def _oldest_s(self, now: float) -> float:
         arrivals = self._arrivals
@@ -266,28 +328,22 @@ class Batcher:
         return arrivals[0].arrived_s if arrivals else now
 
     def _take(self, decision: Run) -> list[Call]:
-        queue, now = self._queue, self._clock.now()
-        fill = Fill(decision.rows, self.curve, now)
-        calls: list[Call] = []
-        while (ticket := queue.peek()) is not None:
-            call = ticket.payload
-            assert isinstance(call, Call)
-            if calls and call.signature != calls[0].signature:
-                break
-            if not fill.admit(call.rows, call.deadline):
-                break
-            queue.pop()
-            _unwrap(ticket)
+        now = self._clock.now()
+        limit = 1 if self._alone else min(decision.rows, self._experience.useful_rows)
+        fill = Fill(limit, self.curve, now, self._bounds.max_bytes)
+        crowded = self._rows > limit and not self._in_order
+        calls = pick(self._queue, fill, limit, crowded=crowded, alone=self._alone)
+        for call in calls:
             call.started_s = now
-            calls.append(call)
-            if self._alone or fill.rows >= decision.rows:
-                break
+        if self._levels is not None:
+            for call in calls:
+                self._levels.leave(call)
         self._rows -= fill.rows
         self.statistics.releases["alone" if self._alone else decision.reason] += 1
         return calls
 
     def _start(self, decision: Run) -> None:
-        self._inline_penalty = max(0, self._inline_penalty - 1)
+        self._experience.went_to_a_thread()
         batch = _Running(self._take(decision), self._idle.pop(), self.units)
         self._running.add(batch)
         self._arm_running(batch)
@@ -305,6 +361,7 @@ class Batcher:
 
     def _hand_over(self, batch: _Running, session: RequestSession) -> None:
         """The instance may be free before the last call is finished, and stay busy after it."""
+        starting = True
 
         def finish(results: _Results, last: bool) -> None:
             if last:
@@ -315,9 +372,13 @@ class Batcher:
         def free() -> None:
             self._idle.append(session)
             self._cores.release(batch.units)
-            self._dispatch()
+            if starting:
+                self._schedule()  # refused at once: the next one must not start inside this one
+            else:
+                self._dispatch()
 
         RequestBatch(self.spec, session, batch.calls, self._clock, finish=finish, free=free, fail=self._fail).start()
+        starting = False
 
     def _executing(self, batch: _Running) -> Callable[[], _Results]:
         spec, names, now = self.spec, self._output_names, self._clock.now
@@ -344,20 +405,11 @@ class Batcher:
         self._dispatch()
         self._deliver(results)
 
-    def _is_inline(self, rows: int) -> bool:
-        curve = self.curve
-        return (
-            not self._inline_penalty
-            and curve.samples(rows) >= INLINE_SAMPLES
-            and self._fastest.seconds(rows) < self._inline_s
-        )
-
     def _run_inline(self, decision: Run) -> None:
         calls = self._take(decision)
         started = self._clock.now()
         results = execute(self._idle[-1], self.spec, self._output_names, calls, self._clock.now)
-        if self._clock.now() - started > INLINE_OVERRUN_S:
-            self._inline_penalty = INLINE_PENALTY
+        self._experience.ran_inline(self._clock.now() - started)
         self._learn(results)
         self._deliver(results)
 
@@ -367,8 +419,7 @@ class Batcher:
         for _, outcome in results:
             if not isinstance(outcome, InferenceError):
                 times = outcome[1]
-                self.curve.observe(times.rows, times.split_s - times.started_s)
-                self._fastest.observe(times.rows, times.split_s - times.started_s)
+                self._experience.ran(times.rows, times.split_s - times.started_s)
 
     # Endings ----------------------------------------------------------------------------------------------------
 
@@ -387,11 +438,22 @@ class Batcher:
         for call, outputs in zip(calls, shares, strict=True):
             if call.finished:
                 continue
-            call.finished = True
+            answer = Answer(outputs, times, int(per_row_us * call.rows))
             answered += 1
+            if self._line is not None:
+                self._line.answered(call, answer)
+                continue
+            call.finished = True
             statistics.succeeded(call.rows, queue_s=times.started_s - call.arrived_s, total_s=now - call.arrived_s)
-            self._reply(call, Answer(outputs, times, int(per_row_us * call.rows)))
+            self._reply(call, answer)
         statistics.executed(times, answered)
+
+    def _succeed(self, call: Call, answer: Answer) -> None:
+        """An answer whose turn has come."""
+        call.finished = True
+        queued_s, total_s = answer.times.started_s - call.arrived_s, self._clock.now() - call.arrived_s
+        self.statistics.succeeded(call.rows, queue_s=queued_s, total_s=total_s)
+        self._reply(call, answer)
 
     def _fail(self, call: Call, error: InferenceError) -> None:
         if call.finished:
@@ -401,17 +463,23 @@ class Batcher:
             call.relay.close()
         self.statistics.failed(error.outcome, self._clock.now() - call.arrived_s)
         self._reply(call, error)
+        if self._line is not None:
+            self._line.left(call)
 
     def _evict(self, ticket: Ticket, error: InferenceError | None) -> None:
         """Finish a call that has just left the queue without running; no error given means it was late."""
-        call = _unwrap(ticket)
+        call = unwrap(ticket)
         call.inputs = {}
         self._rows -= call.rows
+        if self._levels is not None:
+            self._levels.leave(call)
         self._fail(call, error or self._lateness(call))
 
     def _reply(self, call: Call, result: Answer | InferenceError) -> None:
+        reply = call.reply
+        call.forget()
         try:
-            call.reply(result)
+            reply(result)
         except Exception:
             # The other members of the batch still wait for their answers.
             _log.exception("model %s: an answer could not be delivered", self.spec.name)
@@ -437,8 +505,13 @@ class Batcher:
             self._arm_expiry(following)
 
     def _expire(self) -> None:
-        for ticket in self._queue.expire(self._clock.now()):
-            self._evict(ticket, None)
+        now = self._clock.now()
+        for ticket in self._queue.expire(now):
+            call = ticket.payload
+            if call.delays and ticket.deadline < call.deadline and now < call.deadline:
+                self._queue.push(unwrap(ticket).parked(call.deadline))  # there is room: its own place
+            else:
+                self._evict(ticket, None)
 
     def _arm_running(self, batch: _Running) -> None:
         deadline = min((call.deadline for call in batch.calls if not call.finished), default=None)
@@ -450,10 +523,3 @@ class Batcher:
             if call.deadline <= now:
                 self._fail(call, DeadlineExceeded("compute"))
         self._arm_running(batch)
-
-
-def _unwrap(ticket: Ticket) -> Call:
-    """The call of a ticket that has left the queue, which keeps dead tickets for a while: they must hold no tensors."""
-    call, ticket.payload = ticket.payload, None
-    assert isinstance(call, Call)
-    return call

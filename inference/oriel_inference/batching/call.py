@@ -47,8 +47,9 @@ class StepRun:
     answer: Answer
 
 
-# Farther apart than any two deadlines: a level always outranks a deadline.
+# Farther apart than any two deadlines: a level always outranks a deadline, and so does being parked within a level.
 _LEVEL_S = 1e7
+_PARKED_S = _LEVEL_S / 2
 
 Reply = Callable[[Answer | InferenceError], None]
 Emit = Callable[[Sequence[Array], Callable[[], None]], None]
@@ -60,13 +61,17 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
+def _nobody(_: Answer | InferenceError) -> None:
+    pass
+
+
 class Call:
     """A request as the batcher sees it.
 
     inputs: name -> [rows, ...]. signature: calls with equal ones may share a batch (every non-batch dimension and the
-    set of inputs). deadline: absolute; give_up_s: when it leaves the queue at the latest (not above the deadline).
-    level: the caller's own ranking, which orders only its own calls of its own tier: 0 goes before 1.
-    admitted: a step of an ensemble, which had its own bounds: a full queue does not refuse it.
+    set of inputs). deadline: absolute; give_up_s: when the model's queue policy gives up on it, if that is earlier:
+    then it is refused or, if it `delays`, parked. level: the caller's own ranking, which orders only its own calls of
+    its own tier: 0 goes before 1. admitted: a step of an ensemble, which had its own bounds: no full queue refuses it.
     reply: called exactly once on the loop, unless the caller leaves first. emit: for decoupled models, called before
     that with each response's outputs and what to call once they are written. relay: set while such a model runs it, or
     a Python model. source: what the client sent and on whose behalf, for models that take requests one by one.
@@ -75,6 +80,7 @@ class Call:
     __slots__ = (
         "arrived_s",
         "deadline",
+        "delays",
         "emit",
         "finished",
         "inputs",
@@ -101,6 +107,7 @@ class Call:
         tenant: str = "",
         size_bytes: int = 0,
         give_up_s: float | None = None,
+        delays: bool = False,
         level: int = 0,
         emit: Emit | None = None,
         admitted: bool = False,
@@ -113,6 +120,7 @@ class Call:
         self.deadline = deadline
         self.reply = reply
         self.emit = emit
+        self.delays = delays
         self.level = level
         self.relay: Closable | None = None
         self.source = source
@@ -129,3 +137,26 @@ class Call:
             order=deadline + level * _LEVEL_S,
             admitted=admitted,
         )
+
+    def forget(self) -> None:
+        """Nobody is told anything any more. Its caller knows the call and the call its caller: a circle of some thirty
+        objects, request body included, that only the garbage collector would find."""
+        self.reply = _nobody
+        self.emit = None
+        self.ticket.payload = None
+
+    def parked(self, until_s: float) -> Ticket:
+        """A new ticket for one that has left the queue: behind the other calls of its level, expiring at `until_s`."""
+        old = self.ticket
+        self.ticket = Ticket(
+            band=old.band,
+            tenant=old.tenant,
+            deadline=until_s,
+            cost=old.cost,
+            size_bytes=old.size_bytes,
+            rows=0,  # it presses nobody
+            payload=self,
+            order=self.deadline + self.level * _LEVEL_S + _PARKED_S,
+            admitted=old.admitted,
+        )
+        return self.ticket

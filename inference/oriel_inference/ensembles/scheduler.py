@@ -28,6 +28,7 @@ from oriel_inference.errors import (
     BackendFailed,
     CallerLeft,
     DeadlineExceeded,
+    DeadlineTooShort,
     InferenceError,
     QueueFull,
     ServerStopping,
@@ -159,6 +160,7 @@ class Ensemble:
         if flight is None or call.finished:
             return False
         call.finished = True
+        call.forget()
         self._end(flight)
         self.statistics.failed(CallerLeft.outcome, self._clock.now() - call.arrived_s)
         return True
@@ -226,14 +228,16 @@ class Ensemble:
             cause = error if isinstance(error, InferenceError) else BackendFailed(error.message)
             self._fail(flight, StepFailed(self.spec.name, step.model, cause))
             return
-        timeout_s = model.spec.queue.timeout_s
+        policy = model.spec.queue.of(fitted.level)
+        deadline, give_up_s = policy.limits(now, outer.deadline, None)
         call = Call(
             inputs=fitted.inputs,
             rows=fitted.rows,
             signature=fitted.signature,
             arrived_s=now,
-            deadline=outer.deadline,
-            give_up_s=None if timeout_s is None else now + timeout_s,
+            deadline=deadline,
+            give_up_s=give_up_s,
+            delays=policy.delays,
             reply=lambda result: self._replied(flight, index, now, result),
             band=outer.ticket.band,
             tenant=outer.ticket.tenant,
@@ -268,11 +272,13 @@ class Ensemble:
         return step, context
 
     def _replied(self, flight: _Flight, index: int, queued_s: float, result: Answer | InferenceError) -> None:
-        flight.running.pop(index).inputs = {}
+        ended = flight.running.pop(index)
+        if isinstance(result, Answer):
+            ended.inputs = {}  # a batch that failed one of its calls may still be reading them
         self._release(index)
         step, model = self.spec.steps[index], flight.models[index]
         if isinstance(result, InferenceError):
-            late = isinstance(result, DeadlineExceeded | ServerStopping)
+            late = isinstance(result, DeadlineExceeded | DeadlineTooShort | ServerStopping)
             self._fail(flight, result if late else StepFailed(self.spec.name, step.model, result))
             return
         flight.todo -= 1
@@ -283,6 +289,10 @@ class Ensemble:
         ready: list[int] = []
         for known, array in zip(model.spec.outputs, result.outputs, strict=True):
             tensor = step.outputs.get(known.name, "")
+            if tensor and array is None:
+                error = BackendFailed(f"it gave no output {known.name[:64]!r}")
+                self._fail(flight, StepFailed(self.spec.name, step.model, error))
+                return
             if tensor:
                 flight.size_bytes += array.nbytes
                 self._size_bytes += array.nbytes
@@ -383,8 +393,10 @@ class Ensemble:
             self._run(flight, index)
 
     def _reply(self, call: Call, result: Answer | InferenceError) -> None:
+        reply = call.reply
+        call.forget()
         try:
-            call.reply(result)
+            reply(result)
         except Exception:
             # Whoever made this call end has other calls to see to.
             _log.exception("ensemble %s: an answer could not be delivered", self.spec.name)

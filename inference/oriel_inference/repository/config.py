@@ -13,6 +13,7 @@ from oriel_inference.repository.accelerators import check_accelerators
 from oriel_inference.repository.engines import name_engine, needs
 from oriel_inference.repository.ensembles import check_ensemble, is_ensemble
 from oriel_inference.repository.not_executed import refuse_not_executed
+from oriel_inference.repository.queueing import check_queueing
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import from_config_name
 from oriel_wire.v2.metadata import parse_config_text
@@ -24,7 +25,6 @@ CONFIG_FILE = "config.pbtxt"
 STRATEGY = "TRITON_BATCH_STRATEGY_PATH"
 MAX_TENSORS = 1024
 MAX_INSTANCES = 256
-MAX_PRIORITY_LEVELS = 256
 _CAPABILITY = re.compile(r"[0-9]{1,2}\.[0-9]\Z")
 _LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 _LINE = re.compile(r"^(\d+):(\d+) : (?:'.*?': )?(?:Message type )?")
@@ -68,7 +68,7 @@ def validate(config: pb.ModelConfig, model: str, file: str, files: Sequence[str]
     check_accelerators(config, file)
     refuse_not_executed(config, refuse)
     if config.HasField("dynamic_batching"):
-        _dynamic_batching(config.dynamic_batching, config.max_batch_size, refuse)
+        check_queueing(config.dynamic_batching, config.max_batch_size, refuse)
     if any(version < 1 for version in config.version_policy.specific.versions):
         raise refuse("version_policy.specific.versions", "versions are positive numbers")
     if is_ensemble(config):
@@ -202,26 +202,6 @@ def _names(config: pb.ModelConfig, refuse: _Refuse) -> None:
             raise refuse(f"{field}.histogram_options.buckets", "must rise")
 
 
-def _dynamic_batching(batching: pb.ModelDynamicBatching, max_batch_size: int, refuse: _Refuse) -> None:
-    if max_batch_size < 1:
-        raise refuse("dynamic_batching", "needs max_batch_size of at least 1")
-    for index, size in enumerate(batching.preferred_batch_size):
-        if not 1 <= size <= max_batch_size:
-            raise refuse(
-                f"dynamic_batching.preferred_batch_size[{index}]",
-                f"{size} does not lie between 1 and max_batch_size {max_batch_size}",
-            )
-    levels, default = batching.priority_levels, batching.default_priority_level
-    if levels > MAX_PRIORITY_LEVELS:
-        raise refuse("dynamic_batching.priority_levels", f"must be at most {MAX_PRIORITY_LEVELS}")
-    if levels and not 1 <= default <= levels:
-        raise refuse("dynamic_batching.default_priority_level", f"must lie between 1 and priority_levels {levels}")
-    if batching.priority_queue_policy:
-        raise refuse("dynamic_batching.priority_queue_policy", "is not supported, use default_queue_policy")
-    if batching.default_queue_policy.timeout_action == pb.ModelQueuePolicy.DELAY:
-        raise refuse("dynamic_batching.default_queue_policy.timeout_action", "DELAY is not supported, use REJECT")
-
-
 def _without_effect(config: pb.ModelConfig) -> list[str]:
     """What is accepted and shown, and changes nothing here: one line per field."""
     optimization = config.optimization
@@ -232,10 +212,9 @@ def _without_effect(config: pb.ModelConfig) -> list[str]:
         "runtime": bool(config.runtime),
         "model_metrics": config.HasField("model_metrics"),
         "metric_tags": bool(config.metric_tags),
-        "dynamic_batching (the model is decoupled)": (
-            config.model_transaction_policy.decoupled and config.HasField("dynamic_batching")
+        "dynamic_batching.preferred_batch_size (the model is decoupled)": (
+            config.model_transaction_policy.decoupled and bool(config.dynamic_batching.preferred_batch_size)
         ),
-        "dynamic_batching.preserve_ordering": config.dynamic_batching.preserve_ordering,
         "optimization.cuda": optimization.HasField("cuda"),
         "optimization.priority": optimization.priority != 0,
         "optimization.execution_accelerators.gpu_execution_accelerator (every instance is on the CPU)": (

@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 from oriel_inference.errors import ConfigInvalid
-from oriel_inference.model import ModelSpec, QueueRules, TensorInfo, TensorSpec
+from oriel_inference.model import ModelSpec, TensorInfo, TensorSpec
 from oriel_inference.repository.defaults import LoadDefaults
+from oriel_inference.repository.queueing import queue_rules
 from oriel_policies.batch import BatchBounds
 from oriel_wire.v2.datatypes import from_config_name, to_config_name
 from oriel_wire.v2.proto import model_config_pb2 as pb
@@ -70,8 +71,6 @@ def build_spec(
             preferred_rows=tuple(sorted(set(batching.preferred_batch_size))),
             max_delay_s=batching.max_queue_delay_microseconds / 1e6,
         )
-    policy = batching.default_queue_policy
-    timeout_us = policy.default_timeout_microseconds
     return ModelSpec(
         name=config.name,
         version=version,
@@ -84,12 +83,7 @@ def build_spec(
             for each in config.output
         ),
         bounds=bounds,
-        queue=QueueRules(
-            max_items=policy.max_queue_size,
-            timeout_s=timeout_us / 1e6 if timeout_us else None,
-            priority_levels=batching.priority_levels,
-            default_priority=batching.default_priority_level,
-        ),
+        queue=queue_rules(config),
         instances=instances,
         decoupled=decoupled,
         parameters={name: value.string_value for name, value in config.parameters.items()},

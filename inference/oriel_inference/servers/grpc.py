@@ -1,8 +1,6 @@
 """v2 over gRPC: generic handlers under the service's wire names, on grpc.aio."""
 
-import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,18 +8,16 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from oriel_inference.dataplane import Completion
-from oriel_inference.errors import BackendFailed, InferenceError, ServerStopping
-from oriel_inference.servers.grpc_call import Context, abort, context_of, metadata_of
+from oriel_inference.errors import BackendFailed, InferenceError
+from oriel_inference.servers.grpc_call import Context, abort
+from oriel_inference.servers.grpc_infer import GrpcInfer
 from oriel_inference.servers.health import HealthWatch, is_serving
 from oriel_inference.servers.repository_api import GrpcRepository
 from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.stream import StreamFrontend
 from oriel_inference.servers.surface import EXTENSIONS, SERVER_VERSION, Surface
-from oriel_inference.servers.trail import Trail
 from oriel_wire.errors import BadMessage, StartFailed
-from oriel_wire.orca import LOAD_FORMAT
-from oriel_wire.v2.grpc import HEALTH_METHODS, HEALTH_SERVICE, METHODS, SERVICE, decode_infer, encode_infer
+from oriel_wire.v2.grpc import HEALTH_METHODS, HEALTH_SERVICE, METHODS, SERVICE
 from oriel_wire.v2.metadata import metadata_message
 from oriel_wire.v2.proto import health_pb2, v2_pb2
 from oriel_wire.v2.proto_cost import parse
@@ -45,6 +41,7 @@ class GrpcFrontend:
         self._surface = surface
         self._streams = StreamFrontend(surface)
         self._watch = HealthWatch(surface)
+        self._infer = GrpcInfer(surface)
 
     def handlers(self) -> list["grpc.GenericRpcHandler[Any, Any]"]:
         """Everything to register with a server."""
@@ -56,11 +53,13 @@ class GrpcFrontend:
             "ModelMetadata": self._model_metadata,
             "ModelConfig": self._model_config,
             "ModelStatistics": self._model_statistics,
-            "ModelInfer": self._model_infer,
             "LogSettings": self._log_settings,
             **GrpcRepository(self._surface).handlers(),
         }
+        # Bytes in, bytes out: its messages are large and alike.
+        infer = grpc.unary_unary_rpc_method_handler(self._infer.handle)
         return [
+            grpc.method_handlers_generic_handler(SERVICE, {"ModelInfer": infer}),
             _generic(SERVICE, service, METHODS),
             self._streams.handler(),
             self._watch.handler(),
@@ -113,55 +112,6 @@ class GrpcFrontend:
             else:
                 response.settings[name].string_param = value
         return response
-
-    async def _model_infer(self, message: v2_pb2.ModelInferRequest, context: Context) -> Message:
-        """Cancelled when the caller leaves or gRPC's own deadline passes: the call leaves its queue at once."""
-        surface = self._surface
-        received_s = time.monotonic()
-        metadata = metadata_of(context)
-        ctx = context_of(surface, metadata, context, received_s)
-        parent_id = ctx.trace.span_id if "traceparent" in metadata else 0
-        trail = Trail(
-            ctx,
-            received_s,
-            surface.sink,
-            surface.meter,
-            parent_id=parent_id,
-            protocol="grpc",
-            size_bytes=message.ByteSize(),
-            load_format=metadata.get(LOAD_FORMAT, ""),
-        )
-        ended: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-
-        def reply(completion: Completion) -> None:
-            if not ended.done():
-                ended.set_result(completion)
-
-        try:
-            if surface.stopping:
-                raise ServerStopping
-            request = decode_infer(message)
-            leave = surface.dataplane.infer(request, ctx, size_bytes=trail.size_bytes, reply=reply, left=trail.left)
-        except (InferenceError, BadMessage) as refusal:
-            error = as_inference_error(refusal)
-            context.set_trailing_metadata(tuple(trail.refused(error, message.model_name[:128])))
-            raise error from None
-        try:
-            completion = await ended
-        except asyncio.CancelledError:
-            leave()
-            raise
-        answer: Message | None = None
-        if completion.response is not None:
-            try:
-                answer = encode_infer(completion.response)
-            except BadMessage as bad:
-                completion.error = as_inference_error(bad)
-        context.set_trailing_metadata(tuple(trail.ended(completion, request.model_name)))
-        if answer is None:
-            assert completion.error is not None
-            raise completion.error
-        return answer
 
 
 async def open_grpc(

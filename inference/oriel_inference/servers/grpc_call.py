@@ -9,17 +9,31 @@ from oriel_inference.errors import InferenceError
 from oriel_inference.servers.peers import address_of_grpc_peer
 from oriel_inference.servers.statuses import grpc_status
 from oriel_inference.servers.surface import Surface
-from oriel_wire.context import CallContext, from_headers
+from oriel_wire.context import CallContext, ContextPlan, from_headers, read_headers
+from oriel_wire.orca import LOAD_FORMAT
 
-__all__ = ["Context", "abort", "context_of", "metadata_of"]
+__all__ = ["Context", "ContextPlans", "abort", "context_of", "metadata_of"]
+
+MAX_PLANS = 256
+MAX_PLAN_BYTES = 2048
 
 Context = grpc.aio.ServicerContext[Any, Any]
+Metadata = tuple[tuple[str, str | bytes], ...]
 
 
 def metadata_of(context: Context) -> dict[str, str]:
     """Text metadata by name; the first value wins, as over HTTP."""
+    return _texts(_metadata(context))
+
+
+def _metadata(context: Context) -> Metadata:
+    found: Any = context.invocation_metadata()
+    return tuple(found or ())
+
+
+def _texts(metadata: Metadata) -> dict[str, str]:
     found: dict[str, str] = {}
-    for name, value in context.invocation_metadata() or ():
+    for name, value in metadata:
         if isinstance(value, str):
             found.setdefault(name, value)
     return found
@@ -35,6 +49,39 @@ def context_of(surface: Surface, metadata: Mapping[str, str], context: Context, 
         default_timeout_s=surface.default_timeout_s if remaining_s is None else remaining_s,
         sample=False,
     )
+
+
+class ContextPlans:
+    """What the metadata of calls says, read once for callers who say the same each time. Bounded."""
+
+    def __init__(self, surface: Surface) -> None:
+        self._surface = surface
+        self._known: dict[tuple[Metadata, bool], tuple[ContextPlan, int, str]] = {}
+
+    def read(self, context: Context, now: float) -> tuple[CallContext, int, str]:
+        """Of a call that came at `now`: its context, the caller's span (0: none), `endpoint-load-metrics-format`."""
+        surface = self._surface
+        trusted = address_of_grpc_peer(context.peer()) in surface.peers
+        metadata = _metadata(context)
+        found = self._known.get((metadata, trusted))
+        if found is None:
+            found = self._read(metadata, trusted)
+        plan, parent_id, load_format = found
+        remaining_s = context.time_remaining()
+        ctx = plan.at(now, surface.default_timeout_s if remaining_s is None else remaining_s)
+        return ctx, parent_id, load_format
+
+    def _read(self, metadata: Metadata, trusted: bool) -> tuple[ContextPlan, int, str]:
+        fields = _texts(metadata)
+        plan = read_headers(fields.get, trusted=trusted, sample=False)
+        parent_id = plan.trace.span_id if plan.trace is not None else 0
+        found = plan, parent_id, fields.get(LOAD_FORMAT, "")
+        # What a request has for itself makes its metadata the only one of its kind.
+        if plan.trace is None and not plan.request_id and sum(map(len, fields.values())) <= MAX_PLAN_BYTES:
+            if len(self._known) >= MAX_PLANS:
+                self._known.clear()
+            self._known[metadata, trusted] = found
+        return found
 
 
 async def abort(context: Context, error: InferenceError) -> NoReturn:

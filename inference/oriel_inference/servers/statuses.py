@@ -32,6 +32,7 @@ _STATUSES: dict[Outcome, tuple[int, StatusCode]] = {
     Outcome.QUEUE_FULL: (503, StatusCode.UNAVAILABLE),
     Outcome.QUEUE_TIMEOUT: (503, StatusCode.UNAVAILABLE),
     Outcome.DEADLINE: (504, StatusCode.DEADLINE_EXCEEDED),
+    Outcome.TOO_SHORT: (504, StatusCode.DEADLINE_EXCEEDED),
     Outcome.CALLER_LEFT: (400, StatusCode.CANCELLED),
     Outcome.STOPPING: (503, StatusCode.UNAVAILABLE),
     Outcome.CONTROL: (503, StatusCode.UNAVAILABLE),
@@ -70,8 +71,8 @@ def status_number(outcome: Outcome, protocol: str) -> int:
 
 
 def as_inference_error(error: InferenceError | BadMessage) -> InferenceError:
-    """A codec's complaint as one of ours."""
-    return error if isinstance(error, InferenceError) else InvalidRequest(error.message)
+    """A codec's complaint as one of ours. It forgets where it was raised: those frames hold the request and itself."""
+    return error.with_traceback(None) if isinstance(error, InferenceError) else InvalidRequest(error.message)
 
 
 def error_body(error: InferenceError) -> bytes:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from inference_bench.targets import Target
 
-__all__ = ["TOOLS", "Run", "drive"]
+__all__ = ["TOOLS", "Run", "drive", "read_h2load", "read_wrk"]
 
 TOOLS = {"http": ("wrk", "wrk"), "grpc": ("h2load", "nghttp2-client")}
 _SCALE_MS = {"us": 0.001, "ms": 1.0, "s": 1000.0}
@@ -65,14 +65,19 @@ def _wrk(target: Target, connections: int, seconds: int, _: int, folder: Path) -
         url,
     ]
     out = _output(command, target)
+    return read_wrk(out, target.name)
+
+
+def read_wrk(out: str, name: str) -> Run:
+    """Exits when requests failed."""
     if "Non-2xx" in out or "Socket errors" in out:
-        sys.exit(f"{target.name} failed requests:\n{out}")
+        sys.exit(f"{name} failed requests:\n{out}")
     found = {quantile: re.search(rf"{quantile}%\s+([\d.]+)(us|ms|s)", out) for quantile in (50, 99)}
     requests = re.search(r"(\d+) requests in", out)
     rate = re.search(r"Requests/sec:\s+([\d.]+)", out)
     p50, p99 = found[50], found[99]
     if not (requests and rate and p50 and p99) or not int(requests[1]):
-        sys.exit(f"{target.name} answered nothing:\n{out}")
+        sys.exit(f"{name} answered nothing:\n{out}")
     return Run(
         requests=int(requests[1]),
         rate=float(rate[1]),
@@ -89,19 +94,23 @@ def _h2load(target: Target, connections: int, seconds: int, answer_bytes: int, f
     command = ["h2load", "-t1", f"-c{connections}", "-m1", "-D", str(seconds), f"--log-file={log}", f"--data={body}"]
     command += [part for name, value in headers for part in ("-H", f"{name}: {value}")]
     out = _output([*command, f"http://{target.host}:{target.port}{target.path}"], target)
+    return read_h2load(out, log.read_text(), target.name, connections, answer_bytes)
+
+
+def read_h2load(out: str, log: str, name: str, connections: int, answer_bytes: int) -> Run:
+    """log: a line per request, its last field the microseconds it took. Exits when calls failed."""
     counts = re.search(r"(\d+) succeeded, (\d+) failed, (\d+) errored, (\d+) timeout", out)
     rate = re.search(r"finished in [\d.]+s, ([\d.]+) req/s", out)
     data = re.search(r"headers \(space savings.*?\), .*?\((\d+)\) data", out)
     if not (counts and rate and data) or not int(counts[1]):
-        sys.exit(f"{target.name} answered nothing:\n{out}")
+        sys.exit(f"{name} answered nothing:\n{out}")
     requests = int(counts[1])
-    # Answers that were on their way when the time was over may have left their bytes.
     expected = requests * (answer_bytes + 5)
-    if any(int(number) for number in counts.groups()[1:]) or not expected <= int(data[1]) <= expected * 1.02 + 2 * (
-        connections * (answer_bytes + 5)
-    ):
-        sys.exit(f"{target.name} failed calls: {requests} answers in {data[1]} bytes, {expected} expected\n{out}")
-    taken = sorted(int(fields[2]) for line in log.read_text().splitlines() if len(fields := line.split()) == 3)
+    # Answers that were on their way when the time was over may have left their bytes.
+    surplus = 2 * connections * (answer_bytes + 5)
+    if any(int(number) for number in counts.groups()[1:]) or not expected <= int(data[1]) <= expected + surplus:
+        sys.exit(f"{name} failed calls: {requests} answers in {data[1]} bytes, {expected} expected\n{out}")
+    taken = sorted(int(fields[2]) for line in log.splitlines() if len(fields := line.split()) == 3)
     return Run(
         requests=requests,
         rate=float(rate[1]),

@@ -1,6 +1,7 @@
 """Environments of the peers under build/, made on first use, and the versions that were measured."""
 
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -48,7 +49,8 @@ def versions(peers: list[str]) -> dict[str, str]:
         found[package[0]] = package[2]
     wrk, h2load = shutil.which("wrk"), shutil.which("h2load")
     if wrk:
-        found["wrk"] = subprocess.run([wrk, "-v"], capture_output=True, text=True, check=False).stdout.split()[1]
+        said = subprocess.run([wrk, "-v"], capture_output=True, text=True, check=False).stdout
+        found["wrk"] = number[0] if (number := re.search(r"\d+(\.\d+)+", said)) else "?"
     if h2load:
         said = subprocess.run([h2load, "--version"], capture_output=True, text=True, check=False).stdout
         found["h2load"] = said.split()[-1].rpartition("/")[2]

@@ -40,7 +40,7 @@ RATIOS = (
     _Ratio("tiny over HTTP: rate beside LitServe", "tiny-http", 64, "rate", "litserve", 8.0),
     _Ratio("tiny over HTTP: rate beside KServe", "tiny-http", 64, "rate", "kserve", 8.0),
     _Ratio("tiny over HTTP: CPU beside Triton Python", "tiny-http", 64, "cpu_us", "triton-python", 0.7, False),
-    _Ratio("tiny over HTTP, 1 connection: p99, Triton Python", "tiny-http", 1, "p99_ms", "triton-python", 2.0, False),
+    _Ratio("tiny over HTTP, 1 connection: p99 beside Triton", "tiny-http", 1, "p99_ms", "triton-python", 2.0, False),
     _Ratio("tiny over gRPC: CPU beside a no-op echo", "tiny-grpc", 64, "cpu_us", "grpc.aio echo", 1.3, False),
     _Ratio("5 ms model over HTTP: rate beside in-process", "encoder-http", 64, "rate", IN_PROCESS, 0.95),
     _Ratio("5 ms model over gRPC: rate beside in-process", "encoder-grpc", 64, "rate", IN_PROCESS, 0.95),

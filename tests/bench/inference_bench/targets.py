@@ -1,4 +1,4 @@
-"""What a load generator needs of one contender: address, headers, a request's bytes; whether answers are right."""
+"""What a load generator needs of one contender: address, headers, a request's bytes; and whether answers are right."""
 
 import asyncio
 import json

@@ -119,7 +119,7 @@ def measure(
                 if name in made and name in workload.contenders
                 for target in _targets(name, made[name], model, json_only=workload.json)
                 if target.protocol == workload.protocol
-            ] + [target for target in more if target.protocol == workload.protocol]
+            ] + [_given(target, model, workload) for target in more if target.protocol == workload.protocol]
             measured = side_by_side(
                 workload.name, targets, workload.connections, seconds=seconds, rounds=rounds, folder=folder,
                 expected=expected, in_process=None if model.name == "tiny" else (model, file, threads),
@@ -127,6 +127,15 @@ def measure(
             measured.left_out |= {name: why for name, why in left_out.items() if name in workload.contenders}
             found.append(measured)
         return found
+
+
+def _given(target: Target, model: Model, workload: Workload) -> Target:
+    """Somebody's own server, asked for what this workload asks for."""
+    if target.protocol == "grpc":
+        made = grpc_target(target.name, target.port, model)
+    else:
+        made = http_target(target.name, target.port, target.path, model, binary=not workload.json)
+    return replace(made, host=target.host, pid=target.pid)
 
 
 def _targets(name: str, contender: Contender, model: Model, *, json_only: bool) -> list[Target]:

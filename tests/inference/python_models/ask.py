@@ -60,6 +60,12 @@ class TritonPythonModel:
             return [f"{response.error().code()} {response.error().message()}"]
         return [each.decode() for each in response.output_tensors()[0].as_numpy()]
 
+    async def text(self, request, rest):
+        text = pb_utils.Tensor("text", np.array([[rest.encode()]], dtype=np.object_))
+        asking = pb_utils.InferenceRequest(model_name="behave", requested_output_names=["said"], inputs=[text])
+        response = await asking.async_exec()
+        return [response.error().message() if response.has_error() else "answered"]
+
     async def time(self, request, rest):
         """How long the asked model has, and how long this one had."""
         text = pb_utils.Tensor("text", np.array([[b"remaining"]], dtype=np.object_))

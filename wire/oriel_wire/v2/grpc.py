@@ -98,11 +98,15 @@ _TYPED = {
     **{f"INT{bits}": "int_contents" for bits in (8, 16, 32)},
     **{f"UINT{bits}": "uint_contents" for bits in (8, 16, 32)},
 }
+RawPiece = tuple[bytes, int, int]  # bytes, where a tensor's own begin, how many they are
 _INT64_MIN, _INT64_END, _UINT64_END = -(2**63), 2**63, 2**64
 
 
-def decode_infer(message: v2_pb2.ModelInferRequest) -> InferRequest:
-    """An infer request from its message. Raises BadMessage; the answer to it always travels raw."""
+def decode_infer(message: v2_pb2.ModelInferRequest, raw: Sequence[RawPiece] | None = None) -> InferRequest:
+    """An infer request from its message; the answer to it always travels raw.
+
+    raw: the raw contents, if they are not in the message. Raises BadMessage.
+    """
     parameters = _parameters(message.parameters, "request")
     for name in parameters:
         if name.startswith("triton_") and name != "triton_enable_empty_final_response":
@@ -112,7 +116,7 @@ def decode_infer(message: v2_pb2.ModelInferRequest) -> InferRequest:
         model_version=message.model_version,
         id=message.id,
         parameters=parameters,
-        inputs=_tensors("input", message.inputs, message.raw_input_contents),
+        inputs=_tensors("input", message.inputs, _pieces(message.raw_input_contents) if raw is None else raw),
         outputs=_requested(message.outputs) if message.outputs else None,
         binary_default=True,
     )
@@ -152,11 +156,15 @@ def decode_infer_response(message: v2_pb2.ModelInferResponse) -> InferResponse:
         model_version=message.model_version,
         id=message.id,
         parameters=_parameters(message.parameters, "response"),
-        outputs=_tensors("output", message.outputs, message.raw_output_contents),
+        outputs=_tensors("output", message.outputs, _pieces(message.raw_output_contents)),
     )
 
 
-def _tensors(kind: str, found: Sequence[Any], raw: Sequence[bytes]) -> list[Tensor]:
+def _pieces(contents: Sequence[bytes]) -> list[RawPiece]:
+    return [(each, 0, len(each)) for each in contents]
+
+
+def _tensors(kind: str, found: Sequence[Any], raw: Sequence[RawPiece]) -> list[Tensor]:
     if raw and len(raw) != len(found):
         raise BadMessage(f"{len(found)} {kind}s have {len(raw)} raw contents, there must be one for each")
     tensors: list[Tensor] = []
@@ -178,8 +186,8 @@ def _tensors(kind: str, found: Sequence[Any], raw: Sequence[bytes]) -> list[Tens
         elif each.HasField("contents") and each.contents.ListFields():
             raise BadMessage(f"{what}: has typed contents in a message with raw contents, use one of them")
         else:
-            data = raw[index]
-            array = decode_raw(data, 0, len(data), entry, shape, what)
+            data, start, size = raw[index]
+            array = decode_raw(data, start, size, entry, shape, what)
         tensors.append(Tensor(name, datatype, shape, array, parameters))
     return tensors
 

@@ -78,7 +78,7 @@ class PythonBackend:
     ) -> PythonSession:
         limits = self._limited(config)
         first = PythonSession(_launch(path, config, options, version, 0), limits, self._scripting)
-        completed = await self._load(first)
+        completed = await self._load(first, complete=True)
         if completed is None:
             # Nothing to complete: the process that found that out goes on.
             try:
@@ -104,12 +104,12 @@ class PythonBackend:
         await self._initialize(session)
         return session
 
-    async def _load(self, session: PythonSession) -> str | None:
+    async def _load(self, session: PythonSession, *, complete: bool = False) -> str | None:
         if self._closed:
             raise LoadFailed("the server stops")
         self._starting.add(session)
         try:
-            return await session.load()
+            return await session.load(complete=complete)
         finally:
             self._starting.discard(session)
 

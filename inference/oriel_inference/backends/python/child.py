@@ -66,7 +66,7 @@ def main() -> None:
     sys.argv = [load.file]
     try:
         instance = Instance(runtime, load)
-        runtime.send(Loaded(instance.completed()))
+        runtime.send(Loaded(instance.completed() if load.complete else None))
         initialize, _ = runtime.next()
         assert isinstance(initialize, Initialize)
         instance.initialize(initialize)

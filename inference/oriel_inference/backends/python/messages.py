@@ -62,12 +62,13 @@ class ResultHead(msgspec.Struct, array_like=True):
 
 
 class Load(msgspec.Struct, array_like=True, tag=1):
-    """First message to a child. config: the model configuration as JSON."""
+    """First message to a child. config: the model configuration as JSON, which the model may `complete`."""
 
     file: str
     name: str
     version: str
     config: str
+    complete: bool
     max_body_bytes: int
 
 

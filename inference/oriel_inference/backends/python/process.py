@@ -6,6 +6,7 @@ long as the server. A child leads its own process group, which is killed as a wh
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -96,8 +97,9 @@ class ModelProcess:
         self._control, _ = await self._loop.create_unix_connection(asyncio.Protocol, sock=control)
         # A pipe that a grandchild holds open would hide that the child has died.
         if hasattr(os, "pidfd_open"):
-            self._pidfd = os.pidfd_open(self._child.pid)
-            self._loop.add_reader(self._pidfd, self.end)
+            with contextlib.suppress(OSError):  # not everywhere allowed: then the socket's end has to do
+                self._pidfd = os.pidfd_open(self._child.pid)
+                self._loop.add_reader(self._pidfd, self.end)
 
     def send(self, message: Message, body: Sequence[Buffer] = ()) -> None:
         """Something to do. Raises FrameError if it is too large; a child that is gone hears nothing."""

@@ -81,15 +81,17 @@ class PythonSession:
 
     # Life ---------------------------------------------------------------------------------------------------------
 
-    async def load(self) -> str | None:
-        """Start the process and have it import the model; the configuration it completed, if it does. LoadFailed."""
+    async def load(self, *, complete: bool = False) -> str | None:
+        """Start the process and have it import the model. complete: have it complete the configuration, if it does so;
+        gives the result. Raises LoadFailed.
+        """
         async with self._limited("imported"):
             process = ModelProcess(
                 self.launch.model,
                 threads=self.launch.threads,
                 max_body_bytes=self._limits.max_body_bytes,
                 on_message=self._message,
-                on_end=self._ended,
+                on_end=lambda how: self._ended(process, how),
             )
             self._process = process
             self._gone = self._loop.create_future()
@@ -98,8 +100,8 @@ class PythonSession:
                 await process.start()
             except OSError as error:
                 raise LoadFailed(f"the model's process could not be started: {error.strerror}") from error
-            launch = self.launch
-            process.send(Load(launch.file, launch.model, launch.version, launch.config, self._limits.max_body_bytes))
+            launch, max_body_bytes = self.launch, self._limits.max_body_bytes
+            process.send(Load(launch.file, launch.model, launch.version, launch.config, complete, max_body_bytes))
             loaded = await self._step
         assert isinstance(loaded, Loaded)
         return loaded.config
@@ -149,8 +151,10 @@ class PythonSession:
     def _limited(self, done: str) -> "_Limit":
         return _Limit(self, self._limits.start_s, f"the model was not {done} within {self._limits.start_s:g} s")
 
-    def _ended(self, how: str) -> None:
-        """The process is gone."""
+    def _ended(self, process: ModelProcess, how: str) -> None:
+        """A process is gone."""
+        if process is not self._process:
+            return  # one that did not start, and has its successor already
         model, executions = self.launch.model, self._executions
         self._executions = None
         self._give_up()
@@ -178,6 +182,9 @@ class PythonSession:
                 break
             except LoadFailed as failure:
                 _log.error("model %s could not be started again: %s", self.launch.model, failure.reason)
+            except Exception:
+                # Without this task the instance would never come back.
+                _log.exception("model %s could not be started again", self.launch.model)
         _log.info("model %s: its process runs again", self.launch.model)
         stuck, self._stuck = self._stuck, []
         for execution in stuck:

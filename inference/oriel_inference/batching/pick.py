@@ -1,0 +1,59 @@
+"""Which waiting calls make up the next batch. Acts on the queue as `oriel_policies.batch.Fill` decides.
+
+Calls join in queue order. Where more wait than one batch holds, a call that a full batch would make late is put aside,
+as long as others of its tier or of more urgent ones fill the batch without it. What was put aside goes back behind
+the others of its level, with the same expiry: it runs if they thin out in time.
+"""
+
+from oriel_inference.batching.call import Call
+from oriel_policies.batch import Fill
+from oriel_policies.queue import SlaQueue, Ticket
+
+__all__ = ["pick", "unwrap"]
+
+MAX_ASIDE = 1024  # calls put aside at one go: some milliseconds
+
+
+def pick(queue: SlaQueue, fill: Fill, limit: int, *, crowded: bool, alone: bool) -> list[Call]:
+    """Take the calls of one batch out of `queue`, at least one if it holds any.
+
+    limit: rows, the fill's own. crowded: more rows wait than that. alone: one call is a batch.
+    """
+    calls: list[Call] = []
+    aside: list[Ticket] = []
+    while (ticket := queue.peek()) is not None:
+        call = ticket.payload
+        assert isinstance(call, Call)
+        if (
+            crowded
+            and len(aside) < MAX_ASIDE
+            and fill.endangers(call.deadline)
+            and fill.rows + queue.rows_ahead(ticket.band) - ticket.rows >= limit
+        ):
+            queue.remove(ticket)
+            aside.append(ticket)
+            continue
+        if calls and call.signature != calls[0].signature:
+            break
+        if not fill.admit(call.rows, call.deadline, _size_bytes(call)):
+            break
+        queue.pop()
+        unwrap(ticket)
+        calls.append(call)
+        if alone or fill.rows >= limit:
+            break
+    for ticket in aside:
+        queue.push(unwrap(ticket).parked(ticket.deadline))
+    return calls
+
+
+def unwrap(ticket: Ticket) -> Call:
+    """The call of a ticket that has left the queue, which keeps dead tickets for a while: they must hold no tensors."""
+    call, ticket.payload = ticket.payload, None
+    assert isinstance(call, Call)
+    return call
+
+
+def _size_bytes(call: Call) -> int:
+    """Text tensors count as they were sent, numbers in JSON as they are computed with."""
+    return max(call.ticket.size_bytes, sum([array.nbytes for array in call.inputs.values()]))

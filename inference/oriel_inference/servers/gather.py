@@ -1,0 +1,58 @@
+"""Calls that come one by one while the loop is busy are handed to their batcher together.
+
+grpc.aio hands over one event at a time, and a request is about five of them: under load each call of a short model
+would run as a batch of its own, on the loop, while the next ones wait to be read. So such calls wait as long as
+the loop's turns bring other work, but for at most MAX_S and MAX_CALLS. A few turns in a row that bring none (one event
+may be just behind the other) end the waiting: to a call that comes alone that is some ten microseconds.
+
+Only for models whose batches run on the loop; for others a call is worth more in the queue at once.
+"""
+
+from collections.abc import Callable
+
+from oriel_inference.batching.batcher import Batcher
+from oriel_inference.batching.call import Call
+
+__all__ = ["Gather"]
+
+MAX_CALLS = 16
+MAX_S = 0.001
+IDLE_TURNS = 3
+IDLE_TURN_S = 0.000_008
+
+
+class Gather:
+    """now: monotonic seconds; call_soon: of the loop. Single writer: the loop."""
+
+    __slots__ = ("_began_s", "_call_soon", "_idle_turns", "_now", "_turned_s", "_waiting")
+
+    def __init__(self, now: Callable[[], float], call_soon: Callable[[Callable[[], None]], object]) -> None:
+        self._now = now
+        self._call_soon = call_soon
+        self._waiting: list[tuple[Batcher, Call]] = []
+        self._began_s = 0.0
+        self._turned_s = 0.0
+        self._idle_turns = 0
+
+    def submit(self, batcher: Batcher, call: Call) -> None:
+        """Submit `call` to `batcher` now or soon; not at all if it is finished meanwhile (its caller left)."""
+        if not batcher.is_short:
+            batcher.submit(call)
+            return
+        self._waiting.append((batcher, call))
+        if len(self._waiting) == 1:
+            self._idle_turns = 0
+            self._began_s = self._turned_s = self._now()
+            self._call_soon(self._turn)
+
+    def _turn(self) -> None:
+        now = self._now()
+        self._idle_turns = 0 if now - self._turned_s > IDLE_TURN_S else self._idle_turns + 1
+        if self._idle_turns < IDLE_TURNS and len(self._waiting) < MAX_CALLS and now - self._began_s < MAX_S:
+            self._turned_s = self._now()
+            self._call_soon(self._turn)
+            return
+        waiting, self._waiting = self._waiting, []
+        for batcher, call in waiting:
+            if not call.finished:
+                batcher.submit(call)

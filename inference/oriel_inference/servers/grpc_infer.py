@@ -1,0 +1,200 @@
+"""ModelInfer: bytes in, bytes out. What a request says besides its tensors is read once per head (`InferMessages`).
+
+A request with a known head is what the one before it was, with other tensors: it fits the same version of the model,
+and its answer differs only in shapes and numbers.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from oriel_inference.batching.call import Answer
+from oriel_inference.dataplane import Completion
+from oriel_inference.errors import BackendFailed, CallerLeft, InferenceError, ServerStopping
+from oriel_inference.fitting import Fitted
+from oriel_inference.lifecycle import ServingModel
+from oriel_inference.servers.gather import Gather
+from oriel_inference.servers.grpc_call import Context, ContextPlans, abort
+from oriel_inference.servers.statuses import as_inference_error
+from oriel_inference.servers.surface import Surface
+from oriel_inference.servers.trail import Trail
+from oriel_wire.context import CallContext
+from oriel_wire.errors import BadMessage
+from oriel_wire.v2.grpc import encode_infer
+from oriel_wire.v2.grpc_messages import InferMessages, Pieces, RawAnswers, RequestHead
+from oriel_wire.v2.messages import InferRequest
+
+__all__ = ["GrpcInfer"]
+
+_log = logging.getLogger(__name__)
+
+_Ended = tuple[Completion, bytes | None]
+
+
+class _Known:
+    """What was found about the requests of one head. picks: positions of the outputs asked for."""
+
+    __slots__ = ("answers", "fitted", "picks", "serving")
+
+    def __init__(self, serving: ServingModel, fitted: Fitted, picks: Sequence[int], answers: RawAnswers) -> None:
+        self.serving = serving
+        # The arrays would keep the whole message in memory.
+        self.fitted = replace(fitted, inputs={})
+        self.picks = picks
+        self.answers = answers
+
+
+class GrpcInfer:
+    """Handles ModelInfer."""
+
+    def __init__(self, surface: Surface) -> None:
+        self._surface = surface
+        self._messages = InferMessages()
+        self._plans = ContextPlans(surface)
+        self._gather: Gather | None = None
+
+    async def handle(self, data: bytes, context: Context) -> bytes:
+        """Cancelled when the caller leaves or gRPC's own deadline passes: the call leaves its queue at once."""
+        error: InferenceError
+        try:
+            return await self._infer(data, context)
+        except InferenceError as refusal:
+            error = refusal
+        except Exception:
+            # A call's surprise is its own: the server goes on, and the client learns no insides.
+            _log.exception("a call failed unexpectedly")
+            error = BackendFailed("the server failed on this request")
+        # An aborted call lives on until the collector comes, with this frame: it must not hold the message.
+        del data
+        return await abort(context, error)
+
+    async def _infer(self, data: bytes, context: Context) -> bytes:
+        surface = self._surface
+        received_s = time.monotonic()
+        ctx, parent_id, load_format = self._plans.read(context, received_s)
+        trail = Trail(
+            ctx,
+            received_s,
+            surface.sink,
+            surface.meter,
+            parent_id=parent_id,
+            protocol="grpc",
+            size_bytes=len(data),
+            load_format=load_format,
+        )
+        ended: asyncio.Future[_Ended] = asyncio.get_running_loop().create_future()
+        model = ""
+        try:
+            if surface.stopping:
+                raise ServerStopping
+            found = self._messages.find(data)
+            if found is not None and self._is_current(found[0]):
+                leave = self._known(*found, data, ctx, trail, ended)
+                model = found[0].note.serving.spec.name
+            else:
+                request = self._messages.decode(data)
+                model = request.model_name[:128]
+                leave = self._decoded(request, data, ctx, trail, ended)
+        except (InferenceError, BadMessage) as refusal:
+            error = as_inference_error(refusal)
+            context.set_trailing_metadata(tuple(trail.refused(error, model)))
+            raise error from None
+        try:
+            completion, answer = await ended
+        except asyncio.CancelledError:
+            leave()
+            raise
+        context.set_trailing_metadata(tuple(trail.ended(completion, model)))
+        if answer is None:
+            assert completion.error is not None
+            raise completion.error
+        return answer
+
+    # A head that is known ---------------------------------------------------------------------------------------
+
+    def _is_current(self, head: RequestHead) -> bool:
+        """Whether what is known of it is about the version that serves now. Raises InferenceError if none does."""
+        known: _Known | None = head.note
+        return known is not None and self._surface.catalog.get(head.model_name, head.model_version) is known.serving
+
+    def _known(
+        self,
+        head: RequestHead,
+        pieces: Pieces,
+        data: bytes,
+        ctx: CallContext,
+        trail: Trail,
+        ended: "asyncio.Future[_Ended]",
+    ) -> Callable[[], None]:
+        known: _Known = head.note
+        serving, fitted = known.serving, known.fitted
+        dataplane = self._surface.dataplane
+        queued_s = dataplane.now()
+
+        def reply(result: Answer | InferenceError) -> None:
+            if ended.done():
+                return
+            if isinstance(result, InferenceError):
+                ended.set_result((Completion(queued_s, serving, fitted.rows, error=result), None))
+                return
+            completion = Completion(queued_s, serving, fitted.rows, answer=result)
+            try:
+                answer = known.answers.encode([result.outputs[pick] for pick in known.picks])
+            except BadMessage as bad:
+                completion.error = as_inference_error(bad)
+                ended.set_result((completion, None))
+                return
+            ended.set_result((completion, answer))
+
+        inputs = head.arrays(data, pieces)
+        call = dataplane.call(serving, fitted, inputs, ctx, queued_s=queued_s, size_bytes=len(data), finish=reply)
+        self._gathering().submit(serving.batcher, call)
+
+        def leave() -> None:
+            if serving.batcher.leave(call):
+                trail.left(Completion(queued_s, serving, fitted.rows, error=CallerLeft()))
+
+        return leave
+
+    def _gathering(self) -> Gather:
+        if self._gather is None:
+            self._gather = Gather(self._surface.dataplane.now, asyncio.get_running_loop().call_soon)
+        return self._gather
+
+    # Any request ------------------------------------------------------------------------------------------------
+
+    def _decoded(
+        self, request: InferRequest, data: bytes, ctx: CallContext, trail: Trail, ended: "asyncio.Future[_Ended]"
+    ) -> Callable[[], None]:
+        def reply(completion: Completion) -> None:
+            if ended.done():
+                return
+            answer: bytes | None = None
+            if completion.response is not None:
+                try:
+                    answer = encode_infer(completion.response).SerializeToString()
+                except BadMessage as bad:
+                    completion.error = as_inference_error(bad)
+            ended.set_result((completion, answer))
+
+        leave = self._surface.dataplane.infer(request, ctx, size_bytes=len(data), reply=reply, left=trail.left)
+        # It fits, or it would have been refused.
+        found = self._messages.find(data)
+        serving = self._surface.catalog.get(request.model_name, request.model_version)
+        if found is not None and serving.recognises and (picks := _picks(serving, request)) is not None:
+            outputs = [(serving.spec.outputs[pick].name, serving.spec.outputs[pick].datatype) for pick in picks]
+            answers = RawAnswers(serving.spec.name, serving.version, outputs)
+            found[0].note = _Known(serving, serving.fitter.fit(request), picks, answers)
+        return leave
+
+
+def _picks(serving: ServingModel, request: InferRequest) -> list[int] | None:
+    """Positions of the outputs asked for; None if they are not the model's own (classification)."""
+    order = [output.name for output in serving.spec.outputs]
+    if request.outputs is None:
+        return list(range(len(order)))
+    if any(output.classification for output in request.outputs):
+        return None
+    return [order.index(output.name) for output in request.outputs]

@@ -1,0 +1,49 @@
+"""A unit whose only model waits at the fake's gate: long batches that end when the test says so."""
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from oriel_inference.app import Unit, open_unit
+from oriel_inference.backends import Backend
+from oriel_inference.backends.fake import FakeBackend
+from oriel_inference.settings import Settings
+from oriel_wire.trace import ListSink
+
+from . import models
+
+ROW = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
+INFER = "/v2/models/double/infer"
+
+
+@contextlib.asynccontextmanager
+async def gated(
+    tmp_path: Path, fake: FakeBackend, config: str = models.DOUBLE, **changes: Any
+) -> AsyncIterator[tuple[Unit, httpx.AsyncClient]]:
+    """The unit and a client."""
+    models.put(tmp_path, "double", models.double(), config)
+    settings = Settings(repositories=(tmp_path,), http_port=0, grpc_port=0, metrics_port=0, cores=1, drain_s=5.0)
+    settings = dataclasses.replace(settings, **changes)
+
+    def find(_: str) -> Backend:
+        return fake
+
+    async with open_unit(settings, backends=find, sink=ListSink()) as unit:
+        fake.gate.close()
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{unit.http_port}", trust_env=False) as client:
+            try:
+                yield unit, client
+            finally:
+                fake.gate.open()
+
+
+async def until(predicate: Callable[[], bool]) -> None:
+    """Let the loop turn until something holds."""
+    async with asyncio.timeout(10):
+        while not predicate():
+            await asyncio.sleep(0.001)

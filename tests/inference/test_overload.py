@@ -1,0 +1,128 @@
+"""More calls than the device can serve: who makes room, who is refused, what is left of the capacity. Virtual time."""
+
+import random
+
+import pytest
+
+from oriel_inference.batching.experience import USEFUL_EVERY
+from oriel_inference.errors import DeadlineExceeded, DeadlineTooShort, QueueFull
+from oriel_policies.feasibility import PROBE, SAMPLES
+
+from ..bench.goodput_sim import DEVICES, Device, poisson, simulate
+from .bench import Bench, Linear, spec
+
+
+def busy(**more: object) -> Bench:
+    bench = Bench(spec(max_rows=4, **more), curve=Linear(0.010, 0.001))  # type: ignore[arg-type]
+    bench.call()
+    bench.clock.run()
+    return bench
+
+
+def test_call_that_a_full_batch_would_make_late_makes_room_for_one_that_is_still_in_time() -> None:
+    bench = busy()
+    tight = bench.call(timeout_s=0.0125)  # alone it would make it, among four it would not
+    others = [bench.call(timeout_s=1.0) for _ in range(4)]
+    bench.settle()
+    assert bench.batches == [1, 4, 1]
+    assert bench.order == [0, *others, tight]
+
+
+def test_without_a_crowd_the_batch_is_made_small_for_it() -> None:
+    bench = busy()
+    tight = bench.call(timeout_s=0.0125)
+    others = [bench.call(timeout_s=1.0) for _ in range(2)]
+    bench.settle()
+    assert bench.batches == [1, 2, 1]
+    assert bench.order[:2] == [0, tight] and set(bench.order[2:]) == set(others)
+
+
+def test_a_crowd_of_a_lower_tier_makes_nobody_of_a_higher_one_wait() -> None:
+    bench = busy()
+    urgent = bench.call(timeout_s=0.0125, band=0)
+    for _ in range(8):
+        bench.call(timeout_s=1.0, band=1)
+    bench.settle()
+    assert bench.order[:2] == [0, urgent]
+
+
+def test_call_that_made_room_still_expires_on_time_and_frees_its_place() -> None:
+    bench = busy()
+    tight = bench.call(timeout_s=0.0125)
+    for _ in range(4):
+        bench.call(timeout_s=1.0)
+    bench.workers.run_next()
+    bench.clock.run()  # the four are on the device now
+    bench.clock.advance(0.013)
+    assert isinstance(bench.error(tight), DeadlineExceeded)
+    bench.settle()
+    assert bench.batches == [1, 4] and bench.batcher.pending == 0
+
+
+def test_calls_that_run_alone_are_not_started_too_late_while_others_wait() -> None:
+    bench = busy(alone=True)
+    late, *others = bench.call(timeout_s=0.008), bench.call(timeout_s=1.0), bench.call(timeout_s=1.0)
+    bench.settle()
+    assert bench.order == [0, *others, late]
+
+
+def test_batches_take_at_most_half_of_what_callers_usually_give() -> None:
+    bench = Bench(spec(max_rows=8), curve=Linear(0.010, 0.001))
+    for _ in range(USEFUL_EVERY):
+        bench.call(timeout_s=0.030)  # half of it is enough for four rows
+        bench.settle()
+    for _ in range(8):
+        bench.call(timeout_s=0.030)
+    bench.settle()
+    assert bench.batches[-2:] == [4, 4]
+
+
+def quick(bench: Bench) -> None:
+    for _ in range(SAMPLES):
+        bench.batcher._experience.floor.observe(1, 0.010)
+
+
+def test_deadline_shorter_than_the_model_ever_takes_is_refused_at_once() -> None:
+    bench = Bench(spec())
+    quick(bench)
+    number = bench.call(timeout_s=0.005)
+    assert isinstance(bench.error(number), DeadlineTooShort)
+    assert bench.batcher.pending == 0
+    probes = [bench.call(timeout_s=0.005) for _ in range(2 * PROBE)]
+    assert sum(not bench.replies[number] for number in probes) == 2  # a model that became quicker shows
+    bench.settle()
+
+
+def test_call_that_waited_too_long_to_be_finished_is_not_started() -> None:
+    bench = Bench(spec(alone=True))
+    quick(bench)
+    bench.call()
+    bench.clock.run()
+    waited = bench.call(timeout_s=0.050)
+    bench.clock.advance(0.045)
+    bench.settle()
+    assert isinstance(bench.error(waited), DeadlineTooShort)
+    assert bench.batches == [1]
+
+
+def test_refused_by_a_full_queue_it_changes_nothing_else() -> None:
+    bench = Bench(spec(), max_items=1)
+    bench.call()
+    bench.clock.run()
+    waiting = bench.call()
+    assert isinstance(bench.error(bench.call()), QueueFull)
+    bench.settle()
+    assert bench.answer(waiting)
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
+@pytest.mark.parametrize("load", [1.5, 4.0])
+def test_overload_costs_neither_the_capacity_nor_the_higher_tier(device: Device, load: float) -> None:
+    """A regression: earliest deadline first by itself kept half of the capacity at a load of 1.5."""
+    chance = random.Random(7)
+    until_s = 12 * max(device.deadlines_s)
+    arrivals = [(at, 0 if chance.random() < 0.2 else 1) for at in poisson(load * device.capacity, until_s, chance)]
+    found = simulate(device, arrivals, 7)
+    # what is left out is the ramp at the beginning, and what a batch of half the deadline costs against a full one
+    assert found.goodput() >= 0.75 * device.capacity * until_s
+    assert found.good[0] >= 0.9 * found.came[0] or load * 0.2 > 0.7

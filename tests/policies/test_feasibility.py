@@ -1,0 +1,63 @@
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oriel_policies.feasibility import PROBE, SAMPLES, LowQuantile, ServiceFloor
+
+
+def learned(rows: int = 4, seconds: float = 0.010, times: int = SAMPLES) -> ServiceFloor:
+    floor = ServiceFloor()
+    for _ in range(times):
+        floor.observe(rows, seconds)
+    return floor
+
+
+def test_quantile_lies_low_and_follows_a_change() -> None:
+    quantile = LowQuantile(0.05)
+    assert quantile.value == inf
+    for n in range(2000):
+        quantile.observe(1.0 + n % 10)
+    assert 0.8 < quantile.value < 3.0
+    for _ in range(600):
+        quantile.observe(100.0)
+    assert quantile.value > 20.0
+
+
+def test_rare_extremes_hardly_move_it() -> None:
+    quantile = LowQuantile(0.05)
+    for n in range(2000):
+        quantile.observe(0.001 if n % 50 == 0 else 1.0)
+    assert quantile.value > 0.5
+
+
+def test_unknown_model_refuses_nothing() -> None:
+    assert not ServiceFloor().refuses(1, 0.0)
+    assert not learned(times=SAMPLES - 1).refuses(4, 0.0)
+
+
+def test_what_even_a_quick_batch_cannot_make_is_refused_but_for_the_probes() -> None:
+    floor = learned()
+    assert not floor.refuses(4, 0.0101)
+    verdicts = [floor.refuses(4, 0.005) for _ in range(10 * PROBE)]
+    assert verdicts.count(False) == 10
+
+
+def test_a_larger_batch_is_never_quicker_and_of_smaller_ones_nothing_is_known() -> None:
+    floor = learned(rows=4)
+    assert floor.seconds(9) == pytest.approx(0.010, rel=0.05)
+    assert floor.seconds(3) == 0.0 and not floor.refuses(3, 0.0)
+
+
+@given(st.lists(st.tuples(st.integers(1, 64), st.floats(1e-5, 2.0)), max_size=300), st.integers(1, 64), st.floats(0, 3))
+def test_refusal_needs_samples_and_less_time_than_was_ever_needed(
+    samples: list[tuple[int, float]], rows: int, left_s: float
+) -> None:
+    floor = ServiceFloor()
+    for size, seconds in samples:
+        floor.observe(size, seconds)
+    assert floor.seconds(rows) <= floor.ceiling_s
+    if floor.refuses(rows, left_s):
+        assert len(samples) >= SAMPLES
+        assert left_s < max(seconds for _, seconds in samples)

@@ -1,0 +1,198 @@
+"""ModelInfer's messages as bytes: tensors are views of what arrived, and what repeats is parsed once.
+
+A ModelInferRequest is a row of length-delimited fields, and protobuf reads the same message whatever the order of
+different fields. So the raw contents (field 7) are found without copying them, and what is left, the head, is small
+and from one client mostly the same bytes again: equal heads say the same, and are decoded once. Anything unusual
+(another kind of field, a length beyond the end or not written as usual, too many fields) is left to protobuf whole.
+
+An answer is a head that depends on names and shapes alone, then raw contents, joined in one copy.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from oriel_wire.v2.datatypes import decode_raw, lookup, quoted, raw_view
+from oriel_wire.v2.grpc import decode_infer
+from oriel_wire.v2.messages import Array, InferRequest, Tensor
+from oriel_wire.v2.proto import v2_pb2
+from oriel_wire.v2.proto_cost import parse
+
+__all__ = ["InferMessages", "RawAnswers", "RequestHead", "cut"]
+
+MAX_FIELDS = 64
+MAX_HEAD_BYTES = 4096
+MAX_HEADS = 256
+MAX_SHAPES = 64
+_RAW_INPUT, _RAW_OUTPUT = 0x3A, b"\x32"
+# model_name to raw_input_contents, each length-delimited.
+_TAGS = frozenset(range(0x0A, 0x3B, 8))
+
+Pieces = list[tuple[int, int]]
+
+
+class RequestHead:
+    """What a request says besides its raw contents. Whoever serves such requests keeps its own findings in `note`."""
+
+    __slots__ = ("_inputs", "_outputs", "_parameters", "model_name", "model_version", "note")
+
+    def __init__(self, request: InferRequest) -> None:
+        self.note: Any = None
+        self.model_name = request.model_name
+        self.model_version = request.model_version
+        self._parameters = request.parameters.copy()
+        self._outputs = None if request.outputs is None else request.outputs.copy()
+        self._inputs = [
+            (
+                each.name,
+                each.datatype,
+                lookup(each.datatype, each.name),
+                each.shape,
+                f"input {quoted(each.name)}",
+                each.parameters.copy(),
+            )
+            for each in request.inputs
+        ]
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    def arrays(self, data: bytes, pieces: Pieces) -> dict[str, Array]:
+        """The inputs by name, views of `data` at `pieces`. Raises BadMessage if these do not fill the shapes."""
+        return {
+            name: decode_raw(data, start, size, entry, shape, what)
+            for (name, _, entry, shape, what, _), (start, size) in zip(self._inputs, pieces, strict=True)
+        }
+
+    def request(self, data: bytes, pieces: Pieces) -> InferRequest:
+        """The whole request. Raises BadMessage as `arrays` does."""
+        arrays = self.arrays(data, pieces)
+        return InferRequest(
+            model_name=self.model_name,
+            model_version=self.model_version,
+            parameters=self._parameters.copy(),
+            inputs=[
+                Tensor(name, datatype, shape, arrays[name], parameters.copy())
+                for name, datatype, _, shape, _, parameters in self._inputs
+            ],
+            outputs=None if self._outputs is None else self._outputs.copy(),
+            binary_default=True,
+        )
+
+
+class InferMessages:
+    """Reads requests, each head once. Single user; what it remembers is bounded."""
+
+    __slots__ = ("_heads",)
+
+    def __init__(self) -> None:
+        self._heads: dict[bytes, RequestHead] = {}
+
+    def find(self, data: bytes) -> tuple[RequestHead, Pieces] | None:
+        """The head of a request like one before, and where in `data` its raw contents are."""
+        found = cut(data)
+        if found is None:
+            return None
+        head = self._heads.get(found[0])
+        return None if head is None or len(head) != len(found[1]) else (head, found[1])
+
+    def decode(self, data: bytes) -> InferRequest:
+        """An infer request from its message. Raw contents are views of `data`. Raises BadMessage."""
+        known = self.find(data)
+        if known is not None:
+            return known[0].request(data, known[1])
+        found = cut(data)
+        if found is None or not found[1]:
+            return decode_infer(parse(v2_pb2.ModelInferRequest, data))
+        text, pieces = found
+        request = decode_infer(_parsed(text), [(data, start, size) for start, size in pieces])
+        # An id makes most heads the only one of their kind.
+        if len(text) <= MAX_HEAD_BYTES and not request.id:
+            if len(self._heads) >= MAX_HEADS:
+                self._heads.clear()
+            self._heads[text] = RequestHead(request)
+        return request
+
+
+class RawAnswers:
+    """Writes answers of one model: the same names and datatypes, other shapes and numbers.
+
+    outputs: (name, datatype) in the order of the answer.
+    """
+
+    __slots__ = ("_heads", "_model", "_outputs", "_version")
+
+    def __init__(self, model_name: str, model_version: str, outputs: Sequence[tuple[str, str]]) -> None:
+        self._model = model_name
+        self._version = model_version
+        self._outputs = [(name, datatype, f"output {quoted(name)}") for name, datatype in outputs]
+        self._heads: dict[tuple[tuple[int, ...], ...], bytes] = {}
+
+    def encode(self, arrays: Sequence[Array]) -> bytes:
+        """The message of an answer without an id. Raises BadMessage if an array is not of its datatype."""
+        shapes = tuple([array.shape for array in arrays])
+        parts: list[bytes | memoryview] = [self._heads.get(shapes) or self._head(shapes)]
+        for (_, datatype, what), array in zip(self._outputs, arrays, strict=True):
+            view = raw_view(array, datatype, array.shape, what)
+            size = len(view)
+            parts.append(_RAW_OUTPUT)
+            parts.append(_SHORT[size] if size < 128 else _varint(size))
+            parts.append(view)
+        return b"".join(parts)
+
+    def _head(self, shapes: tuple[tuple[int, ...], ...]) -> bytes:
+        message = v2_pb2.ModelInferResponse(model_name=self._model, model_version=self._version)
+        for (name, datatype, _), shape in zip(self._outputs, shapes, strict=True):
+            message.outputs.add(name=name, datatype=datatype, shape=shape)
+        if len(self._heads) >= MAX_SHAPES:
+            self._heads.clear()
+        head = self._heads[shapes] = message.SerializeToString()
+        return head
+
+
+def cut(data: bytes) -> tuple[bytes, Pieces] | None:
+    """The bytes of a ModelInferRequest without its raw contents, and where those are: (start, size) each.
+
+    None if it has to be read by protobuf as a whole.
+    """
+    kept: list[bytes] = []
+    pieces: Pieces = []
+    at = since = 0
+    end = len(data)
+    for _ in range(MAX_FIELDS):
+        if at == end:
+            kept.append(data[since:end])
+            return (b"".join(kept) if len(kept) > 1 else kept[0]), pieces
+        tag = data[at]
+        begin = at
+        at += 1
+        size = shift = 0
+        while at < end and shift < 35:
+            byte = data[at]
+            at += 1
+            size |= (byte & 127) << shift
+            if byte < 128:
+                break
+            shift += 7
+        else:
+            return None
+        if tag not in _TAGS or size > end - at:
+            return None
+        if tag == _RAW_INPUT:
+            if begin > since:
+                kept.append(data[since:begin])
+            pieces.append((at, size))
+            since = at + size
+        at += size
+    return None
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+_SHORT = [_varint(size) for size in range(128)]
