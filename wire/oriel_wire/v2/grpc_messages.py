@@ -104,7 +104,7 @@ class InferMessages:
         if found is None or not found[1]:
             return decode_infer(parse(v2_pb2.ModelInferRequest, data))
         text, pieces = found
-        request = decode_infer(_parsed(text), [(data, start, size) for start, size in pieces])
+        request = decode_infer(parse(v2_pb2.ModelInferRequest, text), [(data, start, size) for start, size in pieces])
         # An id makes most heads the only one of their kind.
         if len(text) <= MAX_HEAD_BYTES and not request.id:
             if len(self._heads) >= MAX_HEADS:
