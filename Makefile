@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 HERE := $(shell pwd | cksum | cut -d' ' -f1)
 export PYTHON VENV
 
-.PHONY: run test test-openvino setup lint lock proto bench bench-inference clean
+.PHONY: run test test-openvino setup lint lock proto bench bench-inference fuzz clean
 
 run: $(VENV)/.demo-$(HERE)
 	@exec $(BIN)/oriel up --demo $(ARGS)
@@ -37,6 +37,10 @@ proto: $(VENV)/.dev-$(HERE)
 
 bench: $(VENV)/.dev-$(HERE)
 	$(BIN)/python tests/bench/gateway_hop.py $(ARGS)
+
+# ARGS="--seconds 600 --codec http"; what breaks a rule is written into tests/fuzz/corpus.
+fuzz: $(VENV)/.dev-$(HERE)
+	PYTHONPATH=wire:policies:inference $(BIN)/python tests/fuzz/fuzz_v2.py $(ARGS)
 
 # The inference server beside others: a quarter of an hour, results under docs/benchmarks. Needs wrk and h2load.
 bench-inference: $(VENV)/.dev-$(HERE)

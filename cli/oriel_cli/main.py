@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+from oriel_cli.arguments import Parser
 from oriel_cli.errors import CommandFailed
 from oriel_wire.errors import StartFailed
 
@@ -33,6 +34,7 @@ COMMANDS = {
     "gateway": _Entry("oriel_gateway.command", "run the gateway alone"),
     "logic": _Entry("oriel_logic.command", "run a logic server alone"),
     "inference": _Entry("oriel_inference.command", "run an inference server alone"),
+    "models": _Entry("oriel_cli.models", "list, load and unload a server's models, and how they do"),
     "policies": _Entry("oriel_cli.policies", "check the documents that promise service levels"),
     "keys": _Entry("oriel_cli.keys", "make an API key"),
     "version": _Entry("oriel_cli.version", "print the version"),
@@ -54,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refuse(f"there is no command {words[0]!r}: 'oriel --help' lists them", 2)
     try:
         command = cast(_Command, importlib.import_module(entry.module))
-        parser = argparse.ArgumentParser(prog=f"oriel {words[0]}", description=f"{entry.summary}.")
+        parser = Parser(prog=f"oriel {words[0]}", description=f"{entry.summary}.")
         command.add_arguments(parser)
         return command.run(parser.parse_args(words[1:]))
     except StartFailed as failure:

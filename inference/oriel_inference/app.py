@@ -7,8 +7,9 @@ drain time, what still waits is refused, threads end, sessions close.
 
 import asyncio
 import logging
+import shutil
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -40,12 +41,13 @@ from oriel_inference.servers.meter import Meter
 from oriel_inference.servers.peers import TrustedPeers
 from oriel_inference.servers.surface import Surface
 from oriel_inference.settings import Settings
+from oriel_inference.start_report import models_table, ports_table
 from oriel_inference.statistics import FIRST_RESPONSE_MS, Ledger
 from oriel_inference.stores.local import LocalStore
 from oriel_wire.engine.buffered import HttpLimits
 from oriel_wire.engine.buffered import serve as serve_http
 from oriel_wire.engine.control import serve_control
-from oriel_wire.engine.process import listen
+from oriel_wire.engine.process import PLAIN, listen
 from oriel_wire.engine.spans import open_sink
 from oriel_wire.errors import StartFailed
 from oriel_wire.trace import SpanSink
@@ -59,7 +61,7 @@ WORKER_END_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """A running inference server and where it listens."""
+    """A running inference server and where it listens; port 0: it does not."""
 
     http_port: int
     grpc_port: int
@@ -73,14 +75,31 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     async with open_unit(settings) as unit:
         # What exists now lives as long as the process. Walking it again and again cost a stall of some 40 ms each time.
         calm_collector()
-        _log.info(
-            "ready: HTTP %d, gRPC %d, metrics %d, %d model version(s) serve",
-            unit.http_port,
-            unit.grpc_port,
-            unit.metrics_port,
-            sum(1 for _ in unit.catalog.serving()),
-        )
+        _report(settings, unit)
         await stop.wait()
+
+
+def _report(settings: Settings, unit: Unit) -> None:
+    width = shutil.get_terminal_size(fallback=(120, 24)).columns
+    _log.info(models_table(unit.catalog.index(), width), extra=PLAIN)
+    ports = (
+        ("HTTP", "http://{}", settings.http_host, unit.http_port),
+        ("gRPC", "{}", settings.grpc_host, unit.grpc_port),
+        ("metrics", "http://{}/metrics", settings.metrics_host, unit.metrics_port),
+    )
+    open_ports = [
+        (what, form.format(f"[{host}]:{port}" if ":" in host else f"{host}:{port}"))
+        for what, form, host, port in ports
+        if port
+    ]
+    _log.info(ports_table(open_ports), extra=PLAIN)
+    _log.info(
+        "ready: HTTP %d, gRPC %d, metrics %d, %d model version(s) serve",
+        unit.http_port,
+        unit.grpc_port,
+        unit.metrics_port,
+        sum(1 for _ in unit.catalog.serving()),
+    )
 
 
 @asynccontextmanager
@@ -132,6 +151,8 @@ async def open_unit(
             batcher.curve.observe(1, loaded.run_s)
         return batcher
 
+    log = LogSettings(settings.log_file)
+    log.change(settings.log)
     control = ModelControl(
         catalog,
         stores,
@@ -143,6 +164,8 @@ async def open_unit(
         leave_s=settings.default_timeout_s,
         # Doubles open no files.
         check=CheckPool(settings.check_timeout_s) if backends is find_backend else None,
+        defaults=settings.load_defaults,
+        load_threads=settings.load_threads,
     )
     dataplane = scripting.dataplane = Dataplane(catalog, clock.now)
     surface = Surface(
@@ -151,10 +174,11 @@ async def open_unit(
         dataplane=dataplane,
         peers=TrustedPeers(settings.trusted_peers),
         sink=sink if sink is not None else open_sink("inference"),
-        log=LogSettings(),
+        log=log,
         meter=Meter(catalog, AccessLog(settings.access_log) if settings.access_log else None),
         default_timeout_s=settings.default_timeout_s,
         strict_readiness=settings.strict_readiness,
+        server_id=settings.server_id,
     )
     with ExitStack() as sockets:
         sockets.callback(surface.log.close)
@@ -163,41 +187,55 @@ async def open_unit(
         def bind(host: str, port: int, what: str) -> socket.socket:
             return sockets.enter_context(listen(host, port, f"inference {what}"))
 
-        http_socket = bind(settings.http_host, settings.http_port, "HTTP")
-        metrics_socket = bind(settings.metrics_host, settings.metrics_port, "metrics")
-        # gRPC binds for itself and says little when it cannot: try first.
-        bind(settings.grpc_host, settings.grpc_port, "gRPC").close()
-        grpc_frontend = GrpcFrontend(surface)
-        grpc_server, grpc_port = await open_grpc(
-            grpc_frontend, settings.grpc_host, settings.grpc_port, max_message_bytes=settings.max_body_bytes
-        )
+        http_socket = metrics_socket = None
+        if settings.http_port is not None:
+            http_socket = bind(settings.http_host, settings.http_port, "HTTP")
+        if settings.metrics_port is not None:
+            metrics_socket = bind(settings.metrics_host, settings.metrics_port, "metrics")
+        grpc_frontend, grpc_server, grpc_port = GrpcFrontend(surface), None, 0
+        if settings.grpc_port is not None:
+            # gRPC binds for itself and says little when it cannot: try first.
+            bind(settings.grpc_host, settings.grpc_port, "gRPC").close()
+            grpc_server, grpc_port = await open_grpc(
+                grpc_frontend,
+                settings.grpc_host,
+                settings.grpc_port,
+                max_message_bytes=settings.max_body_bytes,
+                options=settings.grpc_options,
+            )
         encodings = Encodings(settings.max_body_bytes)
-        frontend = HttpFrontend(surface, encodings)
-        http_server = await serve_http(
-            frontend.handle,
-            http_socket,
-            # A refused body is read to its end: a gateway that is still sending would see a reset and no reason.
-            limits=HttpLimits(max_body_bytes=settings.max_body_bytes, drain_bytes=settings.max_body_bytes),
-            refuse=frontend.refuse,
-            explain=frontend.explain,
-        )
+        frontend, http_server = HttpFrontend(surface, encodings), None
+        if http_socket is not None:
+            http_server = await serve_http(
+                frontend.handle,
+                http_socket,
+                # A refused body is read to its end: a gateway that is still sending would see a reset and no reason.
+                limits=HttpLimits(max_body_bytes=settings.max_body_bytes, drain_bytes=settings.max_body_bytes),
+                refuse=frontend.refuse,
+                explain=frontend.explain,
+            )
         end_control = asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            metrics_port = metrics_socket.getsockname()[1]
-            group.create_task(serve_control(control_app(surface), metrics_socket, end_control))
+            if metrics_socket is not None:
+                group.create_task(serve_control(control_app(surface), metrics_socket, end_control))
             try:
                 await control.start(settings.load_models)
+                if settings.exit_on_error:
+                    _refuse_failures(catalog)
                 yield Unit(
-                    http_port=http_server.port,
+                    http_port=http_server.port if http_server is not None else 0,
                     grpc_port=grpc_port,
-                    metrics_port=metrics_port,
+                    metrics_port=metrics_socket.getsockname()[1] if metrics_socket is not None else 0,
                     catalog=catalog,
                     surface=surface,
                 )
             finally:
                 surface.stopping = True
                 grpc_frontend.stop()
-                await asyncio.gather(http_server.drain(settings.drain_s), grpc_server.stop(settings.drain_s))
+                drains: list[Awaitable[None]] = [http_server.drain(settings.drain_s)] if http_server is not None else []
+                if grpc_server is not None:
+                    drains.append(grpc_server.stop(settings.drain_s))
+                await asyncio.gather(*drains)
                 python.stop()
                 await control.close()
                 await _end_models(catalog, workers, streams)
@@ -205,6 +243,13 @@ async def open_unit(
                 await asyncio.to_thread(encodings.close)
                 await asyncio.to_thread(surface.sink.close)
                 await asyncio.to_thread(surface.meter.close)
+
+
+def _refuse_failures(catalog: Catalog) -> None:
+    failed = [entry for entry in catalog.index() if entry.serving is None]
+    if failed:
+        names = ", ".join(sorted({entry.name for entry in failed})[:8])
+        raise StartFailed(f"--exit-on-error: {len(failed)} of the models cannot serve: {names}; {failed[0].reason}")
 
 
 async def _end_models(catalog: Catalog, workers: WorkerThreads, streams: JobThreads) -> None:

@@ -24,6 +24,7 @@ from oriel_inference.lifecycle import Catalog, Entry
 from oriel_inference.load_failures import LoadFailures
 from oriel_inference.model import ModelState
 from oriel_inference.repository.check import CheckPool
+from oriel_inference.repository.defaults import LoadDefaults
 from oriel_inference.repository.load import LoadedVersion, read_parts
 from oriel_inference.repository.survey import Look, Looks, survey
 from oriel_inference.rollout import Rollout
@@ -54,6 +55,8 @@ class ModelControl:
         cores: int,
         leave_s: float,
         check: CheckPool | None,
+        defaults: LoadDefaults | None = None,
+        load_threads: int = 0,
     ) -> None:
         self._catalog = catalog
         self._stores = stores
@@ -73,6 +76,8 @@ class ModelControl:
             leave_s=leave_s,
             check=check,
             spawn=self.spawn,
+            defaults=defaults,
+            load_threads=load_threads,
         )
 
     @property

@@ -146,6 +146,6 @@ def _timeout_s(parameters: dict[str, ParameterValue]) -> float | None:
     value = parameters.get("timeout", 0)
     if value == 0 and type(value) is int:
         return None
-    if type(value) is not int or value < 0:
-        raise InvalidRequest("parameter 'timeout' must be a positive number of microseconds")
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise InvalidRequest("parameter 'timeout' must be a positive number of microseconds, of 64 bits")
     return value / 1e6

@@ -8,7 +8,7 @@ from oriel_inference.backends import Session, takes_requests
 from oriel_inference.batching.scheduler import Scheduler
 from oriel_inference.errors import ModelNotReady, UnknownModel
 from oriel_inference.fitting import RequestFitter
-from oriel_inference.model import ModelSpec, ModelState
+from oriel_inference.model import ModelSpec, ModelState, is_version
 from oriel_wire.v2.datatypes import quoted
 from oriel_wire.v2.metadata import ModelMetadata, describe
 from oriel_wire.v2.proto import model_config_pb2 as pb
@@ -159,7 +159,7 @@ class Catalog:
             needed = next((entry.needs for entry in entries.values() if entry.needs), "")
             lacks = f": it needs model {quoted(needed)}, which is not ready" if needed else ""
             raise ModelNotReady(f"model {quoted(name)} has no version that is ready{lacks}")
-        if version.isdigit() and int(version[:18]) in entries:
+        if is_version(version) and int(version) in entries:
             raise ModelNotReady(f"model {quoted(name)} version {version[:18]} is not ready")
         raise UnknownModel(f"unknown model: {quoted(name)} has no version {quoted(version)}")
 

@@ -1,8 +1,8 @@
 """The logging extension's settings: which lines this process writes to its log.
 
 `log_info`, `log_warning` and `log_error` switch those lines, `log_verbose_level` above 0 brings debug lines as well.
-The place of the log is the process's stderr and stays that. Lines carry ISO 8601 times, so both names of `log_format`
-mean the same form.
+The place of the log, the process's stderr or the file named at start, stays what it is. Lines carry ISO 8601 times, so
+both names of `log_format` mean the same form.
 """
 
 import logging
@@ -23,10 +23,10 @@ _MAX_LEVEL = 2**31 - 1
 class LogSettings:
     """Holds for the handlers the root logger has now, until `close`. Single writer: the loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, file: str = "") -> None:
         log = logging.getLogger(_LOGGERS[0])
         self._values: dict[str, Setting] = {
-            "log_file": "",
+            "log_file": file,
             "log_info": log.isEnabledFor(logging.INFO),
             "log_warning": log.isEnabledFor(logging.WARNING),
             "log_error": True,
@@ -66,7 +66,7 @@ class LogSettings:
 
     def _checked(self, name: str, value: object) -> Setting:
         if name == "log_file":
-            raise NotSupported("log_file cannot be changed, the log goes to the server's stderr")
+            raise NotSupported("log_file cannot be changed while the server runs: pass --log-file at its start")
         if name == "log_format":
             if not isinstance(value, str) or value not in _FORMATS:
                 raise InvalidRequest(f"log_format must be one of {', '.join(_FORMATS)}")

@@ -26,6 +26,7 @@ from oriel_inference.load_failures import LoadFailures
 from oriel_inference.model import ModelState
 from oriel_inference.repository.check import CheckPool
 from oriel_inference.repository.config import CONFIG_FILE
+from oriel_inference.repository.defaults import LoadDefaults
 from oriel_inference.repository.load import LoadedVersion, load_model
 from oriel_inference.stores import ModelStore
 from oriel_wire.v2.proto import model_config_pb2 as pb
@@ -42,7 +43,10 @@ _Versions = Mapping[int, LoadedVersion | LoadFailed | None]
 
 
 class Rollout:
-    """spawn: starts a task that ends with the server. leave_s: how long what leaves may take to finish its requests."""
+    """spawn: starts a task that ends with the server. leave_s: how long what leaves may take to finish its requests.
+
+    load_threads: how many models load at once (at most MAX_SLOTS); 0 lets the server choose.
+    """
 
     def __init__(
         self,
@@ -54,6 +58,8 @@ class Rollout:
         leave_s: float,
         check: CheckPool | None,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
+        defaults: LoadDefaults | None = None,
+        load_threads: int = 0,
     ) -> None:
         self._catalog = catalog
         self._find_backend = find_backend
@@ -64,7 +70,8 @@ class Rollout:
         self._spawn = spawn
         self._locks: dict[str, asyncio.Lock] = {}
         # One file that hangs must not stop everything, not even on one core.
-        self._slots = asyncio.Semaphore(min(MAX_SLOTS, max(2, cores)))
+        self._slots = asyncio.Semaphore(min(MAX_SLOTS, load_threads or max(2, cores)))
+        self._defaults = defaults
         self._ensembles: dict[str, dict[int, ServingModel]] = {}  # the newest of each, whether it can serve or not
         self._last_load = 0.0
         self.failures = LoadFailures()
@@ -98,6 +105,7 @@ class Rollout:
                     check=self._check,
                     override=override,
                     have=have,
+                    defaults=self._defaults,
                 )
             except LoadFailed as failure:
                 return self.refuse(name, failure.reason, failure)

@@ -1,33 +1,38 @@
 """What the unit is told from outside."""
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
+
+from oriel_inference.repository.defaults import LoadDefaults
 
 __all__ = ["Settings", "available_cores"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Port 0 takes any free one. Bounds of the queues are per model version.
+    """Port 0 takes any free one, None is not opened. Bounds of the queues are per model version.
 
     max_batch_bytes: inputs of one execution; a single request may have more.
     cores: what running batches may use together. default_timeout_s: the deadline of a request that brings none.
     control_mode: "none" loads everything at start, "poll" also follows the folders every `poll_s`, "explicit" loads
     `load_models` ("*": all) and what clients ask for. strict_readiness: ready only while every model of the start
     serves. check_timeout_s: for opening one model file in the process that tries it first.
-    trusted_peers: addresses or networks whose `x-oriel-*` headers count. access_log: a file, "-" for standard output,
-    "" for none.
+    load_threads: how many models load at once, 0 lets the server choose. trusted_peers: addresses or networks whose
+    `x-oriel-*` headers count. access_log: a file, "-" for standard output, "" for none.
+    exit_on_error: do not serve at all if a model of the start cannot. server_id: the server's name in its metadata.
+    log: what differs from the logging settings' defaults. grpc_options: gRPC's own (`grpc.*`), beside ours.
     """
 
     repositories: tuple[Path, ...]
     http_host: str = "127.0.0.1"
-    http_port: int = 8000
+    http_port: int | None = 8000
     grpc_host: str = "127.0.0.1"
-    grpc_port: int = 8001
+    grpc_port: int | None = 8001
     metrics_host: str = "127.0.0.1"
-    metrics_port: int = 8002
+    metrics_port: int | None = 8002
     cores: int = 1
     default_timeout_s: float = 60.0
     max_body_bytes: int = 64 << 20
@@ -40,6 +45,13 @@ class Settings:
     poll_s: float = 15.0
     load_models: tuple[str, ...] = ()
     strict_readiness: bool = True
+    exit_on_error: bool = False
+    server_id: str = "oriel"
+    log: Mapping[str, bool | int | str] = field(default_factory=dict)
+    log_file: str = ""
+    grpc_options: tuple[tuple[str, int], ...] = ()
+    load_threads: int = 0
+    load_defaults: LoadDefaults = field(default_factory=LoadDefaults)
     check_timeout_s: float = 60.0
     access_log: str = ""
 

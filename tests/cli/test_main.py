@@ -47,6 +47,24 @@ def test_every_command_has_a_help(capsys: pytest.CaptureFixture[str], command: s
     assert ended.value.code == 0 and f"usage: oriel {command}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_an_unknown_flag_is_one_line(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--helpp"])
+    said = capsys.readouterr()
+    assert ended.value.code == 2 and said.out == "" and said.err.count("\n") == 1
+    assert said.err.startswith(f"oriel {command}: unknown flag --helpp, did you mean --help?")
+
+
+def test_a_flag_of_a_subcommand_is_not_taken_for_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["models", "ls", "--jsn"])
+    assert "did you mean --json?" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["models", "ls", "--url"])
+    assert capsys.readouterr().err.startswith("oriel models ls: --url: expected one argument")
+
+
 def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     code, line = refused(capsys, "fly")
     assert code == 2 and "'fly'" in line and "--help" in line

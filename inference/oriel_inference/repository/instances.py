@@ -39,10 +39,13 @@ class Place:
     filename: str
 
 
-def places(config: pb.ModelConfig, file: str, *, threads: int, gpus: Sequence[Gpu]) -> list[Place]:
+def places(
+    config: pb.ModelConfig, file: str, *, threads: int, gpus: Sequence[Gpu], inter_threads: int = 1
+) -> list[Place]:
     """One place per instance, in the order of the groups.
 
-    threads: of an instance on the CPU where the configuration names none. gpus: those the backend surely runs on.
+    threads, inter_threads: of an instance on the CPU where the configuration names none. gpus: those the backend
+    surely runs on.
     Without groups there is one instance per GPU, or one on the CPU. Raises ConfigInvalid, also if a group wants a GPU
     that is not there.
     """
@@ -50,7 +53,7 @@ def places(config: pb.ModelConfig, file: str, *, threads: int, gpus: Sequence[Gp
     found = []
     for index, group in enumerate(groups):
         for gpu in _devices(group, config, gpus, file, f"instance_group[{index}]"):
-            place = _place(config, file, threads, gpu)
+            place = _place(config, file, threads, inter_threads, gpu)
             found += [place] * (group.count or 1)
     return found
 
@@ -96,7 +99,7 @@ def _devices(
     return [known[number] for number in group.gpus] or list(gpus)
 
 
-def _place(config: pb.ModelConfig, file: str, threads: int, gpu: Gpu | None) -> Place:
+def _place(config: pb.ModelConfig, file: str, threads: int, inter_threads: int, gpu: Gpu | None) -> Place:
     providers = [
         (name, {"device_id": str(gpu.number), **options} if gpu and name.startswith(("CUDA", "Tensorrt")) else options)
         for name, options in accelerators(config, file, gpu=gpu is not None)
@@ -117,7 +120,7 @@ def _place(config: pb.ModelConfig, file: str, threads: int, gpu: Gpu | None) -> 
         options=EngineOptions(
             providers=tuple((name, _threaded(name, options, intra)) for name, options in providers),
             intra_op_threads=intra,
-            inter_op_threads=_count(config, "inter_op_thread_count", file) or 1,
+            inter_op_threads=_count(config, "inter_op_thread_count", file) or inter_threads,
             parallel_execution=_switch(config, "execution_mode", file, default=False),
             graph_level=config.optimization.graph.level,
             memory_arena=_switch(config, _ARENA, file),

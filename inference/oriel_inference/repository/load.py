@@ -12,12 +12,13 @@ from oriel_inference.errors import ConfigInvalid, InferenceError, LoadFailed
 from oriel_inference.model import EngineOptions, ModelSpec
 from oriel_inference.repository.check import ModelCheck
 from oriel_inference.repository.config import CONFIG_FILE, parse, select_versions, validate
+from oriel_inference.repository.defaults import LoadDefaults
 from oriel_inference.repository.engines import default_file
 from oriel_inference.repository.ensembles import as_ensemble, is_ensemble, part_names
 from oriel_inference.repository.instances import Place, field_of, places
 from oriel_inference.repository.private import private_files
 from oriel_inference.repository.python_model import check_python, instance_count, is_configured, open_first
-from oriel_inference.repository.spec import build_spec, check_against_file, complete
+from oriel_inference.repository.spec import build_spec, check_against_file, complete, require_complete
 from oriel_inference.repository.warmup import run_warmup
 from oriel_inference.repository.zeros import row_of_zeros
 from oriel_inference.stores import ModelStore
@@ -61,13 +62,14 @@ def load_model(
     check: ModelCheck | None = None,
     override: pb.ModelConfig | None = None,
     have: Mapping[int, str] | None = None,
+    defaults: LoadDefaults | None = None,
 ) -> dict[int, LoadedVersion | LoadFailed | None]:
     """Every version the policy selects -> loaded, why not, or None if it is loaded already.
 
     cores, models: the machine's cores and how many models share them (versions that serve at once count each); they
     size the default number of threads. check: tries each file elsewhere first. override: takes the place of the
-    configuration file. have: version -> identity of what serves. Raises LoadFailed if the model as a whole is unusable
-    (its configuration, no versions) or if its files changed meanwhile.
+    configuration file. have: version -> identity of what serves. defaults: the operator's. Raises LoadFailed if
+    the model as a whole is unusable (its configuration, no versions) or if its files changed meanwhile.
     """
     file = f"{model}/{CONFIG_FILE}"
     before = store.fingerprint(model)
@@ -80,6 +82,7 @@ def load_model(
     available = store.versions(model)
     for warning in validate(config, model, file, store.files(model, available[-1]) if available else ("model.onnx",)):
         _log.warning("%s: %s", file, warning)
+    defaults = defaults or LoadDefaults()
     versions = select_versions(config, available, file)
     try:
         backend = None if is_ensemble(config) else find_backend(config.backend)
@@ -112,6 +115,7 @@ def load_model(
                 check=check,
                 unchanged=unchanged,
                 identity=identity,
+                defaults=defaults,
             )
         except LoadFailed as failure:
             loaded[version] = failure
@@ -143,16 +147,18 @@ def _load_version(
     check: ModelCheck | None,
     unchanged: Callable[[], bool],
     identity: str,
+    defaults: LoadDefaults,
 ) -> LoadedVersion:
     if is_configured(backend):
         share = max(1, cores // max(instance_count(config), min(2, models)))
         options = EngineOptions(intra_op_threads=share)
-        return _open_configured(store, backend, config, version, file, options, identity=identity)
+        return _open_configured(store, backend, config, version, file, options, identity=identity, defaults=defaults)
     gpus = usable_gpus(backend)
     instances = len(places(config, file, threads=1, gpus=gpus))
     # A lone model gets all cores. Several share: a long batch of one must leave room for the others.
     share = max(1, cores // max(instances, min(2, models)))
-    found = places(config, file, threads=share, gpus=gpus)
+    threads, inter_threads = defaults.intra_op_threads or share, defaults.inter_op_threads or 1
+    found = places(config, file, threads=threads, gpus=gpus, inter_threads=inter_threads)
     for place in found:
         for name, _ in place.options.providers:
             if lack := lacks(backend, name):
@@ -161,7 +167,17 @@ def _load_version(
     paths = {place.filename: store.artifact(config.name, version, place.filename) for place in found}
     with private_files(store, config.name, version, paths) as files:
         return _open_version(
-            store, backend, config, version, file, found, files, check=check, unchanged=unchanged, identity=identity
+            store,
+            backend,
+            config,
+            version,
+            file,
+            found,
+            files,
+            check=check,
+            unchanged=unchanged,
+            identity=identity,
+            defaults=defaults,
         )
 
 
@@ -177,6 +193,7 @@ def _open_version(
     check: ModelCheck | None,
     unchanged: Callable[[], bool],
     identity: str,
+    defaults: LoadDefaults,
 ) -> LoadedVersion:
     instances = len(found)
     runs = True
@@ -196,7 +213,7 @@ def _open_version(
             raise ConfigInvalid(file, "model_transaction_policy.decoupled", reason)
         if decoupled and config.model_warmup:
             raise ConfigInvalid(file, "model_warmup", "warm-up of a decoupled model is not supported yet")
-        complete(config, first.inputs, first.outputs)
+        complete(config, first.inputs, first.outputs, file, defaults=defaults)
         check_against_file(config, first.inputs, first.outputs, file)
         spec = build_spec(
             config, version, file, instances=instances, labels=lambda name: _labels(store, config.name, name)
@@ -226,8 +243,10 @@ def _open_configured(
     options: EngineOptions,
     *,
     identity: str,
+    defaults: LoadDefaults,
 ) -> LoadedVersion:
     """Code is not tried elsewhere first: each of its instances is a process of its own anyway."""
+    require_complete(config, file, defaults)
     check_python(config, store, file)
     path = store.artifact(config.name, version, config.default_model_filename or default_file(config.backend))
     validated = partial(validate, model=config.name, file=file)

@@ -5,30 +5,39 @@ from typing import cast
 
 from oriel_inference.errors import ConfigInvalid
 from oriel_inference.model import ModelSpec, TensorInfo, TensorSpec
+from oriel_inference.repository.defaults import LoadDefaults
 from oriel_inference.repository.queueing import queue_rules
 from oriel_policies.batch import BatchBounds
 from oriel_wire.v2.datatypes import from_config_name, to_config_name
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
-__all__ = ["build_spec", "check_against_file", "complete"]
+__all__ = ["build_spec", "check_against_file", "complete", "require_complete"]
 
-AUTO_MAX_BATCH_SIZE = 4
 BATCHING_KEY = "oriel.batching"
 
 Tensors = Sequence[TensorInfo]
 
 
-def complete(config: pb.ModelConfig, inputs: Tensors, outputs: Tensors) -> None:
+def require_complete(config: pb.ModelConfig, file: str, defaults: LoadDefaults) -> None:
+    """Raises ConfigInvalid if the operator wants configurations to be complete and this one is not."""
+    if not defaults.auto_complete and not (config.input and config.output):
+        missing = "output" if config.input else "input"
+        raise ConfigInvalid(file, missing, "is missing, and --disable-auto-complete-config is given")
+
+
+def complete(config: pb.ModelConfig, inputs: Tensors, outputs: Tensors, file: str, *, defaults: LoadDefaults) -> None:
     """Fill in what the configuration leaves out and the model file knows, in place.
 
     `max_batch_size` is chosen only if the configuration names no tensor at all (otherwise its dims say what is
-    meant) and every tensor of the file has a variable first dimension.
+    meant) and every tensor of the file has a variable first dimension. Raises ConfigInvalid if the operator wants
+    configurations to be complete.
     """
+    require_complete(config, file, defaults)
     if not config.input and not config.output and not config.max_batch_size:
         everything = (*(each for each in inputs if not each.optional), *outputs)
         if everything and all(tensor.shape and tensor.shape[0] == -1 for tensor in everything):
-            config.max_batch_size = AUTO_MAX_BATCH_SIZE
-            if config.WhichOneof("scheduling_choice") is None:
+            config.max_batch_size = defaults.max_batch_size
+            if config.max_batch_size > 1 and config.WhichOneof("scheduling_choice") is None:
                 config.dynamic_batching.SetInParent()
     for tensor in (each for each in inputs if not each.optional) if not config.input else ():
         _complete_tensor(config.input.add(), tensor, batched=config.max_batch_size > 0)

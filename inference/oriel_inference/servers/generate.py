@@ -22,7 +22,7 @@ from oriel_wire.engine.buffered import Exchange
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import lookup, quoted
 from oriel_wire.v2.jsondata import decode_data, encode_data
-from oriel_wire.v2.messages import InferRequest, InferResponse, Tensor
+from oriel_wire.v2.messages import MAX_PARAMETERS, InferRequest, InferResponse, Tensor, too_many
 
 __all__ = ["decode_generate", "encode_generate", "generate"]
 
@@ -62,6 +62,9 @@ def decode_generate(model: str, version: str, body: bytes, spec: ModelSpec) -> I
     nested = {} if "parameters" in known else document.pop("parameters", None) or {}
     if not isinstance(nested, dict):
         raise BadMessage("parameters must be an object")
+    for found, what in ((document, "the body: members"), (nested, "parameters")):
+        if len(found) > MAX_PARAMETERS:
+            raise too_many(found, MAX_PARAMETERS, what)
     request = InferRequest(model_name=model, model_version=version, id=identifier)
     for name, value in (*document.items(), *nested.items()):
         if name in known:

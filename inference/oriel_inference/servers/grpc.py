@@ -1,24 +1,26 @@
 """v2 over gRPC: generic handlers under the service's wire names, on grpc.aio."""
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
-from oriel_inference.errors import InferenceError, InvalidRequest
+from oriel_inference.errors import BackendFailed, InferenceError
 from oriel_inference.servers.grpc_call import Context, abort
-from oriel_inference.servers.grpc_infer import GrpcInfer, surprised
+from oriel_inference.servers.grpc_infer import GrpcInfer
 from oriel_inference.servers.health import HealthWatch, is_serving
 from oriel_inference.servers.repository_api import GrpcRepository
+from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.stream import StreamFrontend
-from oriel_inference.servers.surface import EXTENSIONS, SERVER_NAME, SERVER_VERSION, Surface
-from oriel_wire.errors import StartFailed
+from oriel_inference.servers.surface import EXTENSIONS, SERVER_VERSION, Surface
+from oriel_wire.errors import BadMessage, StartFailed
 from oriel_wire.v2.grpc import HEALTH_METHODS, HEALTH_SERVICE, METHODS, SERVICE
 from oriel_wire.v2.metadata import metadata_message
 from oriel_wire.v2.proto import health_pb2, v2_pb2
+from oriel_wire.v2.proto_cost import parse
 
 __all__ = ["GrpcFrontend", "open_grpc"]
 
@@ -33,7 +35,7 @@ _Handler = Callable[[Any, Context], Awaitable[Message]]
 
 
 class GrpcFrontend:
-    """The methods. Each raises through `context.abort`, so that clients get our sentence and status."""
+    """The methods. They raise InferenceError or BadMessage; `_guarded` tells the client."""
 
     def __init__(self, surface: Surface) -> None:
         self._surface = surface
@@ -52,7 +54,7 @@ class GrpcFrontend:
             "ModelConfig": self._model_config,
             "ModelStatistics": self._model_statistics,
             "LogSettings": self._log_settings,
-            **GrpcRepository(self._surface, abort).handlers(),
+            **GrpcRepository(self._surface).handlers(),
         }
         # Bytes in, bytes out: its messages are large and alike.
         infer = grpc.unary_unary_rpc_method_handler(self._infer.handle)
@@ -76,48 +78,31 @@ class GrpcFrontend:
         return v2_pb2.ServerReadyResponse(ready=self._surface.readiness()[0])
 
     async def _model_ready(self, request: v2_pb2.ModelReadyRequest, context: Context) -> Message:
-        try:
-            return v2_pb2.ModelReadyResponse(ready=self._surface.model_ready(request.name, request.version))
-        except InferenceError as error:
-            return await abort(context, error)
+        return v2_pb2.ModelReadyResponse(ready=self._surface.model_ready(request.name, request.version))
 
     async def _server_metadata(self, request: Message, context: Context) -> Message:
-        return v2_pb2.ServerMetadataResponse(name=SERVER_NAME, version=SERVER_VERSION, extensions=EXTENSIONS)
+        name = self._surface.server_id
+        return v2_pb2.ServerMetadataResponse(name=name, version=SERVER_VERSION, extensions=EXTENSIONS)
 
     async def _model_metadata(self, request: v2_pb2.ModelMetadataRequest, context: Context) -> Message:
         catalog = self._surface.catalog
-        try:
-            return metadata_message(catalog.metadata(catalog.get(request.name, request.version)))
-        except InferenceError as error:
-            return await abort(context, error)
+        return metadata_message(catalog.metadata(catalog.get(request.name, request.version)))
 
     async def _model_config(self, request: v2_pb2.ModelConfigRequest, context: Context) -> Message:
-        try:
-            return v2_pb2.ModelConfigResponse(config=self._surface.catalog.get(request.name, request.version).config)
-        except InferenceError as error:
-            return await abort(context, error)
+        return v2_pb2.ModelConfigResponse(config=self._surface.catalog.get(request.name, request.version).config)
 
     async def _model_statistics(self, request: v2_pb2.ModelStatisticsRequest, context: Context) -> Message:
-        try:
-            return self._surface.statistics(request.name, request.version)
-        except InferenceError as error:
-            return await abort(context, error)
+        return self._surface.statistics(request.name, request.version)
 
     async def _check(self, request: health_pb2.HealthCheckRequest, context: Context) -> Message:
-        try:
-            serving = is_serving(self._surface, request.service)
-        except InferenceError as error:
-            return await abort(context, error)
+        serving = is_serving(self._surface, request.service)
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         return health_pb2.HealthCheckResponse(status=status)
 
     async def _log_settings(self, request: v2_pb2.LogSettingsRequest, context: Context) -> Message:
         log = self._surface.log
         given = {name: (each.WhichOneof("parameter_choice"), each) for name, each in request.settings.items()}
-        try:
-            log.change({name: getattr(each, choice) if choice else None for name, (choice, each) in given.items()})
-        except InferenceError as error:
-            return await abort(context, error)
+        log.change({name: getattr(each, choice) if choice else None for name, (choice, each) in given.items()})
         response = v2_pb2.LogSettingsResponse()
         for name, value in log.shown().items():
             if isinstance(value, bool):
@@ -130,23 +115,30 @@ class GrpcFrontend:
 
 
 async def open_grpc(
-    frontend: GrpcFrontend, host: str, port: int, *, max_message_bytes: int
+    frontend: GrpcFrontend,
+    host: str,
+    port: int,
+    *,
+    max_message_bytes: int,
+    options: Sequence[tuple[str, int]] = (),
 ) -> tuple[grpc.aio.Server, int]:
-    """A started server and its port. Raises StartFailed if the port cannot be had."""
+    """A started server and its port. options: gRPC's own, instead of ours. Raises StartFailed without port."""
+    settings = {
+        "grpc.max_receive_message_length": max_message_bytes,
+        "grpc.max_send_message_length": -1,
+        "grpc.max_concurrent_streams": MAX_STREAMS,
+        "grpc.max_metadata_size": MAX_METADATA_BYTES,
+        "grpc.absolute_max_metadata_size": MAX_METADATA_BYTES + MAX_METADATA_BYTES // 4,
+        "grpc.http2.min_ping_interval_without_data_ms": MIN_PING_INTERVAL_MS,
+        # A compressed message may be far larger than what is allowed to arrive: identity only.
+        "grpc.compression_enabled_algorithms_bitset": 1,
+        "grpc.so_reuseport": 0,
+        **dict(options),
+    }
     server = grpc.aio.server(
         handlers=frontend.handlers(),
         maximum_concurrent_rpcs=MAX_CALLS,
-        options=[
-            ("grpc.max_receive_message_length", max_message_bytes),
-            ("grpc.max_send_message_length", -1),
-            ("grpc.max_concurrent_streams", MAX_STREAMS),
-            ("grpc.max_metadata_size", MAX_METADATA_BYTES),
-            ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES + MAX_METADATA_BYTES // 4),
-            ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
-            # A compressed message may be far larger than what is allowed to arrive: identity only.
-            ("grpc.compression_enabled_algorithms_bitset", 1),
-            ("grpc.so_reuseport", 0),
-        ],
+        options=list(settings.items()),
     )
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
@@ -174,17 +166,31 @@ def _generic(
     )
 
 
+def _parsed(request_class: type[Message], data: bytes) -> Any:
+    try:
+        return parse(request_class, data)
+    except BadMessage as bad:
+        return as_inference_error(bad)
+
+
 def _guarded(handler: _Handler, request_class: type[Message]) -> Callable[[bytes, Context], Awaitable[Message]]:
     async def call(data: bytes, context: Context) -> Message:
-        try:
-            request = request_class.FromString(data)
-        except DecodeError:
-            return await abort(context, InvalidRequest("the message is not what this method takes"))
-        try:
-            return await handler(request, context)
-        except grpc.aio.AbortError:
-            raise
-        except Exception:
-            return await surprised(context)
+        request = _parsed(request_class, data)
+        del data
+        error: InferenceError
+        if isinstance(request, InferenceError):
+            error = request
+        else:
+            try:
+                return await handler(request, context)
+            except (InferenceError, BadMessage) as refusal:
+                error = as_inference_error(refusal)
+            except Exception:
+                # A call's surprise is its own: the server goes on, and the client learns no insides.
+                _log.exception("a call failed unexpectedly")
+                error = BackendFailed("the server failed on this request")
+        # An aborted call lives on until the collector comes, with this frame: it must not hold the message.
+        del request
+        return await abort(context, error)
 
     return call

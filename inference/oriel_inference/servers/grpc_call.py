@@ -86,5 +86,7 @@ class ContextPlans:
 
 async def abort(context: Context, error: InferenceError) -> NoReturn:
     """End the call. Raises AbortError."""
+    # An error that a frame of its own traceback holds keeps the whole message until the collector comes.
+    error.__traceback__ = error.__context__ = error.__cause__ = None
     await context.abort(grpc_status(error), error.message)
     raise AssertionError("abort does not return")

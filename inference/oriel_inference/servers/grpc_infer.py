@@ -9,9 +9,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NoReturn
-
-import grpc.aio
 
 from oriel_inference.batching.call import Answer
 from oriel_inference.dataplane import Completion
@@ -30,7 +27,7 @@ from oriel_wire.v2.grpc import encode_infer
 from oriel_wire.v2.grpc_messages import InferMessages, Pieces, RawAnswers, RequestHead
 from oriel_wire.v2.messages import InferRequest
 
-__all__ = ["GrpcInfer", "surprised"]
+__all__ = ["GrpcInfer"]
 
 _log = logging.getLogger(__name__)
 
@@ -64,12 +61,18 @@ class GrpcInfer:
 
     async def handle(self, data: bytes, context: Context) -> bytes:
         """Cancelled when the caller leaves or gRPC's own deadline passes: the call leaves its queue at once."""
+        error: InferenceError
         try:
             return await self._infer(data, context)
-        except grpc.aio.AbortError:
-            raise
+        except InferenceError as refusal:
+            error = refusal
         except Exception:
-            return await surprised(context)
+            # A call's surprise is its own: the server goes on, and the client learns no insides.
+            _log.exception("a call failed unexpectedly")
+            error = BackendFailed("the server failed on this request")
+        # An aborted call lives on until the collector comes, with this frame: it must not hold the message.
+        del data
+        return await abort(context, error)
 
     async def _infer(self, data: bytes, context: Context) -> bytes:
         surface = self._surface
@@ -101,7 +104,10 @@ class GrpcInfer:
         except (InferenceError, BadMessage) as refusal:
             error = as_inference_error(refusal)
             context.set_trailing_metadata(tuple(trail.refused(error, model)))
-            return await abort(context, error)
+            raise error from None
+        except Exception:
+            trail.refused(BackendFailed("the server failed on this request"), model)
+            raise
         try:
             completion, answer = await ended
         except asyncio.CancelledError:
@@ -110,7 +116,7 @@ class GrpcInfer:
         context.set_trailing_metadata(tuple(trail.ended(completion, model)))
         if answer is None:
             assert completion.error is not None
-            return await abort(context, completion.error)
+            raise completion.error
         return answer
 
     # A head that is known ---------------------------------------------------------------------------------------
@@ -208,9 +214,3 @@ def _picks(serving: ServingModel, request: InferRequest) -> list[int] | None:
     if any(output.classification for output in request.outputs):
         return None
     return [order.index(output.name) for output in request.outputs]
-
-
-async def surprised(context: Context) -> NoReturn:
-    """A call's surprise is its own: the server goes on, and the client learns no insides. Raises AbortError."""
-    _log.exception("a call failed unexpectedly")
-    await abort(context, BackendFailed("the server failed on this request"))

@@ -19,7 +19,7 @@ from oriel_inference.servers.generate import generate
 from oriel_inference.servers.http_call import answer, json_object, refuse
 from oriel_inference.servers.http_infer import HttpInfer
 from oriel_inference.servers.statuses import head_outcome, head_refusal, http_status, identity
-from oriel_inference.servers.surface import EXTENSIONS, SERVER_NAME, SERVER_VERSION, Surface
+from oriel_inference.servers.surface import EXTENSIONS, SERVER_VERSION, Surface
 from oriel_wire.engine.buffered import Exchange, Refusal
 from oriel_wire.h1 import RequestHead
 from oriel_wire.v2.metadata import encode_metadata, message_json
@@ -164,7 +164,7 @@ class HttpFrontend:
             answer(exchange, body, 503 if self._surface.stopping else 400)
 
     def _server_metadata(self, exchange: Exchange, _: _Route) -> None:
-        document = {"name": SERVER_NAME, "version": SERVER_VERSION, "extensions": EXTENSIONS}
+        document = {"name": self._surface.server_id, "version": SERVER_VERSION, "extensions": EXTENSIONS}
         answer(exchange, msgspec.json.encode(document))
 
     def _model_metadata(self, exchange: Exchange, route: _Route) -> None:

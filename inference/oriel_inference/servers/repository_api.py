@@ -99,11 +99,10 @@ class HttpRepository:
 
 
 class GrpcRepository:
-    """The three methods; they raise InferenceError. fail: aborts the call."""
+    """The three methods; they raise InferenceError or BadMessage."""
 
-    def __init__(self, surface: Surface, fail: Callable[[Any, InferenceError], Awaitable[Message]]) -> None:
+    def __init__(self, surface: Surface) -> None:
         self._surface = surface
-        self._fail = fail
 
     def handlers(self) -> dict[str, Callable[[Any, Any], Awaitable[Message]]]:
         """Method name -> handler."""
@@ -115,11 +114,8 @@ class GrpcRepository:
 
     def _guard(self, method: Callable[[Any], Awaitable[Message]]) -> Callable[[Any, Any], Awaitable[Message]]:
         async def call(request: Any, context: Any) -> Message:
-            try:
-                _only_unnamed(request.repository_name)
-                return await method(request)
-            except (InferenceError, BadMessage) as refusal:
-                return await self._fail(context, as_inference_error(refusal))
+            _only_unnamed(request.repository_name)
+            return await method(request)
 
         return call
 

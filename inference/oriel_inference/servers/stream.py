@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 import grpc
-from google.protobuf.message import DecodeError
 from msgspec.structs import replace
 
 from oriel_inference.dataplane import Completion
@@ -29,6 +28,7 @@ from oriel_wire.v2.datatypes import quoted
 from oriel_wire.v2.grpc import SERVICE, decode_infer, encode_infer
 from oriel_wire.v2.messages import InferRequest, InferResponse
 from oriel_wire.v2.proto import v2_pb2
+from oriel_wire.v2.proto_cost import parse
 
 __all__ = ["StreamFrontend"]
 
@@ -204,10 +204,7 @@ class _Stream:
             self._refuse(slot, error)
 
     def _decode(self, data: bytes, slot: _Slot) -> InferRequest:
-        try:
-            message = v2_pb2.ModelInferRequest.FromString(data)
-        except DecodeError as error:
-            raise InvalidRequest("the message is not what this method takes") from error
+        message = parse(v2_pb2.ModelInferRequest, data)
         slot.model = message.model_name[:128]
         slot.request_id = message.id
         request = decode_infer(message)
@@ -243,6 +240,8 @@ class _Stream:
         self._flush()
 
     def _refuse(self, slot: _Slot, error: InferenceError) -> None:
+        # The frames it came through hold the message, and the slot would hold them.
+        error.__traceback__ = error.__context__ = error.__cause__ = None
         ended: _Response | InferenceError = error
         if not self._as_status:
             ended = _Response(error_message=error.message)

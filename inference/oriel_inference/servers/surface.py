@@ -44,6 +44,7 @@ class Surface:
     default_timeout_s: float
     strict_readiness: bool = True
     stopping: bool = False
+    server_id: str = SERVER_NAME
 
     def readiness(self) -> tuple[bool, str]:
         """Whether requests are welcome, and if not why."""

@@ -44,6 +44,12 @@ def refusal(body: bytes, header_length: int | None = None, **options: Any) -> st
         ({"shape": [2**64 + 2]}, "larger than any tensor can be"),
         ({"shape": [10**4000]}, "larger than any tensor can be"),
         ({"shape": [0, 2**62, 2**62]}, "larger than any tensor can be"),
+        (
+            {"shape": [0, 2**23], "data": []},
+            "shape [0, 8388608] holds nothing, its other dimensions may make up 4194304",
+        ),
+        ({"datatype": "BYTES", "shape": [2**18 + 1]}, "262145 BYTES elements, at most 262144 are accepted"),
+        ({"parameters": {f"p{n}": n for n in range(1025)}}, "input 'x': parameters: 1025 are given, at most 1024"),
         ({"shape": [2] * 33}, "33 dimensions, at most 32"),
         ({"shape": [1] * 100_000}, "100000 dimensions, at most 32"),
         ({"shape": [-1]}, "shape [-1] has a negative dimension"),
@@ -209,6 +215,16 @@ def test_names_given_twice() -> None:
     assert refusal(body) == "output 'y' is requested more than once"
 
 
+def test_counts_are_bounded() -> None:
+    entry = {"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}
+    many = json.dumps({"inputs": [{**entry, "name": str(n)} for n in range(1025)]}).encode()
+    assert refusal(many) == "inputs: 1025 are given, at most 1024 are accepted"
+    many = json.dumps({"inputs": [entry], "outputs": [{"name": str(n)} for n in range(1025)]}).encode()
+    assert refusal(many) == "outputs: 1025 are given, at most 1024 are accepted"
+    many = json.dumps({"inputs": [entry], "parameters": {f"p{n}": n for n in range(1025)}}).encode()
+    assert refusal(many) == "request: parameters: 1025 are given, at most 1024 are accepted"
+
+
 def test_member_given_twice_counts_once() -> None:
     body = b'{"inputs": [], "inputs": [{"name":"x","shape":[9],"shape":[1],"datatype":"FP32","data":[1]}]}'
     assert [each.shape for each in http.decode_request("m", "", body, None).inputs] == [(1,)]
@@ -241,6 +257,11 @@ def test_lone_surrogates() -> None:
     refusal(body)
     refusal(body.replace(b'"\\ud800"', b'"\\ud800", NaN'))
     refusal(b'{"inputs": [{"name":"x","shape":[1],"datatype":"BYTES","data":["\\ud800"], "parameters": {"a": NaN}}]}')
+    number = b'{"name":"x","shape":[1],"datatype":"FP32","data":[NaN]}'
+    for place in (b'"id":"\\ud800"', b'"parameters":{"\\ud800":1}', b'"parameters":{"a":"\\ud800"}'):
+        assert "surrogates not allowed" in refusal(b'{"inputs":[%b],%b}' % (number, place))
+    body = b'{"inputs":[%b],"id":"\\ud83d\\ude00"}' % number
+    assert http.decode_request("m", "", body, None).id == "\U0001f600"
 
 
 @given(st.binary(max_size=200), st.none() | st.integers(-2, 220))

@@ -22,13 +22,15 @@ import uvloop
 
 from oriel_wire.errors import StartFailed
 
-__all__ = ["LIFELINE_VARIABLE", "configure_logging", "listen", "run_unit"]
+__all__ = ["LIFELINE_VARIABLE", "PLAIN", "configure_logging", "listen", "log_to_file", "run_unit"]
 
 LIFELINE_VARIABLE = "ORIEL_LIFELINE_FD"
 GRACE_S = 30.0
 ORPHAN_GRACE_S = 5.0
 HARD_EXIT_S = 1.5
 BACKLOG = 1024
+# `extra` of a record that is a table for people: its lines are written as they are.
+PLAIN = {"oriel_plain": True}
 
 _log = logging.getLogger(__name__)
 
@@ -198,6 +200,18 @@ def configure_logging(unit: str) -> None:
         logging.getLogger(chatty).setLevel(max(level, logging.WARNING))
 
 
+def log_to_file(path: str) -> None:
+    """Send the records to the end of this file instead. Raises StartFailed."""
+    try:
+        # The file lives as long as the process.
+        stream = open(path, "a", encoding="utf-8", buffering=1)
+    except OSError as refused:
+        raise StartFailed(f"the log file {path!r} cannot be opened: {refused.strerror}") from refused
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.StreamHandler):
+            handler.setStream(stream)
+
+
 class _OneLine(logging.Formatter):
     """`2025-01-31T12:00:00.123Z WARNING gateway oriel_gateway.app: text`, whatever the text holds."""
 
@@ -209,6 +223,8 @@ class _OneLine(logging.Formatter):
         )
 
     def format(self, record: logging.LogRecord) -> str:
+        if "oriel_plain" in record.__dict__:
+            return "\n".join(map(_one_line, record.getMessage().splitlines()))
         return _one_line(super().format(record))
 
 

@@ -17,8 +17,11 @@ from oriel_wire.errors import BadMessage
 
 __all__ = [
     "DATATYPES",
+    "MAX_BYTES_ELEMENTS",
     "MAX_DIMENSIONS",
+    "MAX_EMPTY_EXTENT",
     "Datatype",
+    "check_bytes_count",
     "decode_raw",
     "deserialize_bytes",
     "element_count",
@@ -34,6 +37,10 @@ __all__ = [
 ]
 
 MAX_DIMENSIONS = 32
+# A model may reduce the empty axis away: what is then left is allocated without a byte having been sent for it.
+MAX_EMPTY_EXTENT = 1 << 22
+# Each is an object made by the loop's thread: more would hold it up for long.
+MAX_BYTES_ELEMENTS = 1 << 18
 _MAX_ELEMENTS = (2**63 - 1) // 8
 _LENGTH = struct.Struct("<I")
 
@@ -123,9 +130,20 @@ def element_count(shape: Sequence[int], what: str) -> int:
     if shape and min(shape) < 0:
         raise BadMessage(f"{what}: shape {shown(shape)} has a negative dimension")
     # numpy judges an empty shape by its other dimensions
-    if (count or math.prod(filter(None, shape))) > _MAX_ELEMENTS:
+    extent = count or math.prod(filter(None, shape))
+    if extent > _MAX_ELEMENTS:
         raise BadMessage(f"{what}: shape {shown(shape)} is larger than any tensor can be")
+    if not count and extent > MAX_EMPTY_EXTENT:
+        raise BadMessage(
+            f"{what}: shape {shown(shape)} holds nothing, its other dimensions may make up {MAX_EMPTY_EXTENT} at most"
+        )
     return count
+
+
+def check_bytes_count(count: int, what: str) -> None:
+    """Raise BadMessage for more BYTES elements than one tensor may have."""
+    if count > MAX_BYTES_ELEMENTS:
+        raise BadMessage(f"{what}: {count} BYTES elements, at most {MAX_BYTES_ELEMENTS} are accepted in one tensor")
 
 
 def deserialize_bytes(data: bytes | memoryview, count: int, what: str) -> NDArray[Any]:
@@ -137,6 +155,7 @@ def deserialize_bytes(data: bytes | memoryview, count: int, what: str) -> NDArra
     total = len(data)
     if count > total // 4:
         raise BadMessage(f"{what}: {total} bytes cannot hold {count} BYTES elements with their 4-byte lengths")
+    check_bytes_count(count, what)
     array = np.empty(count, dtype=object)
     offset = 0
     for index in range(count):

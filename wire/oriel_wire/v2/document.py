@@ -9,7 +9,15 @@ from oriel_wire.errors import BadMessage, TooLarge
 from oriel_wire.v2.datatypes import decode_raw, lookup, quoted
 from oriel_wire.v2.depth import MAX_DEPTH, check_depth
 from oriel_wire.v2.jsondata import decode_data
-from oriel_wire.v2.messages import ParameterValue, RequestedOutput, Tensor, take_classes
+from oriel_wire.v2.messages import (
+    MAX_PARAMETERS,
+    MAX_TENSORS,
+    ParameterValue,
+    RequestedOutput,
+    Tensor,
+    take_classes,
+    too_many,
+)
 
 __all__ = [
     "DocumentDecoder",
@@ -96,6 +104,9 @@ class DocumentDecoder(Generic[_Document]):
             found = loose.get(self._member) if isinstance(loose, dict) else None
             entries = [each if isinstance(each, dict) else {} for each in found] if isinstance(found, list) else []
             lists = [each.pop("data", _NO_DATA) for each in entries]
+            if b"\\u" in text:
+                # Half a character could be read, but never written into an answer.
+                json.dumps(loose, ensure_ascii=False).encode()
             return msgspec.convert(loose, self._document), lists
         except RecursionError as error:
             raise BadMessage("the JSON part is nested too deeply") from error
@@ -105,6 +116,8 @@ class DocumentDecoder(Generic[_Document]):
     def _tensors(self, found: list[TensorEntry], lists: list[Any] | None, body: bytes, offset: int) -> list[Tensor]:
         tensors: list[Tensor] = []
         names: set[str] = set()
+        if len(found) > MAX_TENSORS:
+            raise too_many(found, MAX_TENSORS, f"{self._kind}s")
         for index, each in enumerate(found):
             what = f"{self._kind} {quoted(each.name)}"
             if each.name in names:
@@ -113,8 +126,11 @@ class DocumentDecoder(Generic[_Document]):
             entry = lookup(each.datatype, what)
             shape = tuple(each.shape)
             parameters = each.parameters or {}
-            if "shared_memory_region" in parameters:
-                raise BadMessage(f"{what}: shared memory is not supported, send the data in the body")
+            if parameters:
+                if len(parameters) > MAX_PARAMETERS:
+                    raise too_many(parameters, MAX_PARAMETERS, f"{what}: parameters")
+                if "shared_memory_region" in parameters:
+                    raise BadMessage(f"{what}: shared memory is not supported, send the data in the body")
             data = each.data if lists is None else lists[index]
             absent = isinstance(data, msgspec.Raw) and not len(data)
             size = parameters.pop("binary_data_size", None)
@@ -144,11 +160,15 @@ def requested_outputs(found: list[OutputEntry] | None, binary_default: bool) -> 
     if not found:
         return None
     outputs: dict[str, RequestedOutput] = {}
+    if len(found) > MAX_TENSORS:
+        raise too_many(found, MAX_TENSORS, "outputs")
     for each in found:
         what = f"output {quoted(each.name)}"
         if each.name in outputs:
             raise BadMessage(f"{what} is requested more than once")
         parameters = each.parameters or {}
+        if len(parameters) > MAX_PARAMETERS:
+            raise too_many(parameters, MAX_PARAMETERS, f"{what}: parameters")
         if "shared_memory_region" in parameters:
             raise BadMessage(f"{what}: shared memory is not supported, leave it out")
         binary = take_flag(parameters, "binary_data", binary_default, what)

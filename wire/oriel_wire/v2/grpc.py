@@ -13,8 +13,27 @@ from google.protobuf.message import Message
 from numpy.typing import NDArray
 
 from oriel_wire.errors import BadMessage
-from oriel_wire.v2.datatypes import Datatype, decode_raw, element_count, lookup, quoted, raw_view, shown
-from oriel_wire.v2.messages import InferRequest, InferResponse, ParameterValue, RequestedOutput, Tensor, take_classes
+from oriel_wire.v2.datatypes import (
+    Datatype,
+    check_bytes_count,
+    decode_raw,
+    element_count,
+    lookup,
+    quoted,
+    raw_view,
+    shown,
+)
+from oriel_wire.v2.messages import (
+    MAX_PARAMETERS,
+    MAX_TENSORS,
+    InferRequest,
+    InferResponse,
+    ParameterValue,
+    RequestedOutput,
+    Tensor,
+    take_classes,
+    too_many,
+)
 from oriel_wire.v2.proto import health_pb2, v2_pb2
 
 __all__ = [
@@ -150,6 +169,8 @@ def _tensors(kind: str, found: Sequence[Any], raw: Sequence[RawPiece]) -> list[T
         raise BadMessage(f"{len(found)} {kind}s have {len(raw)} raw contents, there must be one for each")
     tensors: list[Tensor] = []
     names: set[str] = set()
+    if len(found) > MAX_TENSORS:
+        raise too_many(found, MAX_TENSORS, f"{kind}s")
     for index, each in enumerate(found):
         name, datatype, shape = each.name, each.datatype, tuple(each.shape)
         what = f"{kind} {quoted(name)}"
@@ -184,6 +205,7 @@ def _typed(each: Any, entry: Datatype, shape: tuple[int, ...], what: str) -> NDA
     if len(values) != count:
         raise BadMessage(f"{what}: shape {shown(shape)} has {count} elements, {field} holds {len(values)}")
     if not entry.size:
+        check_bytes_count(count, what)
         array = np.empty(count, dtype=object)
         array[:] = list(values)
     elif field in ("int_contents", "uint_contents"):
@@ -199,6 +221,8 @@ def _typed(each: Any, entry: Datatype, shape: tuple[int, ...], what: str) -> NDA
 
 def _requested(found: Sequence[Any]) -> list[RequestedOutput]:
     outputs: dict[str, RequestedOutput] = {}
+    if len(found) > MAX_TENSORS:
+        raise too_many(found, MAX_TENSORS, "outputs")
     for each in found:
         what = f"output {quoted(each.name)}"
         if each.name in outputs:
@@ -212,6 +236,8 @@ def _requested(found: Sequence[Any]) -> list[RequestedOutput]:
 
 def _parameters(found: Mapping[str, v2_pb2.InferParameter], what: str) -> dict[str, ParameterValue]:
     parameters: dict[str, ParameterValue] = {}
+    if len(found) > MAX_PARAMETERS:
+        raise too_many(found, MAX_PARAMETERS, f"{what}: parameters")
     for name, value in found.items():
         choice = value.WhichOneof("parameter_choice")
         if choice is None:

@@ -11,13 +11,11 @@ An answer is a head that depends on names and shapes alone, then raw contents, j
 from collections.abc import Sequence
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
-from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import decode_raw, lookup, quoted, raw_view
 from oriel_wire.v2.grpc import decode_infer
 from oriel_wire.v2.messages import Array, InferRequest, Tensor
 from oriel_wire.v2.proto import v2_pb2
+from oriel_wire.v2.proto_cost import parse
 
 __all__ = ["InferMessages", "RawAnswers", "RequestHead", "cut"]
 
@@ -104,9 +102,9 @@ class InferMessages:
             return known[0].request(data, known[1])
         found = cut(data)
         if found is None or not found[1]:
-            return decode_infer(_parsed(data))
+            return decode_infer(parse(v2_pb2.ModelInferRequest, data))
         text, pieces = found
-        request = decode_infer(_parsed(text), [(data, start, size) for start, size in pieces])
+        request = decode_infer(parse(v2_pb2.ModelInferRequest, text), [(data, start, size) for start, size in pieces])
         # An id makes most heads the only one of their kind.
         if len(text) <= MAX_HEAD_BYTES and not request.id:
             if len(self._heads) >= MAX_HEADS:
@@ -186,13 +184,6 @@ def cut(data: bytes) -> tuple[bytes, Pieces] | None:
             since = at + size
         at += size
     return None
-
-
-def _parsed(data: bytes) -> v2_pb2.ModelInferRequest:
-    try:
-        return v2_pb2.ModelInferRequest.FromString(data)
-    except DecodeError as error:
-        raise BadMessage("the message is not what this method takes") from error
 
 
 def _varint(value: int) -> bytes:

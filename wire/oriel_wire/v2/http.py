@@ -16,7 +16,15 @@ from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import element_count, lookup, quoted, raw_view, shown
 from oriel_wire.v2.document import DocumentDecoder, InferDocument, ResponseDocument, requested_outputs, take_flag
 from oriel_wire.v2.jsondata import encode_data
-from oriel_wire.v2.messages import InferRequest, InferResponse, ParameterValue, RequestedOutput, Tensor
+from oriel_wire.v2.messages import (
+    MAX_PARAMETERS,
+    InferRequest,
+    InferResponse,
+    ParameterValue,
+    RequestedOutput,
+    Tensor,
+    too_many,
+)
 
 __all__ = [
     "JSON_LIMIT_BYTES",
@@ -65,6 +73,8 @@ def decode_request(
         return InferRequest(model_name=model, model_version=version, inputs=[raw], binary_default=True)
     document, inputs = _requests.decode(body, header_length, json_limit)
     parameters = document.parameters or {}
+    if len(parameters) > MAX_PARAMETERS:
+        raise too_many(parameters, MAX_PARAMETERS, "request: parameters")
     for name in parameters:
         if name.startswith("triton_"):
             raise BadMessage(f"parameter {quoted(name)}: names that start with triton_ are reserved")

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oriel_wire.errors import BadMessage
-from oriel_wire.v2.datatypes import Datatype, element_count, shown, to_bytes_array
+from oriel_wire.v2.datatypes import Datatype, check_bytes_count, element_count, shown, to_bytes_array
 
 __all__ = ["decode_data", "encode_data"]
 
@@ -32,6 +32,8 @@ def decode_data(data: msgspec.Raw | list[Any], entry: Datatype, shape: tuple[int
     if not entry.json:
         raise BadMessage(f"{what}: {entry.name} cannot travel as JSON, send it as binary data")
     count = element_count(shape, what)
+    if not entry.size:
+        check_bytes_count(count, what)
     element_type = _ELEMENT_TYPES.get(entry.dtype.kind, int)
     depth = _depth(data)
     # every level but those of size one is needed, so deeper nesting cannot be right

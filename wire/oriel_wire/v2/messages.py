@@ -1,6 +1,6 @@
 """One inference as values: what every v2 transport decodes to and encodes from."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,8 @@ from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import lookup, name_of, quoted, to_bytes_array
 
 __all__ = [
+    "MAX_PARAMETERS",
+    "MAX_TENSORS",
     "Array",
     "InferRequest",
     "InferResponse",
@@ -19,9 +21,13 @@ __all__ = [
     "Tensor",
     "take_classes",
     "tensor",
+    "too_many",
 ]
 
 Array = NDArray[Any]
+# More would hold the loop up for longer than any model needs them.
+MAX_TENSORS = 1024
+MAX_PARAMETERS = 1024
 ParameterValue = bool | int | float | str
 
 
@@ -100,6 +106,11 @@ def tensor(name: str, array: Array | Sequence[Any], datatype: str = "") -> Tenso
     else:
         array = array.astype(entry.dtype, copy=False)
     return Tensor(name, datatype, array.shape, array)
+
+
+def too_many(found: Sized, limit: int, what: str) -> BadMessage:
+    """The refusal of more than `limit`; what: "request: parameters"."""
+    return BadMessage(f"{what}: {len(found)} are given, at most {limit} are accepted")
 
 
 def take_classes(parameters: dict[str, ParameterValue], what: str) -> int:

@@ -15,6 +15,7 @@ from oriel_wire.v2.proto import model_config_pb2, v2_pb2
 __all__ = [
     "ModelMetadata",
     "TensorMetadata",
+    "config_json",
     "decode_metadata",
     "describe",
     "encode_metadata",
@@ -92,7 +93,8 @@ def parse_config_text(text: str) -> model_config_pb2.ModelConfig:
     """A `config.pbtxt`. Raises BadMessage with line and column; a field nobody knows is an error."""
     try:
         return text_format.Parse(text, model_config_pb2.ModelConfig())
-    except (text_format.ParseError, RecursionError) as error:
+    except (text_format.ParseError, ValueError, RecursionError) as error:
+        # ValueError: a number that fits 64 bits, but not the field.
         raise BadMessage(f"model configuration: {_plain(error)}") from error
 
 
@@ -104,6 +106,11 @@ def parse_config_json(text: str | bytes) -> model_config_pb2.ModelConfig:
         return json_format.Parse(text, model_config_pb2.ModelConfig())
     except (json_format.ParseError, UnicodeDecodeError, RecursionError) as error:
         raise BadMessage(f"model configuration: {_plain(error)}") from error
+
+
+def config_json(config: model_config_pb2.ModelConfig) -> str:
+    """A model configuration as the JSON that a load request carries; unset fields are left out."""
+    return str(json_format.MessageToJson(config, preserving_proto_field_name=True, indent=None))
 
 
 def message_json(message: Message) -> bytes:
@@ -138,4 +145,6 @@ def _value(field: Any, value: Any) -> Any:
 
 
 def _plain(error: Exception) -> str:
-    return str(error).replace("oriel.v2.", "")[:300]
+    """The parser's words; what it quotes of the text may hold anything."""
+    words = str(error).replace("oriel.v2.", "")[:300]
+    return "".join(each if each.isprintable() else "?" for each in words)

@@ -1,0 +1,46 @@
+"""Reading the words after `oriel <command>`: what is wrong with them is one line, and a flag is never guessed."""
+
+import argparse
+import difflib
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
+
+__all__ = ["Parser"]
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse without abbreviated flags; an unknown flag is named before anything else, with the nearest known one.
+
+    Ends the process with code 2 and one line on stderr. Sub-parsers are of this class too.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "allow_abbrev": False})
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        words = list(sys.argv[1:] if args is None else args)
+        known = set(self._flags())
+        for word in words:
+            if word == "--":
+                break
+            flag = word.partition("=")[0]
+            if flag.startswith("--") and flag not in known:
+                self.error(_unknown(flag, known))
+        return super().parse_args(words, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        line = " ".join(message.removeprefix("argument ").split())
+        self.exit(2, f"{self.prog}: {line} ('{self.prog} --help' lists what there is)\n")
+
+    def _flags(self) -> Iterator[str]:
+        for action in self._actions:
+            yield from action.option_strings
+            if isinstance(action, argparse._SubParsersAction):
+                for each in set(action.choices.values()):
+                    yield from each._flags()
+
+
+def _unknown(flag: str, known: set[str]) -> str:
+    near = difflib.get_close_matches(flag, sorted(known), n=1, cutoff=0.6)
+    return f"unknown flag {flag[:64]}, did you mean {near[0]}?" if near else f"unknown flag {flag[:64]}"

@@ -1,0 +1,192 @@
+"""`oriel models ls|load|unload|stats`: the models of a running v2 server (ours, or any with the repository API)."""
+
+import argparse
+import base64
+import json
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from oriel_cli.errors import CommandFailed
+from oriel_cli.table import columns
+
+__all__ = ["add_arguments", "run"]
+
+URL = "http://127.0.0.1:8000"
+LOAD_TIMEOUT_S = 600.0
+TIMEOUT_S = 10.0
+_FILE = re.compile(r"(\d+/[^=]+)=(.+)\Z")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+
+    def action(name: str, text: str) -> argparse.ArgumentParser:
+        made: argparse.ArgumentParser = actions.add_parser(name, help=text, description=f"{text}.")
+        made.add_argument("--url", default=URL, metavar="URL", help=f"the server's HTTP address (default {URL})")
+        made.add_argument("--json", action="store_true", help="print what the server says, as JSON")
+        return made
+
+    listed = action("ls", "list models, their versions, states and reasons")
+    listed.add_argument("--ready", action="store_true", help="only those that serve")
+    load = action("load", "load or reload a model (the server needs --model-control-mode explicit)")
+    load.add_argument("name", metavar="NAME")
+    load.add_argument("--config", type=Path, metavar="FILE", help="configuration to use instead: config.pbtxt or JSON")
+    load.add_argument(
+        "--file",
+        dest="files",
+        action="append",
+        default=[],
+        metavar="VERSION/PATH=LOCAL",
+        help="send this local file as the model's VERSION/PATH (repeatable; needs --config)",
+    )
+    unload = action("unload", "take a model out of service; its requests in flight finish")
+    unload.add_argument("name", metavar="NAME")
+    unload.add_argument("--dependents", action="store_true", help="the models an ensemble uses as well")
+    stats = action("stats", "requests, failures, mean times and batch sizes per model version")
+    stats.add_argument("name", metavar="NAME", nargs="?", default="")
+
+
+def run(args: argparse.Namespace) -> int:
+    actions = {"ls": _ls, "load": _load, "unload": _unload, "stats": _stats}
+    timeout = httpx.Timeout(LOAD_TIMEOUT_S if args.action in ("load", "unload") else TIMEOUT_S, connect=5.0)
+    try:
+        # No proxy from the environment: the address given is the one that is meant.
+        with httpx.Client(base_url=args.url, timeout=timeout, trust_env=False) as client:
+            actions[args.action](client, args)
+    except httpx.ConnectError as refused:
+        raise CommandFailed(f"nothing answers at {args.url}: is the server running there? Pass --url") from refused
+    except httpx.TimeoutException as late:
+        raise CommandFailed(f"{args.url} did not answer in time") from late
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as wrong:
+        raise CommandFailed(f"{args.url!r} is not a URL such as {URL}") from wrong
+    except httpx.TransportError as broken:
+        raise CommandFailed(f"{args.url} does not answer as an HTTP server: {broken}") from broken
+    return 0
+
+
+def _ls(client: httpx.Client, args: argparse.Namespace) -> None:
+    found = _ask(client, "POST", "/v2/repository/index", {"ready": True} if args.ready else {})
+    models = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    if args.json:
+        print(json.dumps(models))
+        return
+    if not models:
+        print("no models")
+        return
+    rows = [[_text(each.get(key)) or "-" for key in ("name", "version", "state")] for each in models]
+    lines = columns(("MODEL", "VERSION", "STATE"), rows)
+    width = max(map(len, lines))
+    reasons = ["REASON", *(_text(each.get("reason")) for each in models)]
+    for line, reason in zip(lines, reasons, strict=True):
+        print(f"{line:<{width}}  {reason}".rstrip())
+
+
+def _load(client: httpx.Client, args: argparse.Namespace) -> None:
+    parameters: dict[str, str] = {}
+    if args.config is not None:
+        parameters["config"] = _config(args.config)
+    for text in args.files:
+        match = _FILE.match(text)
+        if match is None:
+            raise CommandFailed(f"--file {text[:100]!r}: the form is VERSION/PATH=LOCAL, as 1/model.onnx=./model.onnx")
+        parameters[f"file:{match[1]}"] = base64.b64encode(_read(Path(match[2]))).decode("ascii")
+    if args.files and args.config is None:
+        raise CommandFailed("--file needs --config: the server takes files only together with a configuration")
+    _ask(client, "POST", f"/v2/repository/models/{quote(args.name, safe='')}/load", {"parameters": parameters})
+    _done(args, "loaded")
+
+
+def _unload(client: httpx.Client, args: argparse.Namespace) -> None:
+    body = {"parameters": {"unload_dependents": True}} if args.dependents else {}
+    _ask(client, "POST", f"/v2/repository/models/{quote(args.name, safe='')}/unload", body)
+    _done(args, "unloaded")
+
+
+def _stats(client: httpx.Client, args: argparse.Namespace) -> None:
+    path = f"/v2/models/{quote(args.name, safe='')}/stats" if args.name else "/v2/models/stats"
+    found = _ask(client, "GET", path)
+    stats = found.get("model_stats") if isinstance(found, dict) else None
+    models = [each for each in stats if isinstance(each, dict)] if isinstance(stats, list) else []
+    if args.json:
+        print(json.dumps(models))
+        return
+    heading = ("MODEL", "VERSION", "REQUESTS", "FAILED", "QUEUE MS", "COMPUTE MS", "BATCH")
+    print("\n".join(columns(heading, [_stats_row(each) for each in models], right=range(2, 7))))
+
+
+def _stats_row(model: dict[str, Any]) -> list[object]:
+    """Means per successful request; the batch is rows per execution."""
+    inference = model.get("inference_stats") or {}
+
+    def read(name: str, key: str) -> int:
+        # Some servers write 64-bit numbers as text, and leave zeros out.
+        return int((inference.get(name) or {}).get(key) or 0)
+
+    def mean_ms(*names: str) -> str:
+        times = [read(name, "ns") / count / 1e6 for name in names if (count := read(name, "count"))]
+        return f"{sum(times):.3f}" if times else "-"
+
+    executions, rows = int(model.get("execution_count") or 0), int(model.get("inference_count") or 0)
+    return [
+        _text(model.get("name")),
+        _text(model.get("version")),
+        read("success", "count"),
+        read("fail", "count"),
+        mean_ms("queue"),
+        mean_ms("compute_input", "compute_infer", "compute_output"),
+        f"{rows / executions:.2f}" if executions else "-",
+    ]
+
+
+def _ask(client: httpx.Client, method: str, path: str, body: Any = None) -> Any:
+    """The decoded answer, None for an empty one. Raises CommandFailed with the server's own sentence."""
+    answer = client.request(method, path, json=body)
+    understood, document = answer.is_success, None
+    try:
+        document = answer.json() if answer.content else None
+    except ValueError:
+        understood = False
+    if understood:
+        return document
+    said = document.get("error") if isinstance(document, dict) else None
+    if not isinstance(said, str) or said == "Not Found":
+        raise CommandFailed(
+            f"{client.base_url} answers {answer.status_code} to {path}: is this a v2 server's HTTP port?"
+        )
+    if "explicit model load" in said and "--model-control-mode explicit" not in said:
+        said += " (start the server with --model-control-mode explicit)"
+    raise CommandFailed(_text(said))
+
+
+def _done(args: argparse.Namespace, word: str) -> None:
+    print(json.dumps({"name": args.name, "state": word}) if args.json else f"{args.name} is {word}")
+
+
+def _config(path: Path) -> str:
+    from oriel_wire.errors import BadMessage
+    from oriel_wire.v2.metadata import config_json, parse_config_json, parse_config_text
+
+    try:
+        text = _read(path).decode()
+        return config_json(parse_config_json(text) if text.lstrip().startswith("{") else parse_config_text(text))
+    except UnicodeDecodeError as error:
+        raise CommandFailed(f"{path} is not text") from error
+    except BadMessage as bad:
+        raise CommandFailed(f"{path}: {bad.message}") from bad
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as refused:
+        raise CommandFailed(f"{path} cannot be read: {refused.strerror}") from refused
+
+
+def _text(value: Any) -> str:
+    """What a server says, fit for a terminal: one line of printable characters."""
+    text = " ".join(str(value if value is not None else "").split())[:600]
+    return "".join(each if each.isprintable() else "?" for each in text)

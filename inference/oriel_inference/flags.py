@@ -1,0 +1,112 @@
+"""tritonserver's flags that this server takes without effect, or refuses. docs/tritonserver-flags.md lists all.
+
+What only tunes Triton's own engine, or has no counterpart that could change an answer, is accepted with one warning.
+What would change answers or security if it were ignored stops the start. A value that asks for what holds here anyway
+is silent either way.
+"""
+
+import argparse
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from oriel_wire.errors import StartFailed
+
+__all__ = ["FOREIGN", "ForeignFlag", "add_foreign", "settle"]
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignFlag:
+    """why: ends a sentence. refused: stops the start. silent: values, lower case, that ask for what holds anyway."""
+
+    name: str
+    why: str
+    refused: bool = False
+    silent: frozenset[str] = frozenset()
+
+
+_OFF = frozenset({"false", "0", "off"})
+_ON = frozenset({"true", "1", "on"})
+_THREADS = "requests are read by one event loop, models compute in --cores threads"
+_POOL = "memory is taken as it is needed, there are no pools"
+_GPU = "GPU memory is managed by the runtime of each model"
+_CACHE = "there is no response cache yet"
+_TRACE = "traces leave over OTLP: set OTEL_EXPORTER_OTLP_ENDPOINT"
+_PLUGIN = "backends are Python packages, no shared libraries are loaded"
+_TLS = "the server has no TLS of its own: put it behind a proxy that has, on the same machine or network"
+_RESTRICT = "the server cannot restrict single APIs: put a gateway in front of it"
+_HEADERS = "headers are not forwarded to models as parameters"
+_CLOUD = "this front end is not part of the server: use HTTP or gRPC"
+_RESOURCES = "rate limiter resources are not supported"
+
+
+def _ignored(why: str, *names: str, silent: frozenset[str] = frozenset()) -> list[ForeignFlag]:
+    return [ForeignFlag(name, why, silent=silent) for name in names]
+
+
+def _refused(why: str, *names: str, silent: frozenset[str] = frozenset()) -> list[ForeignFlag]:
+    return [ForeignFlag(name, why, refused=True, silent=silent) for name in names]
+
+
+_ROWS = [
+    *_ignored(_THREADS, "--http-thread-count", "--grpc-infer-thread-count", "--buffer-manager-thread-count"),
+    *_ignored(_POOL, "--grpc-infer-allocation-pool-size", "--grpc-max-response-pool-size"),
+    *_ignored(_POOL, "--pinned-memory-pool-byte-size"),
+    *_ignored(_GPU, "--cuda-memory-pool-byte-size", "--cuda-virtual-address-size", "--enable-peer-access"),
+    *_ignored("the runtime says itself which GPUs it can use", "--min-supported-compute-capability"),
+    *_ignored(
+        "answers are not compressed over gRPC", "--grpc-infer-response-compression-level", silent=frozenset({"none"})
+    ),
+    *_ignored("metrics are read when they are asked for", "--metrics-interval-ms"),
+    *_ignored("there are no metrics of the hardware", "--allow-gpu-metrics", "--allow-cpu-metrics", silent=_OFF),
+    *_ignored(_CACHE, "--cache-config", "--cache-directory", "--response-cache-byte-size"),
+    *_ignored(_TRACE, "--trace-config", "--trace-file", "--trace-rate", "--trace-count", "--trace-log-frequency"),
+    *_ignored(_TRACE, "--trace-level", silent=_OFF),
+    *_ignored(_PLUGIN, "--backend-directory", "--repoagent-directory"),
+    *_ignored("a load is tried once; poll mode tries again when files change", "--model-load-retry-count"),
+    *_ignored("threads are not pinned", "--host-policy"),
+    *_ignored(_CLOUD, "--sagemaker-port", "--sagemaker-safe-port-range", "--sagemaker-thread-count"),
+    *_ignored(_CLOUD, "--vertex-ai-port", "--vertex-ai-thread-count", "--vertex-ai-default-model"),
+    *_refused(_CLOUD, "--allow-sagemaker", "--allow-vertex-ai", silent=_OFF),
+    *_refused(_TLS, "--grpc-use-ssl", "--grpc-use-ssl-mutual", silent=_OFF),
+    *_refused(_TLS, "--grpc-server-cert", "--grpc-server-key", "--grpc-root-cert"),
+    *_refused(_RESTRICT, "--http-restricted-api", "--grpc-restricted-protocol"),
+    *_refused(_HEADERS, "--http-header-forward-pattern", "--grpc-header-forward-pattern"),
+    *_refused("ports are not shared between servers", "--reuse-http-port", "--reuse-grpc-port", silent=_OFF),
+    *_refused(_RESOURCES, "--rate-limit", silent=frozenset({"off"})),
+    *_refused(_RESOURCES, "--rate-limit-resource"),
+    *_refused("a load is not judged by free GPU memory", "--model-load-gpu-limit"),
+    *_refused("models have one namespace", "--model-namespacing", silent=_OFF),
+    *_refused("configurations are read from config.pbtxt only", "--model-config-name"),
+    *_refused(
+        "latencies are counters and histograms, there are no summaries",
+        "--metrics-config",
+        silent=frozenset({f"counter_latencies={on}" for on in _ON} | {f"summary_latencies={off}" for off in _OFF}),
+    ),
+]
+FOREIGN = {flag.name: flag for flag in _ROWS}
+
+
+class _Remember(argparse.Action):
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        namespace.foreign = [*namespace.foreign, (self.option_strings[0], values)]
+
+
+def add_foreign(parser: argparse.ArgumentParser) -> None:
+    """Let the parser take them; hidden from --help. They come as `foreign`, (name, value) in their order."""
+    parser.set_defaults(foreign=[])
+    for name in FOREIGN:
+        parser.add_argument(name, action=_Remember, dest="foreign", help=argparse.SUPPRESS)
+
+
+def settle(given: Iterable[tuple[str, str]]) -> Sequence[str]:
+    """The warnings, one for each flag without effect. Raises StartFailed for the first that is refused."""
+    warnings: dict[str, str] = {}
+    for name, value in given:
+        flag = FOREIGN[name]
+        if value.strip().lower() in flag.silent:
+            continue
+        if flag.refused:
+            raise StartFailed(f"{name} is refused, ignoring it would not be safe: {flag.why}")
+        warnings[name] = f"{name} has no effect: {flag.why}"
+    return list(warnings.values())

@@ -1,0 +1,69 @@
+"""What the operator's flags say for every model whose own configuration does not."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from oriel_wire.errors import StartFailed
+
+__all__ = ["LoadDefaults", "from_backend_config"]
+
+AUTO_MAX_BATCH_SIZE = 4
+MAX_VALUE = 1_000_000
+_BATCH, _INTRA, _INTER = "default-max-batch-size", "intra_op_thread_count", "inter_op_thread_count"
+_BACKENDS = {"": (_BATCH,), "onnxruntime": (_BATCH, _INTRA, _INTER)}
+_OWN_MEMORY = "python models do not exchange tensors through Triton's shared memory pool"
+_NO_EFFECT = {
+    "onnxruntime,enable-global-threadpool": "all models share --cores as it is",
+    "python,shm-default-byte-size": _OWN_MEMORY,
+    "python,shm-growth-byte-size": _OWN_MEMORY,
+    "python,shm-region-prefix-name": _OWN_MEMORY,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadDefaults:
+    """max_batch_size: what an auto-completed model gets if its file has a variable first dimension; 0 leaves that out.
+
+    intra_op_threads, inter_op_threads: 0 lets the server choose. auto_complete: whether a configuration may leave out
+    what the model file knows.
+    """
+
+    max_batch_size: int = AUTO_MAX_BATCH_SIZE
+    intra_op_threads: int = 0
+    inter_op_threads: int = 0
+    auto_complete: bool = True
+
+
+def from_backend_config(texts: Iterable[str], *, auto_complete: bool = True) -> tuple[LoadDefaults, list[str]]:
+    """`[<backend>,]<key>=<value>` of --backend-config, and warnings about those without effect.
+
+    Raises StartFailed: what is unknown might change answers.
+    """
+    warnings: list[str] = []
+    numbers: dict[str, int] = {}
+    for text in texts:
+        where, equals, value = text.partition("=")
+        backend, comma, key = where.rpartition(",")
+        if equals and where in _NO_EFFECT:
+            warnings.append(f"--backend-config={where} has no effect: {_NO_EFFECT[where]}")
+            continue
+        if not equals or (comma and not backend):
+            raise StartFailed(f"--backend-config={text[:80]}: the form is <backend>,<key>=<value>")
+        if backend not in _BACKENDS:
+            known = ", ".join(name for name in _BACKENDS if name)
+            raise StartFailed(f"--backend-config: backend {backend[:64]!r} has no settings here, only {known}")
+        if key not in _BACKENDS[backend]:
+            known = ", ".join(_BACKENDS[backend])
+            raise StartFailed(f"--backend-config: {where[:100]!r} is not a setting, there are {known}")
+        if not value.isascii() or not value.isdigit() or len(value) > 7 or int(value) > MAX_VALUE:
+            raise StartFailed(f"--backend-config: {where} must be a number from 0 to {MAX_VALUE}")
+        numbers[key] = int(value)
+    return (
+        LoadDefaults(
+            max_batch_size=numbers.get(_BATCH, AUTO_MAX_BATCH_SIZE),
+            intra_op_threads=numbers.get(_INTRA, 0),
+            inter_op_threads=numbers.get(_INTER, 0),
+            auto_complete=auto_complete,
+        ),
+        warnings,
+    )

@@ -1,0 +1,88 @@
+"""Bytes to other bytes, at random: flips, lengths, splices, words of the protocol. Pure but for its generator."""
+
+import random
+import re
+import struct
+from collections.abc import Sequence
+
+__all__ = ["mutate"]
+
+MAX_BYTES = 1 << 16
+_NUMBERS = (0, 1, 2, 3, 4, 7, 8, 31, 32, 33, 64, 127, 128, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1, 2**32)
+_HUGE = (2**61, 2**62, 2**63 - 1, 2**63, 2**64 - 1, 2**64, 10**400, 10**400)
+_WORDS: dict[str, tuple[bytes, ...]] = {
+    "http": (
+        b'"inputs"', b'"outputs"', b'"name"', b'"shape"', b'"datatype"', b'"data"', b'"parameters"', b'"id"',
+        b'"binary_data_size"', b'"binary_data"', b'"binary_data_output"', b'"classification"', b'"text_input"',
+        b'"shared_memory_region"', b'"priority"', b'"timeout"', b'"triton_x"', b'"model_name"', b'"x"', b'"n"',
+        b'"BYTES"', b'"FP16"', b'"BF16"', b'"FP32"', b'"FP64"', b'"INT8"', b'"UINT64"', b'"INT64"', b'"BOOL"',
+        b"NaN", b"Infinity", b"-Infinity", b"null", b"true", b"false", b"1e999", b"-0", b"1.5", b"0.1e-400", b"[", b"]",
+        b"{", b"}", b",", b":", b"[]", b"{}", b"[[", b"]]", b'"\\ud800"', b'"\\u0000"', b"\xef\xbb\xbf", b"\xff\xfe",
+        b"\x00", b"\n", b" ", b'"', b"\\", b"-", b"9" * 400, b"[" * 70, b'{"a":' * 70,
+    ),
+    "grpc": (
+        b"\x0a", b"\x12", b"\x1a", b"\x22", b"\x2a", b"\x32", b"\x3a", b"\x0b", b"\x0c", b"\x2b" * 40, b"\xff" * 10,
+        b"\x00", b"FP32", b"BYTES", b"INT8", b"BOOL", b"FP16", b"classification", b"shared_memory_region", b"x",
+        b"\x80\x80\x80\x80\x80\x80\x80\x80\x80\x01", b"\xff\xff\xff\xff\xff\xff\xff\xff\x7f", b"\x2a\x00", b"\x3a\x00",
+    ),
+    "config": (
+        b"name:", b"backend:", b"platform:", b"input", b"output", b"dims:", b"data_type:", b"TYPE_FP32", b"TYPE_STRING",
+        b"TYPE_INVALID", b"max_batch_size:", b"dynamic_batching", b"ensemble_scheduling", b"step", b"input_map",
+        b"instance_group", b"count:", b"kind: KIND_GPU", b"version_policy", b"specific", b"versions:", b"all {}",
+        b"reshape", b"shape:", b"parameters", b"key:", b"value", b"string_value:", b"model_warmup", b"optimization",
+        b"sequence_batching", b"model_transaction_policy", b"decoupled: true", b"cc_model_filenames",
+        b"default_queue_policy", b"priority_levels:", b"preferred_batch_size:", b"batch_input", b"response_cache",
+        b'"onnxruntime"', b'"x"', b'"y"', b"true", b"-1", b"0", b"{", b"}", b"[", b"]", b"<", b">", b'"', b"\\", b"'",
+        b"\xff", b"\x00", b"input {" * 70, b'"input":[', b'"dims":["1"]', b"nan", b"1e400", b"0x7fffffff", b"\n",
+    ),
+}  # fmt: skip
+
+
+def mutate(codec: str, data: bytes, pool: Sequence[bytes], rng: random.Random) -> bytes:
+    """One to eight changes. pool: other inputs of the codec to splice with."""
+    out = bytearray(data)
+    for _ in range(rng.choice((1, 1, 1, 2, 4, 8))):
+        _change(codec, out, pool, rng)
+    return bytes(out[:MAX_BYTES])
+
+
+def _change(codec: str, out: bytearray, pool: Sequence[bytes], rng: random.Random) -> None:
+    start = rng.randrange(len(out) + 1)
+    end = min(len(out), start + rng.choice((1, 1, 2, 4, 8, 32, 1 << rng.randrange(12))))
+    match rng.randrange(12):
+        case 0 if out:
+            out[min(start, len(out) - 1)] ^= 1 << rng.randrange(8)
+        case 1:
+            out[start:end] = rng.randbytes(end - start)
+        case 2:
+            del out[start:end]
+        case 3:
+            out[start:start] = out[start:end] * rng.choice((1, 1, 2, 30))
+        case 4:
+            out[start:start] = rng.choice(_WORDS[codec])
+        case 5:
+            out[start:end] = rng.choice(_WORDS[codec])
+        case 6:
+            other = rng.choice(pool)
+            cut = rng.randrange(len(other) + 1)
+            out[start:] = other[cut:]
+        case 7:
+            other = rng.choice(pool)
+            cut = rng.randrange(len(other) + 1)
+            out[start:start] = other[cut : cut + rng.choice((4, 16, 64, 256))]
+        case 8 | 9 | 10:
+            _number(out, rng)
+        case _ if len(out) > 3:
+            # A length somewhere in the data: 4 bytes little endian, or a varint of one byte.
+            at = min(start, len(out) - 4)
+            out[at : at + 4] = struct.pack("<I", rng.choice(_NUMBERS) & 0xFFFFFFFF)
+
+
+def _number(out: bytearray, rng: random.Random) -> None:
+    """Put another number where digits are."""
+    runs = [match.span() for match in re.finditer(rb"\d+", out)]
+    if not runs:
+        return
+    first, last = rng.choice(runs)
+    number = rng.choice(rng.choice((_NUMBERS, _HUGE, tuple(len(out) + each for each in (-1, 0, 1)))))
+    out[first:last] = b"%s%d" % (rng.choice((b"", b"", b"", b"-")), number)

@@ -1,0 +1,61 @@
+"""Every input that is kept, and some changed ones: the rules of `targets` hold."""
+
+import random
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from . import fuzz_v2, mutate, targets
+
+CORPUS = Path(__file__).resolve().parent / "corpus"
+CHANGED = 1500
+
+
+@pytest.mark.parametrize("codec", sorted(targets.CODECS))
+def test_the_corpus_holds_and_nothing_takes_memory_it_has_no_bytes_for(codec: str) -> None:
+    targets.check(codec, b"")  # what is imported when first used is not the input's
+    for path in sorted((CORPUS / codec).iterdir()):
+        data = path.read_bytes()
+        tracemalloc.start()
+        try:
+            targets.check(codec, data)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert peak < (1 << 20) + 64 * len(data), path.name
+
+
+@pytest.mark.parametrize("codec", sorted(targets.CODECS))
+def test_changed_inputs_hold(codec: str) -> None:
+    rng = random.Random(f"{codec} 1")
+    pool = fuzz_v2.corpus(codec)
+    for _ in range(CHANGED):
+        data = mutate.mutate(codec, rng.choice(pool), pool, rng)
+        try:
+            targets.check(codec, data)
+        except Exception as error:
+            raise AssertionError(f"{codec}: kept as {fuzz_v2.keep(codec, data, 'broken').name}") from error
+
+
+def test_the_rules_can_break(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A codec that lets something else escape is found, and its input is kept."""
+
+    def decode(data: bytes) -> None:
+        if b"\xff" in data:
+            raise KeyError("escaped")
+
+    monkeypatch.syspath_prepend(str(Path(fuzz_v2.__file__).parent))
+    import targets as loaded
+
+    monkeypatch.setitem(loaded.CODECS, "http", decode)
+    monkeypatch.setattr(fuzz_v2, "CORPUS", tmp_path)
+    (tmp_path / "http").mkdir()
+    (tmp_path / "http" / "first").write_bytes(b"abc")
+    assert fuzz_v2.search(["http"], seconds=0.2, seed=1) > 0
+    assert any(
+        path.name.startswith("keyerror-") and b"\xff" in path.read_bytes() for path in (tmp_path / "http").iterdir()
+    )
+    assert "http: KeyError" in capsys.readouterr().out

@@ -1,0 +1,189 @@
+"""tritonserver's command line: what is honoured, taken without effect, refused; and docs/tritonserver-flags.md."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from oriel_cli.arguments import Parser
+from oriel_inference import command
+from oriel_inference.flags import FOREIGN, settle
+from oriel_inference.repository.defaults import LoadDefaults, from_backend_config
+from oriel_inference.settings import Settings
+from oriel_wire.errors import StartFailed
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "tritonserver-flags.md"
+
+
+def parser() -> Parser:
+    made = Parser(prog="oriel inference")
+    command.add_arguments(made)
+    return made
+
+
+def settings_of(monkeypatch: pytest.MonkeyPatch, *words: str) -> Settings:
+    """What `oriel inference` would serve with."""
+    seen: list[Settings] = []
+
+    def serve(settings: Settings, stop: object) -> None:
+        seen.append(settings)
+
+    def run_unit(main: object, **options: object) -> int:
+        main(None)  # type: ignore[operator]
+        return 0
+
+    monkeypatch.setattr("oriel_inference.app.serve", serve)
+    monkeypatch.setattr("oriel_wire.engine.process.run_unit", run_unit)
+    monkeypatch.setattr("oriel_wire.engine.process.configure_logging", lambda unit: None)
+    assert command.run(parser().parse_args(["--model-repository", "/m", *words])) == 0
+    return seen[0]
+
+
+def documented() -> tuple[dict[str, str], set[str]]:
+    """tritonserver's flags with their class, and our own."""
+    tritons, _, own = DOCS.read_text().partition("## Oriel's own")
+    rows = [line.split("|") for line in tritons.splitlines() if line.startswith("| `--")]
+    return (
+        {row[1].strip(" `"): row[2].strip() for row in rows},
+        {line.split("`")[1] for line in own.splitlines() if line.startswith("| `--")},
+    )
+
+
+def test_the_table_and_the_parser_agree_on_every_flag() -> None:
+    tritons, own = documented()
+    taken = {flag for flag in parser()._flags() if flag.startswith("--")}
+    assert taken == tritons.keys() | own
+    expected = {
+        flag: ("refused" if FOREIGN[flag].refused else "accepted") if flag in FOREIGN else "honoured"
+        for flag in tritons
+    }
+    assert tritons == expected
+
+
+@pytest.mark.parametrize("form", ["{}={}", "{} {}"])
+def test_both_forms_and_all_booleans(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    for text, value in {"true": True, "1": True, "on": True, "False": False, "0": False, "off": False}.items():
+        words = form.format("--strict-readiness", text).split()
+        assert settings_of(monkeypatch, *words).strict_readiness is value
+
+
+def test_a_whole_command_line_of_a_triton_user(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = (
+        "--model-store=/n --http-address=0.0.0.0 --http-port=9000 --grpc-port 9001 --allow-metrics=true "
+        "--model-control-mode=EXPLICIT --load-model=a --load-model=b --exit-on-error=true --exit-timeout-secs=7 "
+        "--log-verbose=1 --log-info=false --log-format=ISO8601 --id=mine --strict-model-config=true "
+        "--backend-config=onnxruntime,intra_op_thread_count=2 --backend-config=default-max-batch-size=16 "
+        "--http-thread-count=8 --http-thread-count=9 --pinned-memory-pool-byte-size=268435456 "
+        "--cuda-memory-pool-byte-size=0:67108864 --min-supported-compute-capability=6.0 --rate-limit=off "
+        "--grpc-use-ssl=false --model-load-thread-count=3 --grpc-keepalive-time=10000 --trace-count -1 "
+        "--metrics-interval-ms=2000"
+    )
+    with caplog.at_level(logging.WARNING):
+        settings = settings_of(monkeypatch, *line.split())
+    assert settings.repositories == (Path("/m"), Path("/n"))
+    assert (settings.http_host, settings.metrics_host, settings.grpc_host) == ("0.0.0.0", "0.0.0.0", "127.0.0.1")
+    assert (settings.http_port, settings.grpc_port, settings.metrics_port) == (9000, 9001, 8002)
+    assert (settings.control_mode, settings.load_models) == ("explicit", ("a", "b"))
+    assert settings.exit_on_error and settings.strict_readiness and settings.drain_s == 7.0
+    assert settings.log == {"log_verbose_level": 1, "log_info": False, "log_format": "ISO8601"}
+    assert (settings.load_threads, settings.server_id) == (3, "mine")
+    assert settings.grpc_options == (("grpc.keepalive_time_ms", 10000),)
+    assert settings.load_defaults == LoadDefaults(intra_op_threads=2, max_batch_size=16, auto_complete=False)
+    warned = [record.getMessage().split()[0] for record in caplog.records]
+    assert warned == [
+        "--http-thread-count",
+        "--pinned-memory-pool-byte-size",
+        "--cuda-memory-pool-byte-size",
+        "--min-supported-compute-capability",
+        "--trace-count",
+        "--metrics-interval-ms",
+    ]
+
+
+def test_a_port_that_is_not_allowed_is_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_of(monkeypatch, "--allow-grpc=0", "--allow-metrics=false")
+    assert (settings.http_port, settings.grpc_port, settings.metrics_port) == (8000, None, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--http-prot=1"], "unknown flag --http-prot, did you mean --http-port?"),
+        (["--model-repositry=/m"], "unknown flag --model-repositry, did you mean --model-repository?"),
+        (["--http-restricted-apis=x"], "unknown flag --http-restricted-apis, did you mean --http-restricted-api?"),
+        (["--http-por", "1"], "unknown flag --http-por, did you mean --http-port?"),
+        (["--qqqqqqqqqqqqqqqqqqqqqqqqqqqq"], "unknown flag --qqqqqqqqqqqqqqqqqqqqqqqqqqqq ("),
+        (["--model-repository=/m", "--http-port"], "--http-port: expected one argument"),
+        (["--model-repository=/m", "--allow-http=maybe"], "--allow-http: 'maybe' is neither true nor false"),
+        ([], "required: --model-repository/--model-store"),
+    ],
+)
+def test_wrong_words_are_one_line_and_exit_2(capsys: pytest.CaptureFixture[str], words: list[str], line: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parser().parse_args(words)
+    said = capsys.readouterr()
+    assert ended.value.code == 2 and said.out == "" and said.err.count("\n") == 1 and line in said.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--http-restricted-api=health,k=v"],
+        ["--grpc-restricted-protocol=health,k=v"],
+        ["--grpc-use-ssl=true"],
+        ["--grpc-use-ssl-mutual=1"],
+        ["--grpc-server-cert=/c"],
+        ["--http-header-forward-pattern=.*"],
+        ["--reuse-http-port=1"],
+        ["--model-namespacing=true"],
+        ["--rate-limit=execution_count"],
+        ["--metrics-config=summary_latencies=true"],
+        ["--allow-vertex-ai=true"],
+    ],
+)
+def test_what_would_be_unsafe_to_ignore_stops_the_start(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    with pytest.raises(StartFailed, match=f"{words[0].split('=')[0]} is refused") as stopped:
+        settings_of(monkeypatch, *words)
+    assert "\n" not in str(stopped.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--load-model=a"], "needs --model-control-mode explicit"),
+        (["--model-control-mode=explicit", "--load-model=*", "--load-model=a"], "must be the only --load-model"),
+        (["--allow-http=false", "--allow-grpc=false"], "neither HTTP nor gRPC"),
+        (
+            ["--backend-config=onnxruntime,foo=1"],
+            "'onnxruntime,foo' is not a setting, there are default-max-batch-size",
+        ),
+        (["--backend-config=intra_op_thread_count=1"], "is not a setting"),
+        (["--backend-config=tensorflow,version=2"], "backend 'tensorflow' has no settings"),
+        (["--backend-config=onnxruntime"], "the form is <backend>,<key>=<value>"),
+        (["--backend-config=,default-max-batch-size=1"], "the form is"),
+        (["--backend-config=onnxruntime,intra_op_thread_count=-1"], "must be a number from 0"),
+    ],
+)
+def test_flags_that_contradict_stop_the_start(monkeypatch: pytest.MonkeyPatch, words: list[str], why: str) -> None:
+    with pytest.raises(StartFailed, match=why.replace("*", r"\*")):
+        settings_of(monkeypatch, *words)
+
+
+def test_a_value_that_asks_for_what_holds_is_silent() -> None:
+    given = [(flag.name, value.upper()) for flag in FOREIGN.values() for value in flag.silent]
+    assert len(given) > 20 and settle(given) == []
+
+
+def test_backend_settings_without_effect_are_named() -> None:
+    defaults, warnings = from_backend_config(
+        ["onnxruntime,enable-global-threadpool=1", "python,shm-growth-byte-size=1"]
+    )
+    assert defaults == LoadDefaults() and len(warnings) == 2
+    assert "enable-global-threadpool has no effect" in warnings[0]
+
+
+def test_a_log_file_that_cannot_be_opened_stops_the_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(StartFailed, match="cannot be opened: Is a directory"):
+        settings_of(monkeypatch, f"--log-file={tmp_path}")
