@@ -13,8 +13,10 @@ from typing import NoReturn
 
 import grpc.aio
 
+from oriel_inference.backends import Outputs
+from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.call import Answer
-from oriel_inference.dataplane import Completion
+from oriel_inference.dataplane import Completion, respond
 from oriel_inference.errors import BackendFailed, CallerLeft, InferenceError, ServerStopping
 from oriel_inference.fitting import Fitted
 from oriel_inference.lifecycle import ServingModel
@@ -39,11 +41,14 @@ _Ended = tuple[Completion, bytes | None]
 class _Known:
     """What was found about the requests of one head. picks: positions of the outputs asked for."""
 
-    __slots__ = ("answers", "fitted", "picks", "serving")
+    __slots__ = ("answers", "fitted", "picks", "request", "serving")
 
-    def __init__(self, serving: ServingModel, fitted: Fitted, picks: Sequence[int], answers: RawAnswers) -> None:
+    def __init__(
+        self, serving: ServingModel, request: InferRequest, fitted: Fitted, picks: Sequence[int], answers: RawAnswers
+    ) -> None:
         self.serving = serving
         # The arrays would keep the whole message in memory.
+        self.request = replace(request, inputs=[])
         self.fitted = replace(fitted, inputs={})
         self.picks = picks
         self.answers = answers
@@ -138,16 +143,32 @@ class GrpcInfer:
                 return
             completion = Completion(queued_s, serving, fitted.rows, answer=result)
             try:
-                answer = known.answers.encode([result.outputs[pick] for pick in known.picks])
-            except BadMessage as bad:
+                if type(result.outputs) is not Outputs or result.outputs.plain:
+                    answer = known.answers.encode([result.outputs[pick] for pick in known.picks])
+                else:
+                    response = respond(serving, known.request, result.outputs)
+                    answer = encode_infer(response).SerializeToString()
+            except (BadMessage, InferenceError) as bad:
                 completion.error = as_inference_error(bad)
                 ended.set_result((completion, None))
                 return
             ended.set_result((completion, answer))
 
         inputs = head.arrays(data, pieces)
-        call = dataplane.call(serving, fitted, inputs, ctx, queued_s=queued_s, size_bytes=len(data), finish=reply)
-        self._gathering().submit(serving.batcher, call)
+        call = dataplane.call(
+            serving,
+            fitted,
+            inputs,
+            ctx,
+            queued_s=queued_s,
+            size_bytes=len(data),
+            finish=reply,
+            request=known.request,
+        )
+        if isinstance(serving.batcher, Batcher):
+            self._gathering().submit(serving.batcher, call)
+        else:
+            serving.batcher.submit(call)
 
         def leave() -> None:
             if serving.batcher.leave(call):
@@ -183,7 +204,7 @@ class GrpcInfer:
         if found is not None and serving.recognises and (picks := _picks(serving, request)) is not None:
             outputs = [(serving.spec.outputs[pick].name, serving.spec.outputs[pick].datatype) for pick in picks]
             answers = RawAnswers(serving.spec.name, serving.version, outputs)
-            found[0].note = _Known(serving, serving.fitter.fit(request), picks, answers)
+            found[0].note = _Known(serving, request, serving.fitter.fit(request), picks, answers)
         return leave
 
 
