@@ -1,6 +1,6 @@
 """`make bench-inference`: everything about the inference server's speed, and its page under docs/benchmarks.
 
-    python tests/bench/inference_suite.py [--seconds 2] [--rounds 2] [--goodput-seconds 3] [--threads 1]
+    python tests/bench/inference_suite.py [--seconds 2] [--rounds 2] [--goodput-seconds 5] [--threads 1]
         [--skip peers goodput] [--out docs/benchmarks/DATE-inference]
 
 Makes the peers' environments (some minutes, the first time), then runs inference_peers.py and goodput.py, at most a
@@ -107,7 +107,7 @@ def main() -> None:
     today = datetime.date.today().isoformat()
     parser.add_argument("--seconds", type=int, default=2, help="of one closed-loop turn (2)")
     parser.add_argument("--rounds", type=int, default=2, help="turns of each contender (2)")
-    parser.add_argument("--goodput-seconds", type=float, default=3.0, help="of one open-loop phase (3)")
+    parser.add_argument("--goodput-seconds", type=float, default=5.0, help="of one open-loop phase (5)")
     parser.add_argument("--goodput-rounds", type=int, default=1)
     parser.add_argument("--all-delays", action="store_true", help="all of Triton's delays in every cell of goodput")
     parser.add_argument("--threads", type=int, default=1, help="ONNX Runtime's threads, everywhere (1)")

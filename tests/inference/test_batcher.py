@@ -410,3 +410,27 @@ def test_every_caller_gets_its_own_rows_exactly_once_under_any_order_of_events(
             else:
                 assert isinstance(reply, InferenceError)
                 assert policy == "reject" or not isinstance(reply, QueueTimeout)
+
+
+def test_calls_that_end_on_the_way_to_their_thread_are_not_executed() -> None:
+    bench = Bench(spec(max_rows=8))
+    late, live = bench.call(2, timeout_s=1), bench.call(3)
+    bench.clock.run()  # handed over, the thread has not begun
+    assert len(bench.workers.jobs) == 1
+    bench.clock.advance(2)
+    bench.settle()
+    assert isinstance(bench.error(late), DeadlineExceeded)
+    assert bench.batches == [3]
+    assert bench.answer(live).outputs[0].shape[0] == 3
+
+
+def test_a_batch_nobody_waits_for_any_more_is_not_executed() -> None:
+    bench = Bench(spec())
+    bench.call(2, timeout_s=1)
+    bench.clock.run()
+    bench.clock.advance(2)
+    bench.settle()
+    assert bench.batches == []
+    following = bench.call(1)
+    bench.settle()
+    assert bench.answer(following).outputs[0].shape[0] == 1

@@ -7,7 +7,7 @@ import numpy as np
 
 from oriel_inference.backends import Session
 from oriel_inference.batching.call import BatchTimes, Call
-from oriel_inference.errors import BackendFailed, InferenceError
+from oriel_inference.errors import BackendFailed, DeadlineExceeded, InferenceError
 from oriel_inference.model import ModelSpec, TensorSpec
 from oriel_wire.v2.messages import Array
 
@@ -109,12 +109,26 @@ def execute(
 ) -> list[tuple[Sequence[Call], Outcome]]:
     """Run `calls` as one batch; blocks, never raises.
 
-    If the batch fails, its members run again one by one, so that one caller's bad values fail nobody else.
+    A call whose deadline passed on the way here, or whose caller left, is not executed. If the batch fails, its members
+    run again one by one, so that one caller's bad values fail nobody else.
     """
-    outcome = _run(session, spec, names, calls, now)
-    if not isinstance(outcome, InferenceError) or len(calls) == 1:
-        return [(calls, outcome)]
-    return [((call,), _run(session, spec, names, (call,), now)) for call in calls if not call.finished]
+    live, late = _alive(calls, now())
+    results: list[tuple[Sequence[Call], Outcome]] = [(late, DeadlineExceeded("queue"))] if late else []
+    if not live:
+        return results
+    outcome = _run(session, spec, names, live, now)
+    if not isinstance(outcome, InferenceError) or len(live) == 1:
+        return [*results, (live, outcome)]
+    for call in live:
+        alive, late = _alive((call,), now())
+        results.append((alive, _run(session, spec, names, alive, now)) if alive else (late, DeadlineExceeded("queue")))
+    return results
+
+
+def _alive(calls: Sequence[Call], now: float) -> tuple[Sequence[Call], Sequence[Call]]:
+    """Those somebody still waits for, and the others."""
+    gone = [call for call in calls if call.finished or call.deadline <= now]
+    return ([call for call in calls if call not in gone], gone) if gone else (calls, gone)
 
 
 def _run(

@@ -37,6 +37,7 @@ from oriel_inference.batching.line import AnswerLine
 from oriel_inference.batching.outlook import Outlook
 from oriel_inference.batching.pick import pick, unwrap
 from oriel_inference.batching.requests import RequestBatch
+from oriel_inference.batching.running import Running
 from oriel_inference.batching.stream import Relay, execute_stream
 from oriel_inference.batching.workers import Workers
 from oriel_inference.clock import Clock, Timer
@@ -69,18 +70,6 @@ __all__ = ["Batcher"]
 _log = logging.getLogger(__name__)
 
 _Results = Sequence[tuple[Sequence[Call], Outcome]]
-
-
-class _Running:
-    """A batch on an instance."""
-
-    __slots__ = ("calls", "session", "timer", "units")
-
-    def __init__(self, calls: Sequence[Call], session: Session, units: int) -> None:
-        self.calls = calls
-        self.session = session
-        self.units = units
-        self.timer: Timer | None = None
 
 
 class Batcher:
@@ -124,7 +113,7 @@ class Batcher:
         self._idle = list(sessions[:1] if self._in_order and spec.decoupled else sessions)
         self._line = AnswerLine(clock, self._succeed, self._fail) if self._in_order and not spec.decoupled else None
         self._levels = LevelBounds(spec.queue) if spec.queue.priority_levels and spec.queue.bounded else None
-        self._running: set[_Running] = set()
+        self._running: set[Running] = set()
         self._outlook = Outlook(
             self._queue,
             self.curve,
@@ -330,9 +319,8 @@ class Batcher:
 
     def _start(self, decision: Run) -> None:
         self._experience.went_to_a_thread()
-        batch = _Running(self._take(decision), self._idle.pop(), self.units)
+        batch = Running(self._take(decision), self._idle.pop(), self.units, self._clock, self._fail)
         self._running.add(batch)
-        self._arm_running(batch)
         clock = self._clock
         if takes_requests(batch.session):
             self._hand_over(batch, batch.session)
@@ -345,7 +333,7 @@ class Batcher:
 
         self._workers.submit(job)
 
-    def _hand_over(self, batch: _Running, session: RequestSession) -> None:
+    def _hand_over(self, batch: Running, session: RequestSession) -> None:
         """The instance may be free before the last call is finished, and stay busy after it."""
         starting = True
 
@@ -375,23 +363,22 @@ class Batcher:
         ).start()
         starting = False
 
-    def _executing(self, batch: _Running) -> Callable[[], _Results]:
+    def _executing(self, batch: Running) -> Callable[[], _Results]:
         spec, names, now = self.spec, self._output_names, self._clock.now
         return lambda: execute(batch.session, spec, names, batch.calls, now)
 
-    def _streaming(self, batch: _Running) -> Callable[[], _Results]:
+    def _streaming(self, batch: Running) -> Callable[[], _Results]:
         (call,) = batch.calls
         session = cast(DecoupledSession, batch.session)  # seen to when the model was loaded
         call.relay = relay = Relay(call, self._clock, self._fail, self.statistics)
         spec, names, now = self.spec, self._output_names, self._clock.now
         return lambda: [(batch.calls, execute_stream(session, spec, names, call, relay, now))]
 
-    def _retire(self, batch: _Running) -> None:
+    def _retire(self, batch: Running) -> None:
         self._running.discard(batch)
-        if batch.timer is not None:
-            batch.timer.cancel()
+        batch.ended()
 
-    def _ended(self, batch: _Running, results: _Results) -> None:
+    def _ended(self, batch: Running, results: _Results) -> None:
         self._retire(batch)
         self._idle.append(batch.session)
         self._learn(results)
@@ -507,14 +494,3 @@ class Batcher:
                 self._queue.push(unwrap(ticket).parked(call.deadline))  # there is room: its own place
             else:
                 self._evict(ticket, None)
-
-    def _arm_running(self, batch: _Running) -> None:
-        deadline = min((call.deadline for call in batch.calls if not call.finished), default=None)
-        batch.timer = None if deadline is None else self._clock.call_at(deadline, lambda: self._running_expired(batch))
-
-    def _running_expired(self, batch: _Running) -> None:
-        now = self._clock.now()
-        for call in batch.calls:
-            if call.deadline <= now:
-                self._fail(call, DeadlineExceeded("compute"))
-        self._arm_running(batch)

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from oriel_inference.backends import Outputs
 from oriel_inference.batching.call import Answer
-from oriel_inference.dataplane import Completion
+from oriel_inference.dataplane import Completion, respond
 from oriel_inference.errors import BackendFailed, CallerLeft, InferenceError, ServerStopping
 from oriel_inference.fitting import Fitted
 from oriel_inference.lifecycle import ServingModel
@@ -43,8 +44,8 @@ class _Known:
         self, serving: ServingModel, request: InferRequest, fitted: Fitted, picks: Sequence[int], answers: RawAnswers
     ) -> None:
         self.serving = serving
-        self.request = replace(request, inputs=[])
         # The arrays would keep the whole message in memory.
+        self.request = replace(request, inputs=[])
         self.fitted = replace(fitted, inputs={})
         self.picks = picks
         self.answers = answers
@@ -148,8 +149,12 @@ class GrpcInfer:
                 return
             completion = Completion(queued_s, serving, fitted.rows, answer=result)
             try:
-                answer = known.answers.encode([result.outputs[pick] for pick in known.picks])
-            except BadMessage as bad:
+                if type(result.outputs) is not Outputs or result.outputs.plain:
+                    answer = known.answers.encode([result.outputs[pick] for pick in known.picks])
+                else:
+                    response = respond(serving, known.request, result.outputs)
+                    answer = encode_infer(response).SerializeToString()
+            except (BadMessage, InferenceError) as bad:
                 completion.error = as_inference_error(bad)
                 ended.set_result((completion, None))
                 return
