@@ -25,6 +25,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
+from oriel_policies.returns import pays
+
 __all__ = [
     "Backlog",
     "BatchBounds",
@@ -63,12 +65,18 @@ class BatchBounds:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What waits: rows and bytes of all calls, when the oldest of them arrived, the tightest deadline among them."""
+    """What waits: rows and bytes of all calls, when the oldest of them arrived, the tightest deadline among them.
+
+    soon_rows: what will have come by soon_s as well, probably within lag_s from now, see `returns`.
+    """
 
     rows: int
     oldest_s: float
     tightest_s: float
     size_bytes: int = 0
+    soon_rows: int = 0
+    soon_s: float = 0.0
+    lag_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +241,8 @@ def decide(backlog: Backlog, bounds: BatchBounds, curve: ServiceCurve, now: floa
     if reached:
         return Run(reached, "preferred")
     if bounds.max_delay_s <= 0.0:
+        if backlog.soon_rows and _gathers(backlog, bounds, curve, now):
+            return WaitUntil(backlog.soon_s)
         return Run(rows, "idle_instance")
     if backlog.size_bytes >= bounds.max_bytes:
         return Run(rows, "bytes")
@@ -241,6 +251,14 @@ def decide(backlog: Backlog, bounds: BatchBounds, curve: ServiceCurve, now: floa
     if min(patience, last_moment) > now:
         return WaitUntil(min(patience, last_moment))
     return Run(rows, "delay" if patience <= now else "deadline")
+
+
+def _gathers(backlog: Backlog, bounds: BatchBounds, curve: ServiceCurve, now: float) -> bool:
+    """Whether to wait for callers who are about to return: it has to pay, and to cost no deadline."""
+    soon = min(backlog.soon_rows, bounds.max_rows - backlog.rows)
+    together_s = curve.bound(backlog.rows + soon)
+    in_time = backlog.soon_s + together_s <= backlog.tightest_s and backlog.size_bytes < bounds.max_bytes
+    return in_time and pays(backlog.rows, soon, min(backlog.lag_s, backlog.soon_s - now), curve)
 
 
 class Fill:

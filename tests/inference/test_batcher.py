@@ -434,3 +434,22 @@ def test_a_batch_nobody_waits_for_any_more_is_not_executed() -> None:
     following = bench.call(1)
     bench.settle()
     assert bench.answer(following).outputs[0].shape[0] == 1
+
+
+def test_callers_who_come_back_share_batches_again() -> None:
+    bench = Bench(spec(max_rows=8), curve=Linear(0.050, 0.001))
+    bench.call()
+    bench.clock.run()
+    for _ in range(7):  # one runs, seven wait: two groups
+        bench.call()
+    seen = 0
+    for _ in range(60):
+        bench.clock.advance(0.06)
+        bench.workers.run_all()
+        bench.clock.run()
+        answered, seen = len(bench.order) - seen, len(bench.order)
+        for _ in range(answered):  # whoever is answered asks again at once
+            bench.call()
+        bench.clock.run()
+    assert list(bench.batches[:4]) == [1, 7, 1, 7]
+    assert list(bench.batches[-3:]) == [8, 8, 8]

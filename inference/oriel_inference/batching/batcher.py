@@ -52,16 +52,7 @@ from oriel_inference.errors import (
 )
 from oriel_inference.model import ModelSpec
 from oriel_inference.statistics import Statistics
-from oriel_policies.batch import (
-    Backlog,
-    BatchBounds,
-    Fill,
-    Idle,
-    Run,
-    ServiceCurve,
-    WaitUntil,
-    decide,
-)
+from oriel_policies.batch import Backlog, BatchBounds, Fill, Idle, Run, ServiceCurve, WaitUntil, decide
 from oriel_policies.queue import Pushed, SlaQueue, Ticket
 from oriel_wire.v2.messages import Array
 
@@ -188,7 +179,7 @@ class Batcher:
             return
         if self._line is not None:
             self._line.enter(call)
-        self._experience.came(call.deadline - now)
+        self._experience.came(call.rows, call.deadline - now, now)
         self._rows += call.rows
         for loser in displaced:
             self._evict(loser, QueueFull(f"a more urgent request took the place in {self.spec.name!r}'s queue"))
@@ -280,7 +271,8 @@ class Batcher:
             tightest = self._queue.next_deadline()
         if tightest is None:
             return Idle()
-        backlog = Backlog(self._rows, self._oldest_s(now), tightest, self._queue.size_bytes)
+        coming = self._experience.returns.outlook(now)
+        backlog = Backlog(self._rows, self._oldest_s(now), tightest, self._queue.size_bytes, *coming)
         decision = decide(backlog, self._bounds, self.curve, now)
         if isinstance(decision, WaitUntil):
             if self._wait is not None:
@@ -382,10 +374,17 @@ class Batcher:
         self._retire(batch)
         self._idle.append(batch.session)
         self._learn(results)
-        # The next batch starts before this one's answers are written: the device should not wait for sockets.
+        rows, experience = sum([call.rows for call in batch.calls]), self._experience
+        gathers = experience.gathers(self._rows, rows)
+        if gathers:
+            self._deliver(results)
+            experience.returns.answered(rows, self._clock.now())
+        # Otherwise the next batch starts before answers are written: the device should not wait for sockets.
         self._cores.release(batch.units)
         self._dispatch()
-        self._deliver(results)
+        if not gathers:
+            self._deliver(results)
+            experience.returns.answered(rows, self._clock.now())
 
     def _run_inline(self, decision: Run) -> None:
         calls = self._take(decision)

@@ -2,6 +2,7 @@
 
 from oriel_policies.batch import BatchBounds, RecentMinimum, ServiceCurve
 from oriel_policies.feasibility import LowQuantile, ServiceFloor
+from oriel_policies.returns import Returns, pays
 
 __all__ = ["INLINE_S", "Experience"]
 
@@ -16,14 +17,28 @@ EXPLORE_EVERY = 256
 class Experience:
     """curve: service times, for predictions. floor: those of quick batches, for refusals. inline_s: "short".
 
+    returns: how many callers come back as soon as they are answered.
+
     useful_rows: what a batch should not exceed, so that it takes at most half of the time callers usually give.
     """
 
-    __slots__ = ("_batches", "_fastest", "_inline_s", "_most", "_penalty", "_usual", "curve", "floor", "useful_rows")
+    __slots__ = (
+        "_batches",
+        "_fastest",
+        "_inline_s",
+        "_most",
+        "_penalty",
+        "_usual",
+        "curve",
+        "floor",
+        "returns",
+        "useful_rows",
+    )
 
     def __init__(self, bounds: BatchBounds, curve: ServiceCurve, inline_s: float) -> None:
         self.curve = curve
         self.floor = ServiceFloor()
+        self.returns = Returns()
         self.useful_rows = bounds.max_rows
         # An owner who prefers sizes has decided.
         self._most = 0 if bounds.preferred_rows else bounds.max_rows
@@ -33,9 +48,15 @@ class Experience:
         self._inline_s = inline_s
         self._penalty = 0
 
-    def came(self, left_s: float) -> None:
-        """A call was queued with `left_s` seconds until its deadline."""
+    def came(self, rows: int, left_s: float, now: float) -> None:
+        """A call of `rows` was queued with `left_s` seconds until its deadline."""
         self._usual.observe(left_s)
+        self.returns.came(rows, now)
+
+    def gathers(self, waiting_rows: int, answered_rows: int) -> bool:
+        """Whether those who wait had better run with those who are about to be answered and to return."""
+        soon = min(self.returns.expected(answered_rows), self.useful_rows - waiting_rows)
+        return pays(waiting_rows, soon, self.returns.lag_s, self.curve)
 
     def ran(self, rows: int, seconds: float) -> None:
         """A batch of `rows` took `seconds`."""

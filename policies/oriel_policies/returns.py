@@ -1,0 +1,78 @@
+"""Callers who come back as soon as they are answered: how many rows of a batch just answered will wait again. Pure.
+
+Theory. Where each caller sends its next request on the answer to the last (a closed loop), an instance that starts
+whatever waits the moment a batch ends splits the callers into two groups that never meet: 57 rows, 7 rows, 57 rows ...,
+and pays the price of two batches for the work of one. If most of those who were answered are known to return within
+WINDOW_S, waiting for them is cheaper than running twice. How many do, and how long the last of them takes, is learned
+per model; arrivals that do not depend on answers hardly fall into the window, so the share stays small and nobody
+waits. The waiting ends as soon as those who were expected have come, and with the window at the latest.
+
+Times are absolute monotonic seconds.
+"""
+
+from typing import Protocol
+
+__all__ = ["WINDOW_S", "Returns", "pays"]
+
+WINDOW_S = 0.005
+ALPHA = 0.25
+GAIN = 0.95
+MOST = 0.5  # a smaller share is chance: they come anyway, and not together
+
+
+class _Curve(Protocol):
+    def predict(self, rows: int) -> float: ...
+
+
+def pays(rows: int, soon: int, wait_s: float, curve: _Curve) -> bool:
+    """Whether `rows` that wait and `soon` that come within `wait_s` had better run together."""
+    if rows < 1 or soon < 1:
+        return False
+    apart = curve.predict(rows) + curve.predict(soon)
+    return wait_s + curve.predict(rows + soon) < GAIN * apart
+
+
+class Returns:
+    """Single writer. until_s: end of the window after the last answers; calls that come before it have returned.
+
+    lag_s: how long after the answers the last of them comes.
+    """
+
+    __slots__ = ("_answered", "_came", "_last_s", "_share", "lag_s", "until_s")
+
+    def __init__(self) -> None:
+        self._share = 0.0
+        self._answered = 0
+        self._came = 0
+        self._last_s = 0.0
+        self.lag_s = WINDOW_S
+        self.until_s = 0.0
+
+    def answered(self, rows: int, now: float) -> None:
+        """A batch of `rows` has just been answered."""
+        self._close()
+        self._answered = rows
+        self.until_s = now + WINDOW_S
+
+    def came(self, rows: int, now: float) -> None:
+        """A call of `rows` was queued."""
+        if now < self.until_s:
+            self._came += rows
+            self._last_s = now
+
+    def expected(self, rows: int) -> int:
+        """How many of `rows` that are about to be answered will return at once."""
+        return int(self._share * rows) if self._share >= MOST else 0
+
+    def outlook(self, now: float) -> tuple[int, float, float]:
+        """Rows that are still to come, by when at the latest, and how long after the answers they usually take."""
+        if now >= self.until_s:
+            return 0, 0.0, 0.0
+        return max(0, self.expected(self._answered) - self._came), self.until_s, self.lag_s
+
+    def _close(self) -> None:
+        if self._answered:
+            self._share += ALPHA * (min(1.0, self._came / self._answered) - self._share)
+            if self._came:
+                self.lag_s += ALPHA * (self._last_s - (self.until_s - WINDOW_S) - self.lag_s)
+        self._came = 0
