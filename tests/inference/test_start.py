@@ -132,7 +132,7 @@ async def test_grpc_options_reach_the_server(settings: Settings) -> None:
                 channel.subscribe(states.append, try_to_connect=True)
                 channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=10)
                 for _ in range(500):
-                    if states[-1] is grpc.ChannelConnectivity.IDLE:
+                    if states and states[-1] is grpc.ChannelConnectivity.IDLE:
                         return True
                     time.sleep(0.01)
             return False
