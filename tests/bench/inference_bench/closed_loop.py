@@ -4,6 +4,7 @@ h2load knows HTTP/2, not gRPC: it gets one framed message as a body. That the ca
 that came back: a call that fails has a status but no message.
 """
 
+import json
 import re
 import shutil
 import struct
@@ -14,9 +15,10 @@ from pathlib import Path
 
 from inference_bench.targets import Target
 
-__all__ = ["TOOLS", "Run", "drive", "read_h2load", "read_wrk"]
+__all__ = ["TOOLS", "Run", "drive", "read_h2load", "read_wrk", "variants"]
 
 TOOLS = {"http": ("wrk", "wrk"), "grpc": ("h2load", "nghttp2-client")}
+VARIANTS = 32
 _SCALE_MS = {"us": 0.001, "ms": 1.0, "s": 1000.0}
 
 
@@ -40,16 +42,19 @@ def drive(target: Target, connections: int, seconds: int, answer_bytes: int, fol
 
 
 def _wrk(target: Target, connections: int, seconds: int, _: int, folder: Path) -> Run:
-    body, script = folder / f"{target.name}.body", folder / f"{target.name}.lua"
-    body.write_bytes(target.body)
+    bodies, script = [], folder / f"{target.name}.lua"
+    for number, body in enumerate(variants(target.body)):
+        bodies.append(folder / f"{target.name}.{number}.body")
+        bodies[-1].write_bytes(body)
+    files = ", ".join(_lua(str(each)) for each in bodies)
     headers = "".join(f"wrk.headers[{_lua(name)}] = {_lua(value)}\n" for name, value in target.headers)
-    # One request, formatted once: what Lua does per request would be the generator's own time.
+    # Requests are formatted once: what Lua does per request would be the generator's own time.
     script.write_text(
         f"wrk.method = 'POST'\n{headers}"
-        f"local file = io.open({_lua(str(body))}, 'rb')\nwrk.body = file:read('*a')\nfile:close()\n"
-        "local request_bytes\n"
-        "init = function() request_bytes = wrk.format(nil) end\n"
-        "request = function() return request_bytes end\n"
+        f"local requests, at = {{}}, 0\nlocal files = {{ {files} }}\n"
+        "init = function()\n  for i, name in ipairs(files) do\n    local file = io.open(name, 'rb')\n"
+        "    requests[i] = wrk.format(nil, nil, nil, file:read('*a'))\n    file:close()\n  end\nend\n"
+        "request = function() at = at % #requests + 1; return requests[at] end\n"
     )
     url = f"http://{target.host}:{target.port}{target.path}"
     command = [
@@ -66,6 +71,20 @@ def _wrk(target: Target, connections: int, seconds: int, _: int, folder: Path) -
     ]
     out = _output(command, target)
     return read_wrk(out, target.name)
+
+
+def variants(body: bytes) -> list[bytes]:
+    """The same JSON request with other numbers, so that nobody is asked one thing all the time; others as they are."""
+    try:
+        document = json.loads(body)
+        data = document["inputs"][0]["data"]
+    except (ValueError, LookupError, TypeError):
+        return [body]
+    found = []
+    for number in range(VARIANTS):
+        document["inputs"][0]["data"] = [value * (1 + number / VARIANTS) for value in data]
+        found.append(json.dumps(document).encode())
+    return found
 
 
 def read_wrk(out: str, name: str) -> Run:
