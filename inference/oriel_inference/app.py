@@ -93,8 +93,10 @@ def _report(settings: Settings, unit: Unit) -> None:
         if port
     ]
     _log.info(ports_table(open_ports), extra=PLAIN)
+    ready, why = unit.surface.readiness()
     _log.info(
-        "ready: HTTP %d, gRPC %d, metrics %d, %d model version(s) serve",
+        "%s: HTTP %d, gRPC %d, metrics %d, %d model version(s) serve",
+        "ready" if ready else f"started, but not ready ({why})",
         unit.http_port,
         unit.grpc_port,
         unit.metrics_port,
@@ -231,11 +233,14 @@ async def open_unit(
                 )
             finally:
                 surface.stopping = True
+                _log.info("stopping: %d request(s) under way have at most %g s", _under_way(catalog), settings.drain_s)
                 grpc_frontend.stop()
                 drains: list[Awaitable[None]] = [http_server.drain(settings.drain_s)] if http_server is not None else []
                 if grpc_server is not None:
                     drains.append(grpc_server.stop(settings.drain_s))
                 await asyncio.gather(*drains)
+                if cut := _under_way(catalog):
+                    _log.warning("stopping: %d request(s) did not end in time and are cut", cut)
                 python.stop()
                 await control.close()
                 await _end_models(catalog, workers, streams)
@@ -243,6 +248,12 @@ async def open_unit(
                 await asyncio.to_thread(encodings.close)
                 await asyncio.to_thread(surface.sink.close)
                 await asyncio.to_thread(surface.meter.close)
+                _log.info("stopped")
+
+
+def _under_way(catalog: Catalog) -> int:
+    """Requests that wait, and batches that run."""
+    return sum(model.batcher.pending + model.batcher.running for model in (*catalog.serving(), *catalog.leaving))
 
 
 def _refuse_failures(catalog: Catalog) -> None:

@@ -49,7 +49,7 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
         "--model-store",
         dest="model_repository",
         metavar="DIR",
-        type=Path,
+        type=_folder,
         action="append",
         required=True,
         help="folder of models, <model>/config.pbtxt and <model>/<version>/model.onnx (repeatable)",
@@ -93,7 +93,7 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
         type=_switch,
         default=False,
         metavar="BOOL",
-        help="end with code 1 if a model of the start cannot be loaded (default false: the others serve)",
+        help="end with code 2 if a model of the start cannot be loaded (default false: the others serve)",
     )
     add(
         "--strict-readiness",
@@ -170,6 +170,12 @@ def _add_log(parser: argparse.ArgumentParser) -> None:
         add(f"--log-{name}", type=_switch, metavar="BOOL", help=f"{name} lines (default true)")
     add("--log-file", default="", metavar="FILE", help="append to this file instead of stderr")
     add("--log-format", choices=("default", "ISO8601"), help=argparse.SUPPRESS)
+
+
+def _folder(text: str) -> Path:
+    if "://" in text:
+        raise argparse.ArgumentTypeError(f"{text!r} is a remote repository; only local folders are read")
+    return Path(text)
 
 
 def _seconds(text: str) -> float:

@@ -58,7 +58,8 @@ _ROWS = [
         "answers are not compressed over gRPC", "--grpc-infer-response-compression-level", silent=frozenset({"none"})
     ),
     *_ignored("metrics are read when they are asked for", "--metrics-interval-ms"),
-    *_ignored("there are no metrics of the hardware", "--allow-gpu-metrics", "--allow-cpu-metrics", silent=_OFF),
+    *_ignored("there are no metrics of GPUs", "--allow-gpu-metrics", silent=_OFF),
+    *_ignored("the processor's metrics are always there", "--allow-cpu-metrics", silent=frozenset({"true", "1", "on"})),
     *_ignored(_CACHE, "--cache-config", "--cache-directory", "--response-cache-byte-size"),
     *_ignored(_TRACE, "--trace-config", "--trace-file", "--trace-rate", "--trace-count", "--trace-log-frequency"),
     *_ignored(_TRACE, "--trace-level", silent=_OFF),

@@ -3,21 +3,24 @@
 Theory. Where each caller sends its next request on the answer to the last (a closed loop), an instance that starts
 whatever waits the moment a batch ends splits the callers into two groups that never meet: 57 rows, 7 rows, 57 rows ...,
 and pays the price of two batches for the work of one. If most of those who were answered are known to return within
-WINDOW_S, waiting for them is cheaper than running twice. How many do, and how long the last of them takes, is learned
-per model; arrivals that do not depend on answers hardly fall into the window, so the share stays small and nobody
-waits. The waiting ends as soon as those who were expected have come, and with the window at the latest.
+a window (a fifth of what the batch took, at least 5 and at most 50 ms), waiting for them is cheaper than running
+twice. How many do, and how long the last of them takes, is learned per model; arrivals that do not depend on answers
+hardly fall into the window, so the share stays small and nobody waits. The waiting ends as soon as those who were
+expected have come, and with the window at the latest.
 
 Times are absolute monotonic seconds.
 """
 
 from typing import Protocol
 
-__all__ = ["WINDOW_S", "Returns", "pays"]
+__all__ = ["Returns", "pays"]
 
-WINDOW_S = 0.005
-ALPHA = 0.25
+MIN_WINDOW_S = 0.005
+MAX_WINDOW_S = 0.050
+WINDOW_SHARE = 0.2
+ALPHA = 0.4
 GAIN = 0.95
-MOST = 0.5  # a smaller share is chance: they come anyway, and not together
+MOST = 0.7  # a smaller share is chance: they come anyway, and not together
 
 
 class _Curve(Protocol):
@@ -38,21 +41,23 @@ class Returns:
     lag_s: how long after the answers the last of them comes.
     """
 
-    __slots__ = ("_answered", "_came", "_last_s", "_share", "lag_s", "until_s")
+    __slots__ = ("_answered", "_answered_s", "_came", "_last_s", "_share", "lag_s", "until_s")
 
     def __init__(self) -> None:
         self._share = 0.0
         self._answered = 0
+        self._answered_s = 0.0
         self._came = 0
         self._last_s = 0.0
-        self.lag_s = WINDOW_S
+        self.lag_s = MIN_WINDOW_S
         self.until_s = 0.0
 
-    def answered(self, rows: int, now: float) -> None:
-        """A batch of `rows` has just been answered."""
+    def answered(self, rows: int, took_s: float, now: float) -> None:
+        """A batch of `rows` that took `took_s` has just been answered."""
         self._close()
         self._answered = rows
-        self.until_s = now + WINDOW_S
+        self._answered_s = now
+        self.until_s = now + min(MAX_WINDOW_S, max(MIN_WINDOW_S, WINDOW_SHARE * took_s))
 
     def came(self, rows: int, now: float) -> None:
         """A call of `rows` was queued."""
@@ -74,5 +79,5 @@ class Returns:
         if self._answered:
             self._share += ALPHA * (min(1.0, self._came / self._answered) - self._share)
             if self._came:
-                self.lag_s += ALPHA * (self._last_s - (self.until_s - WINDOW_S) - self.lag_s)
+                self.lag_s += ALPHA * (self._last_s - self._answered_s - self.lag_s)
         self._came = 0

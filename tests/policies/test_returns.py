@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oriel_policies.batch import Backlog, BatchBounds, Run, ServiceCurve, WaitUntil, decide
-from oriel_policies.returns import WINDOW_S, Returns, pays
+from oriel_policies.returns import MIN_WINDOW_S, Returns, pays
 
 
 def curve(fixed_s: float = 0.007, per_row_s: float = 0.0013) -> ServiceCurve:
@@ -17,7 +17,7 @@ def curve(fixed_s: float = 0.007, per_row_s: float = 0.0013) -> ServiceCurve:
 def closed_loop(returns: Returns, rounds: int, rows: int = 57, lag_s: float = 0.002) -> float:
     now = 100.0
     for _ in range(rounds):
-        returns.answered(rows, now)
+        returns.answered(rows, 0.01, now)
         for number in range(rows):
             returns.came(1, now + lag_s * (number + 1) / rows)
         now += 0.1
@@ -28,21 +28,21 @@ def test_callers_who_return_are_expected() -> None:
     returns = Returns()
     assert returns.expected(57) == 0
     now = closed_loop(returns, 20)
-    returns.answered(57, now)
+    returns.answered(57, 0.01, now)
     assert returns.expected(57) >= 55
     soon, until_s, lag_s = returns.outlook(now)
-    assert soon >= 55 and until_s == now + WINDOW_S
+    assert soon >= 55 and until_s == now + MIN_WINDOW_S
     assert 0.0019 < lag_s < 0.0025
     returns.came(soon, now + 0.001)
     assert returns.outlook(now + 0.001)[0] == 0
-    assert returns.outlook(now + WINDOW_S) == (0, 0.0, 0.0)
+    assert returns.outlook(now + MIN_WINDOW_S) == (0, 0.0, 0.0)
 
 
 def test_arrivals_at_a_steady_rate_are_not_taken_for_returns() -> None:
     returns = Returns()
     now = 0.0
     for _ in range(200):  # 700 rows per second whatever is answered, in batches of 57
-        returns.answered(57, now)
+        returns.answered(57, 0.01, now)
         for number in range(57):
             returns.came(1, now + number / 700)
         now += 57 / 700

@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 TIMEOUT_MS = "x-oriel-timeout-ms"
+ASKED_MS = "x-request-timeout-ms"
 TIER = "x-oriel-tier"
 PRIORITY = "x-oriel-priority"
 TENANT = "x-oriel-tenant"
@@ -87,10 +88,12 @@ def parse_timeout_ms(value: str) -> float | None:
 class ContextPlan(msgspec.Struct, frozen=True):
     """What a head says about the context of its request, read once: a head that comes again brings it along.
 
-    timeout_s: None if the head names none. request_id, trace: "" and None if every request gets its own.
+    timeout_s: None if the head names none. asked_s: the client's own, which can only shorten that or the default.
+    request_id, trace: "" and None if every request gets its own.
     """
 
     timeout_s: float | None
+    asked_s: float | None
     tier: str
     band: int
     tenant: str
@@ -102,10 +105,12 @@ class ContextPlan(msgspec.Struct, frozen=True):
 
     def at(self, now: float, default_timeout_s: float) -> CallContext:
         """The context of a request that came at `now`."""
-        timeout_s = self.timeout_s
+        timeout_s = default_timeout_s if self.timeout_s is None else self.timeout_s
+        if self.asked_s is not None and self.asked_s < timeout_s:
+            timeout_s = self.asked_s
         return CallContext(
             request_id=self.request_id or new_request_id(),
-            deadline=now + (default_timeout_s if timeout_s is None else timeout_s),
+            deadline=now + timeout_s,
             tier=self.tier,
             band=self.band,
             tenant=self.tenant,
@@ -135,7 +140,8 @@ def read_headers(get: Callable[[str], str | None], *, trusted: bool, sample: boo
     traceparent = get("traceparent")
     trace = parse_traceparent(traceparent, get("tracestate") or "") if traceparent else None
     valid = request_id if request_id and valid_request_id(request_id) else ""
-    return ContextPlan(timeout_s, tier, band, tenant, models, valid, trace, sample, trusted)
+    asked_s = parse_timeout_ms(get(ASKED_MS) or "") or None
+    return ContextPlan(timeout_s, asked_s, tier, band, tenant, models, valid, trace, sample, trusted)
 
 
 def from_headers(

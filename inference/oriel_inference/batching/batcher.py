@@ -378,13 +378,13 @@ class Batcher:
         gathers = experience.gathers(self._rows, rows)
         if gathers:
             self._deliver(results)
-            experience.returns.answered(rows, self._clock.now())
+            experience.answered(rows, self._clock.now())
         # Otherwise the next batch starts before answers are written: the device should not wait for sockets.
         self._cores.release(batch.units)
         self._dispatch()
         if not gathers:
             self._deliver(results)
-            experience.returns.answered(rows, self._clock.now())
+            experience.answered(rows, self._clock.now())
 
     def _run_inline(self, decision: Run) -> None:
         calls = self._take(decision)

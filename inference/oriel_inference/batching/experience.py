@@ -53,6 +53,10 @@ class Experience:
         self._usual.observe(left_s)
         self.returns.came(rows, now)
 
+    def answered(self, rows: int, now: float) -> None:
+        """A batch of `rows` has been answered."""
+        self.returns.answered(rows, self.curve.predict(rows), now)
+
     def gathers(self, waiting_rows: int, answered_rows: int) -> bool:
         """Whether those who wait had better run with those who are about to be answered and to return."""
         soon = min(self.returns.expected(answered_rows), self.useful_rows - waiting_rows)

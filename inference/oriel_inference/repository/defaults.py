@@ -17,6 +17,7 @@ _NO_EFFECT = {
     "python,shm-default-byte-size": _OWN_MEMORY,
     "python,shm-growth-byte-size": _OWN_MEMORY,
     "python,shm-region-prefix-name": _OWN_MEMORY,
+    "python,stub-timeout-seconds": "a Python model's start has the limit of its parameter oriel.start_timeout_s",
 }
 
 

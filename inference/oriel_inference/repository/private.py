@@ -35,6 +35,11 @@ def private_files(
         except OSError as error:
             _log.debug("no private copy of model %s: %s", model, error)
             copied = False
-        yield {name: folder / name for name in paths} if copied else paths
+        yield {name: _same(folder / name, path) for name, path in paths.items()} if copied else paths
     finally:
         rmtree(folder, ignore_errors=True)
+
+
+def _same(copied: Path, original: Path) -> Path:
+    """The copy of a model file; of the one inside, where the model is a folder of files."""
+    return copied / original.name if copied.is_dir() else copied

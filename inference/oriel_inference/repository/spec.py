@@ -43,6 +43,20 @@ def complete(config: pb.ModelConfig, inputs: Tensors, outputs: Tensors, file: st
         _complete_tensor(config.input.add(), tensor, batched=config.max_batch_size > 0)
     for tensor in outputs if not config.output else ():
         _complete_tensor(config.output.add(), tensor, batched=config.max_batch_size > 0)
+    fill_defaults(config)
+
+
+def fill_defaults(config: pb.ModelConfig) -> None:
+    """What clients look up in a configuration and find in Triton's, whoever wrote it."""
+    if config.WhichOneof("scheduling_choice") != "ensemble_scheduling":
+        if not config.instance_group:
+            config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU)
+        for index, group in enumerate(config.instance_group):
+            group.name = group.name or f"{config.name}_{index}"
+            group.count = group.count or 1
+    if config.version_policy.WhichOneof("policy_choice") is None:
+        config.version_policy.latest.num_versions = 1
+    config.optimization.SetInParent()
 
 
 def check_against_file(config: pb.ModelConfig, inputs: Tensors, outputs: Tensors, file: str) -> None:

@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from oriel_inference.errors import BackendFailed, InferenceError
+from oriel_inference.errors import BackendFailed, InferenceError, UnknownModel
 from oriel_inference.servers.grpc_call import Context, abort
 from oriel_inference.servers.grpc_infer import GrpcInfer
 from oriel_inference.servers.health import HealthWatch, is_serving
@@ -78,7 +78,11 @@ class GrpcFrontend:
         return v2_pb2.ServerReadyResponse(ready=self._surface.readiness()[0])
 
     async def _model_ready(self, request: v2_pb2.ModelReadyRequest, context: Context) -> Message:
-        return v2_pb2.ModelReadyResponse(ready=self._surface.model_ready(request.name, request.version))
+        try:
+            ready = self._surface.model_ready(request.name, request.version)
+        except UnknownModel:
+            ready = False  # as Triton says it: clients poll until a model is there
+        return v2_pb2.ModelReadyResponse(ready=ready)
 
     async def _server_metadata(self, request: Message, context: Context) -> Message:
         name = self._surface.server_id

@@ -23,7 +23,6 @@ EXTENSIONS = (
     "binary_tensor_data",
     "parameters",
     "statistics",
-    "trace",
     "model_repository",
     "model_repository(unload_dependents)",
     "logging",

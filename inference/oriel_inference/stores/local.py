@@ -101,6 +101,9 @@ class LocalStore:
         # The runtime opens files named inside the model file (external weights): none of them may lead out.
         self._survey(model, version)
         path = self._inside(model, str(version), *_parts(filename))
+        if path.is_dir():
+            # The folder form of a model: model.onnx and its weights lie in it.
+            path = self._inside(model, str(version), *_parts(filename), "model.onnx")
         if not path.is_file():
             raise LoadFailed(f"{model}/{version}/{filename} is missing")
         return path

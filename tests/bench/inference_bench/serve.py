@@ -14,7 +14,7 @@ from pathlib import Path
 
 from oriel_inference import app
 from oriel_inference.backends import Session
-from oriel_inference.batching import batcher
+from oriel_inference.batching import assemble
 from oriel_inference.batching.assemble import Outcome
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.call import Call
@@ -52,15 +52,15 @@ class Audit:
     def __init__(self) -> None:
         self.calls = 0
         self.expired = 0
-        self._execute = batcher.execute
+        self._run = assemble._run
 
-    def execute(
+    def run(
         self, session: Session, spec: ModelSpec, names: Sequence[str], calls: Sequence[Call], now: Callable[[], float]
-    ) -> list[tuple[Sequence[Call], Outcome]]:
+    ) -> Outcome:
         moment = now()
         self.calls += len(calls)
         self.expired += sum(call.deadline <= moment for call in calls)
-        return self._execute(session, spec, names, calls, now)
+        return self._run(session, spec, names, calls, now)
 
 
 def main() -> int:
@@ -72,7 +72,7 @@ def main() -> int:
     if args.fifo:
         app.Batcher = FifoBatcher  # type: ignore[misc]
     audit = Audit()
-    batcher.execute = audit.execute
+    assemble._run = audit.run
     code = run(args)
     if args.audit:
         args.audit.write_text(json.dumps({"calls": audit.calls, "expired": audit.expired}))
