@@ -96,7 +96,7 @@ def _report(settings: Settings, unit: Unit) -> None:
     ready, why = unit.surface.readiness()
     _log.info(
         "%s: HTTP %d, gRPC %d, metrics %d, %d model version(s) serve",
-        "ready" if ready else f"started, but not ready ({why})",
+        "ready" if ready else f"serving, but not ready ({why})",
         unit.http_port,
         unit.grpc_port,
         unit.metrics_port,

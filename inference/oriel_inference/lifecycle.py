@@ -22,8 +22,8 @@ class ServingModel:
 
     identity: what its files looked like when they were loaded, "" if they came with a request. recognises: whether
     `templates` may stand for the full decoder. takes_requests: its sessions take requests one by one. wants_source:
-    they, or models of its steps, want to know what the client sent. holds: requests of ensembles that began with it and
-    may still come to it; it does not close before they end. Writer: the ensembles.
+    they, or models of its steps, want to know what the client sent. holds: requests of ensembles that began with it
+    and calls on their way to it; it does not close before these have come. Writers: the ensembles, `servers.gather`.
     """
 
     __slots__ = (

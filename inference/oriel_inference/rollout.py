@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 from oriel_inference.backends import Backend
 from oriel_inference.batching.scheduler import Scheduler
@@ -68,7 +69,7 @@ class Rollout:
         self._leave_s = leave_s
         self._check = check
         self._spawn = spawn
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         # One file that hangs must not stop everything, not even on one core.
         self._slots = asyncio.Semaphore(min(MAX_SLOTS, load_threads or max(2, cores)))
         self._defaults = defaults
@@ -294,7 +295,10 @@ class Rollout:
             _log.info("model %s has left its repository", name)
 
     def _lock(self, name: str) -> asyncio.Lock:
-        return self._locks.setdefault(name, asyncio.Lock())
+        lock = self._locks.get(name)
+        if lock is None:  # kept as long as somebody holds it or waits for it
+            lock = self._locks[name] = asyncio.Lock()
+        return lock
 
     def _leave(self, servings: Iterable[ServingModel | None]) -> None:
         for serving in servings:

@@ -453,3 +453,20 @@ def test_callers_who_come_back_share_batches_again() -> None:
         bench.clock.run()
     assert list(bench.batches[:4]) == [1, 7, 1, 7]
     assert list(bench.batches[-3:]) == [8, 8, 8]
+
+
+def test_an_answer_that_cannot_be_delivered_is_a_failure_and_not_silence() -> None:
+    bench = Bench(spec())
+    told: list[object] = []
+
+    def reply(result: object) -> None:
+        told.append(result)
+        if isinstance(result, Answer):
+            raise ValueError("surprise")
+
+    number = bench.call()
+    bench.calls[number].reply = reply
+    other = bench.call()
+    bench.settle()
+    assert isinstance(told[0], Answer) and isinstance(told[1], BackendFailed) and len(told) == 2
+    assert isinstance(bench.answer(other), Answer)

@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc
+import tritonclient.grpc.aio
 import tritonclient.http
 from onnx import TensorProto, external_data_helper, numpy_helper, save_model
 from tritonclient.utils import InferenceServerException
@@ -375,3 +376,34 @@ def test_weights_beside_the_model_are_fine(tmp_path: Path) -> None:
     model = models.lookup()
     save_model(model, str(path), save_as_external_data=True, location="weights.bin", size_threshold=0)
     check_model_file(path, "m")
+
+
+async def test_reloads_cost_no_call_over_grpc_and_keep_no_locks(tmp_path: Path) -> None:
+    put(tmp_path, 2)
+    async with serving(tmp_path, "explicit", load_models=("double",)) as served:
+        async with tritonclient.grpc.aio.InferenceServerClient(f"127.0.0.1:{served.unit.grpc_port}") as client:
+            x = tritonclient.grpc.InferInput("x", [1, 4], "FP32")
+            x.set_data_from_numpy(np.ones((1, 4), np.float32))
+            done, answered = asyncio.Event(), 0
+
+            async def ask() -> None:
+                nonlocal answered
+                while not done.is_set():
+                    await client.infer("double", [x])
+                    answered += 1
+
+            async with asyncio.TaskGroup() as group:
+                for _ in range(4):
+                    group.create_task(ask())
+                for factor in range(3, 11):
+                    put(tmp_path, factor)
+                    assert (await served.client.post("/v2/repository/models/double/load", json={})).status_code == 200
+                done.set()
+            assert answered
+            assert not await client.is_model_ready("nobody")
+        for number in range(50):
+            await served.client.post(f"/v2/repository/models/nobody{number}/unload", json={})
+        assert len(served.unit.surface.control._rollout._locks) <= 1
+        long = await served.client.post("/v2/repository/index", content=b" " * (65 << 10))
+        deep = await served.client.post("/v2/repository/index", content=b'{"x":' + b"[" * 500 + b"]" * 500 + b"}")
+        assert (long.status_code, deep.status_code) == (400, 400)

@@ -17,7 +17,8 @@ class Loop:
         self.gather = Gather(lambda: self.now_s, self.soon.append)
 
     def batcher(self, name: str = "short", *, is_short: bool = True) -> Any:
-        return SimpleNamespace(is_short=is_short, submit=lambda call: self.submitted.append((name, call)))
+        batcher = SimpleNamespace(is_short=is_short, submit=lambda call: self.submitted.append((name, call)))
+        return SimpleNamespace(batcher=batcher, holds=0)
 
     def call(self, **members: Any) -> Any:
         return SimpleNamespace(**{"finished": False, **members})
@@ -91,3 +92,14 @@ def test_waiting_begins_anew_after_each_handing_over() -> None:
         for _ in range(IDLE_TURNS):
             loop.turn(QUIET_S)
     assert len(loop.submitted) == 3
+
+
+def test_a_version_is_held_until_the_calls_on_their_way_have_come() -> None:
+    loop = Loop()
+    serving = loop.batcher()
+    loop.gather.submit(serving, loop.call())
+    loop.gather.submit(serving, loop.call(finished=True))
+    assert serving.holds == 2
+    for _ in range(IDLE_TURNS):
+        loop.turn(QUIET_S)
+    assert serving.holds == 0 and len(loop.submitted) == 1

@@ -95,3 +95,15 @@ async def test_compressed_answers_take_the_long_way(http: httpx.AsyncClient) -> 
         assert answer.status_code == 200
         assert answer.headers["content-encoding"] == "gzip"
         assert np.array_equal(np.array(answer.json()["outputs"][0]["data"], np.float32), 2 * values)
+
+
+async def test_a_text_that_only_the_lenient_decoder_reads_is_not_learned(http: httpx.AsyncClient) -> None:
+    x = np.ones((1, 4), np.float32)
+    parts, _ = encode_request(InferRequest(model_name="double", inputs=[tensor("x", x)]))
+    head = parts[0].rstrip().replace(b'"parameters":{"binary_data_output":true}', b'"parameters":{"a":NaN}')
+    assert b"NaN" in head
+    headers = {"Inference-Header-Content-Length": str(len(head))}
+    for _ in range(4):
+        answer = await http.post(INFER, content=head + b"".join(parts[1:]), headers=headers)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["outputs"][0]["data"] == [2.0] * 4

@@ -1,6 +1,7 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from oriel_inference.backends import Backend, find_backend
@@ -261,3 +262,24 @@ def test_folders_whose_names_no_model_may_have_are_left_out(tmp_path: Path) -> N
 def test_huge_configuration_is_not_read(tmp_path: Path) -> None:
     models.put(tmp_path, "double", models.double(), "#" * (1 << 20) + "\n")
     assert "larger than" in refusal(tmp_path)
+
+
+def test_a_model_may_be_a_folder_of_files(tmp_path: Path) -> None:
+    models.put(tmp_path, "double", models.double(), models.DOUBLE)
+    file = tmp_path / "double/1/model.onnx"
+    data = file.read_bytes()
+    file.unlink()
+    file.mkdir()
+    (file / "model.onnx").write_bytes(data)
+    version = loaded(tmp_path)
+    (y,) = version.sessions[0].run({"x": np.ones((1, 4), np.float32)}, ["y"])
+    assert y.tolist() == [[2.0] * 4]
+
+
+def test_configurations_say_what_tools_look_up(tmp_path: Path) -> None:
+    models.put(tmp_path, "double", models.double(), models.DOUBLE)
+    config = loaded(tmp_path).config
+    (group,) = config.instance_group
+    assert (group.name, group.count) == ("double_0", 1)
+    assert config.version_policy.latest.num_versions == 1
+    assert config.HasField("optimization")

@@ -158,8 +158,9 @@ def test_process_serves_and_stops_on_sigterm(repository: Path) -> None:
         lines = []
         for line in process.stderr:
             lines.append(line)
-            if " ready: HTTP" in line:
+            if ": HTTP " in line:
                 break
+        assert "serving, but not ready (model 'broken' is not ready): HTTP" in lines[-1]
         assert re.search(r"model double version 1 is ready on CPUExecutionProvider", "".join(lines))
         with httpx.Client(base_url=f"http://127.0.0.1:{ports[0]}", trust_env=False) as client:
             assert client.post(INFER, json=ROW).json()["outputs"][0]["data"] == [2, 4, 6, 8]

@@ -29,7 +29,7 @@ from typing import cast
 
 from oriel_inference.backends import DecoupledSession, RequestSession, Session, takes_requests
 from oriel_inference.batching.assemble import Outcome, execute
-from oriel_inference.batching.call import Answer, BatchTimes, Call
+from oriel_inference.batching.call import Answer, BatchTimes, Call, deliver
 from oriel_inference.batching.cores import Cores
 from oriel_inference.batching.experience import INLINE_S, Experience
 from oriel_inference.batching.levels import LevelBounds
@@ -457,13 +457,7 @@ class Batcher:
         self._fail(call, error or self._lateness(call))
 
     def _reply(self, call: Call, result: Answer | InferenceError) -> None:
-        reply = call.reply
-        call.forget()
-        try:
-            reply(result)
-        except Exception:
-            # The other members of the batch still wait for their answers.
-            _log.exception("model %s: an answer could not be delivered", self.spec.name)
+        deliver(call, result, self.spec.name)
 
     def _lateness(self, call: Call) -> InferenceError:
         if call.ticket.deadline < call.deadline:

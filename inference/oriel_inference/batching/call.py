@@ -1,17 +1,21 @@
 """One call inside a batcher, and what it gets back."""
 
+import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
-from oriel_inference.errors import InferenceError
+from oriel_inference.errors import BackendFailed, InferenceError
 from oriel_policies.queue import Ticket
 from oriel_wire.context import CallContext
 from oriel_wire.v2.messages import Array, InferRequest
 
-__all__ = ["Answer", "BatchTimes", "Call", "Closable", "Emit", "Reply", "StepRun"]
+__all__ = ["Answer", "BatchTimes", "Call", "Closable", "Emit", "Reply", "StepRun", "deliver"]
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,25 @@ class Closable(Protocol):
     """What wants to know when a call ends before its answer has come."""
 
     def close(self) -> None: ...
+
+
+def deliver(call: "Call", result: Answer | InferenceError, model: str) -> None:
+    """Tell the caller how it ended; never raises, for others wait behind it.
+
+    An answer that cannot be made ready is a failure: nobody is left without a word.
+    """
+    reply = call.reply
+    call.forget()
+    try:
+        reply(result)
+        return
+    except Exception:
+        _log.exception("model %s: an answer could not be delivered", model)
+    if isinstance(result, Answer):
+        try:
+            reply(BackendFailed("the server failed on this answer"))
+        except Exception:
+            _log.exception("model %s: a caller got no answer", model)
 
 
 def _nobody(_: Answer | InferenceError) -> None:

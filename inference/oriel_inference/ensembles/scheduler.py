@@ -18,14 +18,13 @@ Rules.
 Owner and single writer: the loop.
 """
 
-import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import cast
 
 import numpy as np
 
-from oriel_inference.batching.call import Answer, BatchTimes, Call, StepRun
+from oriel_inference.batching.call import Answer, BatchTimes, Call, StepRun, deliver
 from oriel_inference.clock import Clock
 from oriel_inference.ensembles.flight import Flight
 from oriel_inference.ensembles.graph import Graph, fit_rank
@@ -49,8 +48,6 @@ from oriel_wire.errors import BadMessage
 from oriel_wire.v2.messages import Array, InferRequest, ParameterValue, RequestedOutput, Tensor
 
 __all__ = ["Ensemble"]
-
-_log = logging.getLogger(__name__)
 
 
 class Ensemble:
@@ -381,13 +378,7 @@ class Ensemble:
             self._run(flight, index)
 
     def _reply(self, call: Call, result: Answer | InferenceError) -> None:
-        reply = call.reply
-        call.forget()
-        try:
-            reply(result)
-        except Exception:
-            # Whoever made this call end has other calls to see to.
-            _log.exception("ensemble %s: an answer could not be delivered", self.spec.name)
+        deliver(call, result, self.spec.name)
 
 
 def _nbytes(array: Array | None) -> int:

@@ -11,7 +11,7 @@ Only for models whose batches run on the loop; for others a call is worth more i
 from collections.abc import Callable
 
 from oriel_inference.batching.call import Call
-from oriel_inference.batching.scheduler import Scheduler
+from oriel_inference.lifecycle import ServingModel
 
 __all__ = ["Gather"]
 
@@ -29,17 +29,18 @@ class Gather:
     def __init__(self, now: Callable[[], float], call_soon: Callable[[Callable[[], None]], object]) -> None:
         self._now = now
         self._call_soon = call_soon
-        self._waiting: list[tuple[Scheduler, Call]] = []
+        self._waiting: list[tuple[ServingModel, Call]] = []
         self._began_s = 0.0
         self._turned_s = 0.0
         self._idle_turns = 0
 
-    def submit(self, batcher: Scheduler, call: Call) -> None:
-        """Submit `call` to `batcher` now or soon; not at all if it is finished meanwhile (its caller left)."""
-        if not batcher.is_short:
-            batcher.submit(call)
+    def submit(self, serving: ServingModel, call: Call) -> None:
+        """Submit `call` to `serving` now or soon; not at all if it is finished meanwhile (its caller left)."""
+        if not serving.batcher.is_short:
+            serving.batcher.submit(call)
             return
-        self._waiting.append((batcher, call))
+        serving.holds += 1  # a version that is replaced meanwhile stays open until this call has come to it
+        self._waiting.append((serving, call))
         if len(self._waiting) == 1:
             self._idle_turns = 0
             self._began_s = self._turned_s = self._now()
@@ -53,6 +54,7 @@ class Gather:
             self._call_soon(self._turn)
             return
         waiting, self._waiting = self._waiting, []
-        for batcher, call in waiting:
+        for serving, call in waiting:
+            serving.holds -= 1
             if not call.finished:
-                batcher.submit(call)
+                serving.batcher.submit(call)

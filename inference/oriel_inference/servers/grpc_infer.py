@@ -171,7 +171,7 @@ class GrpcInfer:
             finish=reply,
             request=known.request,
         )
-        self._gathering().submit(serving.batcher, call)
+        self._gathering().submit(serving, call)
 
         def leave() -> None:
             if serving.batcher.leave(call):

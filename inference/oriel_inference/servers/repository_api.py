@@ -18,6 +18,7 @@ from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.surface import Surface
 from oriel_wire.engine.buffered import Exchange
 from oriel_wire.errors import BadMessage
+from oriel_wire.v2.depth import check_depth
 from oriel_wire.v2.metadata import parse_config_json
 from oriel_wire.v2.proto import model_config_pb2 as pb
 from oriel_wire.v2.proto import v2_pb2
@@ -27,6 +28,7 @@ __all__ = ["GrpcRepository", "HttpRepository", "resolve"]
 _log = logging.getLogger(__name__)
 
 FILE_PREFIX = "file:"
+MAX_FLAGS_BYTES = 64 << 10
 MAX_FILES = 1000
 _JSON = ("content-type", "application/json")
 _Fail = Callable[[Exchange, InferenceError, list[tuple[str, str]]], None]
@@ -82,7 +84,7 @@ class HttpRepository:
             exchange.respond(200, [_JSON], body)
 
     async def _index(self, body: bytes, model: str) -> bytes:
-        wanted = _decode(body)
+        wanted = _decode(_short(body))
         lines = [_line(entry) for entry in await self._surface.control.index(ready=wanted.ready)]
         return msgspec.json.encode(lines)
 
@@ -93,7 +95,7 @@ class HttpRepository:
         return b""
 
     async def _unload(self, body: bytes, model: str) -> bytes:
-        dependents = _unload_parameters(_decode(body).parameters)
+        dependents = _unload_parameters(_decode(_short(body)).parameters)
         await self._surface.control.unload(model, dependents=dependents)
         return b""
 
@@ -126,7 +128,7 @@ class GrpcRepository:
         return response
 
     async def _load(self, request: v2_pb2.RepositoryModelLoadRequest) -> Message:
-        config, files = _override(_values(request.parameters), _bytes)
+        config, files = await asyncio.to_thread(lambda: _override(_values(request.parameters), _bytes))
         await self._surface.control.load(_model(request.model_name), config=config, files=files)
         return v2_pb2.RepositoryModelLoadResponse()
 
@@ -152,6 +154,14 @@ def _model(name: str) -> str:
     if not is_model_name(name):
         raise InvalidRequest("model_name is missing or not a name a model can have")
     return name
+
+
+def _short(body: bytes) -> bytes:
+    """A body that holds flags and names only: read on the loop."""
+    if len(body) > MAX_FLAGS_BYTES:
+        raise InvalidRequest(f"the body has {len(body)} bytes, at most {MAX_FLAGS_BYTES} are accepted here")
+    check_depth(body)
+    return body
 
 
 def _decode(body: bytes) -> _Body:

@@ -149,7 +149,10 @@ class Templates:
     def _learn_binary(self, text: bytes, request: InferRequest) -> Template | None:
         if not self._came_before(text):
             return None
-        document = _documents.decoder.decode(text)
+        try:
+            document = _documents.decoder.decode(text)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None  # NaN among the parameters, which another decoder read
         sizes = [(each.parameters or {}).get("binary_data_size") for each in document.inputs]
         if not all(type(size) is int for size in sizes):
             return None  # some of the tensors are in the JSON part
