@@ -309,3 +309,19 @@ def test_msgspec_still_skips_without_recursion_limits_of_its_own() -> None:
     """The decoder counts on RecursionError: a C stack overflow would take the process down."""
     with pytest.raises(RecursionError):
         msgspec.json.decode(b"[" * 100_000, type=msgspec.Raw)
+
+
+@pytest.mark.parametrize(
+    ("data", "count", "hint"),
+    [
+        ("1", (1 << 19) - 10, "has 1 elements"),  # not too many: refused for its shape
+        ("1", 1 << 19, "values, at most 524288"),
+        ("NaN", 1 << 19, "values, at most 524288"),
+        ("[1]", 1 << 16, "lists and objects, at most 65536"),
+    ],
+)
+def test_texts_that_would_keep_a_decoder_busy(data: str, count: int, hint: str) -> None:
+    one = {"name": "x", "shape": [1], "datatype": "FP32", "data": []}
+    text = json.dumps({"inputs": [one]}).replace("[]", f"[{','.join([data] * count)}]")
+    with pytest.raises(BadMessage, match=hint):
+        http.decode_request("m", "", text.encode().ljust(1 << 20), None)

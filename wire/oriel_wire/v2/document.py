@@ -61,13 +61,32 @@ class ResponseDocument(msgspec.Struct, gc=False):
     parameters: _Parameters = None
 
 
+# A decoder gets through so many in some 30 ms; the loop has other requests to serve.
+MAX_VALUES = 1 << 19
+MAX_LISTS = 1 << 16
+
+
+def _check_values(body: bytes, length: int, brackets: int) -> None:
+    """By their separators: a text of commas counts as well."""
+    if brackets > MAX_LISTS:
+        raise BadMessage(f"the JSON part has {brackets} lists and objects, at most {MAX_LISTS} are accepted")
+    if (commas := body.count(b",", 0, length)) >= MAX_VALUES:
+        raise BadMessage(
+            f"the JSON part has {commas + 1} values, at most {MAX_VALUES} are accepted: send tensors as binary data"
+        )
+
+
 _Document = TypeVar("_Document", InferDocument, ResponseDocument)
 
 
 class DocumentDecoder(Generic[_Document]):
-    """Bodies -> (document, its tensors). `tensors` is the member that holds them, `kind` their name in errors."""
+    """Bodies -> (document, its tensors). `tensors` is the member that holds them, `kind` their name in errors.
 
-    def __init__(self, document: type[_Document], tensors: str, kind: str) -> None:
+    bounded: refuse texts that would take a decoder long for their size, see MAX_VALUES and MAX_LISTS.
+    """
+
+    def __init__(self, document: type[_Document], tensors: str, kind: str, *, bounded: bool) -> None:
+        self._bounded = bounded
         self._document: type[_Document] = document
         self._member = tensors
         self._kind = kind
@@ -81,8 +100,10 @@ class DocumentDecoder(Generic[_Document]):
         if length > limit:
             raise TooLarge(f"the JSON part has {length} bytes, at most {limit} are accepted: send tensors as binary")
         # Hardly any body has more brackets than levels are allowed: counting here saves the call.
-        if body.count(b"[", 0, length) + body.count(b"{", 0, length) > MAX_DEPTH:
+        if (brackets := body.count(b"[", 0, length) + body.count(b"{", 0, length)) > MAX_DEPTH:
             check_depth(body, length)
+        if self._bounded and length > MAX_VALUES:
+            _check_values(body, length, brackets)
         head = body if header_length is None else memoryview(body)[:length]
         try:
             document = self.decoder.decode(head)

@@ -45,8 +45,8 @@ _ALIGNMENT = 16
 
 BodyParts = list[bytes | memoryview]
 
-_requests = DocumentDecoder(InferDocument, "inputs", "input")
-_responses = DocumentDecoder(ResponseDocument, "outputs", "output")
+_requests = DocumentDecoder(InferDocument, "inputs", "input", bounded=True)
+_responses = DocumentDecoder(ResponseDocument, "outputs", "output", bounded=False)
 _encoder = msgspec.json.Encoder()
 
 

@@ -37,7 +37,7 @@ _FORMATS |= {"INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q", "UINT8": "B"
 _FORMATS |= {"UINT64": "Q"}
 _ELEMENTS: dict[str, type] = {"?": bool, "f": float, "d": float}
 _decoders: dict[type, Any] = {each: msgspec.json.Decoder(list[each]) for each in (bool, int, float)}  # type: ignore[valid-type]
-_documents = DocumentDecoder(InferDocument, "inputs", "input")
+_documents = DocumentDecoder(InferDocument, "inputs", "input", bounded=True)
 
 
 class Template:
