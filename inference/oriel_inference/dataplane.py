@@ -55,6 +55,19 @@ class Dataplane:
         self._catalog = catalog
         self.now = now
 
+    def parts(self, model: str, version: str) -> set[str]:
+        """The models of an ensemble's steps, and of theirs if they are ensembles; none of what does not serve."""
+        found: set[str] = set()
+        ahead = [(model, version)]
+        while ahead:
+            try:
+                steps = self._catalog.get(*ahead.pop()).spec.steps
+            except InferenceError:
+                continue
+            ahead += [(step.model, str(step.version or "")) for step in steps if step.model not in found]
+            found.update(step.model for step in steps)
+        return found
+
     def infer(
         self,
         request: InferRequest,

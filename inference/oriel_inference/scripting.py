@@ -67,7 +67,7 @@ class Scripting:
             raise InvalidRequest("other models can only be asked on behalf of a client's request")
         if len(session.asks) >= MAX_ASKED:
             raise InvalidRequest(f"more than {MAX_ASKED} requests to other models are under way")
-        chain = self._chain(session, message, behalf)
+        chain = _chain(session, message, behalf, self.dataplane)
         parts, _ = read_tensors(message.inputs, body)
         request = ScriptedRequest(
             model_name=message.model,
@@ -108,16 +108,17 @@ class Scripting:
         if message.id in session.asks:
             session.asks[message.id] = leave
 
-    def _chain(self, session: PythonSession, message: Infer, behalf: Sequence[Request]) -> tuple[str, ...]:
-        before = max(
-            (each.asked.chain for each in behalf if isinstance(each.asked, ScriptedRequest)), key=len, default=()
-        )
-        chain = (*before, session.launch.model)
-        if message.model in chain:
-            raise InvalidRequest(f"model {message.model[:64]!r} would wait for itself ({' -> '.join(chain)[:200]})")
-        if len(chain) >= MAX_CHAIN:
-            raise InvalidRequest(f"more than {MAX_CHAIN} models wait for one another ({' -> '.join(chain)[:200]})")
-        return chain
+
+def _chain(session: PythonSession, message: Infer, behalf: Sequence[Request], dataplane: Dataplane) -> tuple[str, ...]:
+    before = max((each.asked.chain for each in behalf if isinstance(each.asked, ScriptedRequest)), key=len, default=())
+    chain = (*before, session.launch.model)
+    # An ensemble waits for its parts.
+    for model in (message.model, *sorted(dataplane.parts(message.model, message.version))):
+        if model in chain:
+            raise InvalidRequest(f"model {model[:64]!r} would wait for itself ({' -> '.join(chain)[:200]})")
+    if len(chain) >= MAX_CHAIN:
+        raise InvalidRequest(f"more than {MAX_CHAIN} models wait for one another ({' -> '.join(chain)[:200]})")
+    return chain
 
 
 def _context(behalf: Sequence[Request]) -> CallContext:

@@ -1,6 +1,7 @@
 """A Python model's processes from load to unload, and what outlives what."""
 
 import asyncio
+import dataclasses
 import os
 import shutil
 import signal
@@ -21,7 +22,7 @@ from oriel_inference.backends import Request
 from oriel_inference.backends.python.backend import PythonBackend
 from oriel_inference.backends.python.launch import PythonLimits
 from oriel_inference.backends.python.session import PythonSession
-from oriel_inference.errors import BackendFailed, InferenceError, LoadFailed, Outcome
+from oriel_inference.errors import BackendFailed, DeadlineExceeded, InferenceError, LoadFailed, Outcome
 from oriel_inference.model import EngineOptions
 from oriel_inference.settings import Settings
 from oriel_wire.trace import ListSink
@@ -251,3 +252,37 @@ async def test_what_a_child_says_out_of_turn_ends_it(tmp_path: Path, closing: li
     assert isinstance(found, BackendFailed) and "cannot be read" in found.message
     os.kill(session.pid or 0, signal.SIGCONT)
     assert await execute(session, "fine") == "fine"
+
+
+async def test_what_waits_for_a_process_is_sent_without_those_whose_time_is_over(
+    tmp_path: Path, closing: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = tmp_path / "seen"
+    monkeypatch.setenv("SEEN", str(seen))
+    session = await opened(tmp_path)
+    closing.append(session)
+    dying = Asked("exit 1")
+    session.execute(dying)
+    await until(lambda: dying.result is not None)
+    late, gone, mixed = Asked("late"), Asked("gone"), Mixed("late too", "in time")
+    late.requests = (dataclasses.replace(late.requests[0], deadline=time.monotonic()),)
+    for each in (late, gone, mixed):
+        session.execute(each)
+    session.leave(gone, 0)
+    await mixed.back.wait()
+    assert isinstance(late.result, DeadlineExceeded) and late.back.is_set() and gone.back.is_set()
+    assert isinstance(mixed.results[0], DeadlineExceeded) and mixed.results[1][0][0, 0] == b"in time"
+    assert seen.read_text().splitlines() == ["exit 1", "in time"]
+
+
+class Mixed(Asked):
+    """Two requests, the first one without time."""
+
+    def __init__(self, late: str, text: str) -> None:
+        super().__init__(text)
+        gone = dataclasses.replace(Asked(late).requests[0], deadline=time.monotonic())
+        self.requests = (gone, *self.requests)  # type: ignore[assignment]
+        self.results: dict[int, Any] = {}
+
+    def answer(self, index: int, result: Any) -> None:
+        self.results[index] = result

@@ -294,7 +294,11 @@ async def test_what_runs_is_killed_when_the_server_goes(root: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("parameter", "reason"),
     [
-        ('parameters { key: "fail" value: { string_value: "1" } }', "ValueError: no weights here"),
+        ('parameters { key: "fail" value: { string_value: "1" } }', "code failed: no weights here"),
+        (
+            'parameters { key: "path" value: { string_value: "1" } }',
+            "code failed: [Errno 2] No such file or directory: 'weights.bin'",
+        ),
         (
             'parameters { key: "hang" value: { string_value: "1" } } '
             'parameters { key: "oriel.start_timeout_s" value: { string_value: "3" } }',
@@ -329,3 +333,30 @@ async def test_statistics_count_python_models_as_others(http: httpx.AsyncClient)
     (found,) = (await http.get("/models/behave/stats")).json()["model_stats"]
     assert found["inference_stats"]["success"]["count"] > 0
     assert found["inference_stats"]["compute_infer"]["ns"] > 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"), [("[7, 1]", "[1, 1]"), ("[]", "[1, 1]"), ("[0, 1]", "[1, 1]"), ("[1, 2]", "[1, 1]")]
+)
+@pytest.mark.parametrize("asked", [{}, {"outputs": [{"name": "said", "parameters": {"classification": 2}}]}])
+async def test_an_output_of_another_shape_fails_its_request(
+    http: httpx.AsyncClient, shape: str, expected: str, asked: dict[str, Any]
+) -> None:
+    answer = await ask(http, f"shape {shape}", **asked)
+    assert answer.status_code == 500
+    assert f"output 'said' of the model has shape {shape}, expected is {expected}" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("value", ["nan", "-1e12", "1e300"])
+async def test_a_models_clock_may_be_wrong(tmp_path: Path, value: str) -> None:
+    put(tmp_path, "behave", "behave", BEHAVE)
+    settings = Settings(repositories=(tmp_path,), http_port=0, grpc_port=0, metrics_port=0, drain_s=0.2)
+    async with open_unit(settings, sink=ListSink()) as unit:
+        base = f"http://127.0.0.1:{unit.http_port}/v2"
+        async with httpx.AsyncClient(base_url=base, trust_env=False, timeout=30) as client:
+            for text in (f"clock {value}", "x", "y"):
+                await say(client, text)
+            answer = await client.get("/models/behave/stats")
+            assert answer.status_code == 200
+            found = answer.json()["model_stats"][0]["inference_stats"]
+            assert all(int(found[name]["ns"]) >= 0 for name in ("compute_input", "compute_infer", "compute_output"))

@@ -21,6 +21,7 @@ import onnxruntime as ort
 
 from oriel_inference.backends.cuda import list_gpus
 from oriel_inference.backends.providers import CUDA, missing, prepare, verify
+from oriel_inference.backends.words import without_folders
 from oriel_inference.errors import BackendFailed, InvalidRequest, LoadFailed
 from oriel_inference.model import EngineOptions, Gpu, TensorInfo
 from oriel_wire.v2.messages import Array
@@ -58,7 +59,6 @@ _REFUSALS = (ort.capi.onnxruntime_pybind11_state.InvalidArgument,)
 _SEVERITY_ERROR = 3
 _ONNX_BFLOAT16 = 16
 _PREFIX = re.compile(r"\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
-_FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s\"'/]+/)+")
 
 _alone, _asking = threading.Lock(), threading.Lock()
 
@@ -246,7 +246,7 @@ def _bits(value: Any) -> Array:
 def _plain(error: Exception) -> str:
     """The runtime's words without its prefix, its line breaks and any folder of ours."""
     text = _PREFIX.sub("", str(error)).rpartition("Status Message: ")[2]
-    return " ".join(_FOLDERS.sub("", text).split())[:300]
+    return without_folders(text)[:300]
 
 
 def _for_clients(error: Exception) -> str:

@@ -13,7 +13,7 @@ from oriel_inference.batching.responses import Responses
 from oriel_inference.batching.stream import IDLE_S, MAX_S, deliver
 from oriel_inference.clock import Clock
 from oriel_inference.errors import BackendFailed, InferenceError
-from oriel_inference.model import ModelSpec
+from oriel_inference.model import ModelSpec, TensorSpec
 from oriel_inference.statistics import Statistics
 from oriel_wire.v2.messages import Array
 
@@ -76,8 +76,9 @@ class RequestBatch:
 
     def computing(self, began_s: float, ended_s: float) -> None:
         now = self._clock.now()
-        self._computed = min(ended_s, now)
-        self._began = max(self._started, min(began_s, self._computed))
+        # The model's process may say anything, NaN too: what is compared second is dropped then.
+        self._computed = max(self._started, min(now, ended_s))
+        self._began = max(self._started, min(self._computed, began_s))
 
     def answer(self, index: int, result: Outputs | InferenceError | None) -> None:
         call = self._calls[index]
@@ -134,12 +135,24 @@ class RequestBatch:
     def _shaped(self, call: Call, outputs: Outputs) -> Outputs:
         try:
             arrays = [
-                None if array is None else reshaped(array, spec, call.rows if self._spec.batched else 0)
+                None if array is None else self._output(array, spec, call.rows)
                 for array, spec in zip(outputs, self._spec.outputs, strict=True)
             ]
         except ValueError as error:
             raise BackendFailed(f"an output of the model does not fit its configuration: {error}") from error
         return Outputs(arrays, outputs.parameters)
+
+    def _output(self, array: Array, spec: TensorSpec, rows: int) -> Array:
+        """Raises BackendFailed if it does not fit the configuration; a decoupled response may have any rows."""
+        dims = spec.dims if spec.engine_dims is None else spec.engine_dims
+        if self._spec.batched:
+            dims = (-1 if self._spec.decoupled else rows, *dims)
+        shape = array.shape
+        if len(shape) != len(dims) or any(dim not in (-1, size) for dim, size in zip(dims, shape, strict=True)):
+            raise BackendFailed(
+                f"output {spec.name[:64]!r} of the model has shape {list(shape)}, expected is {list(dims)}"[:400]
+            )
+        return reshaped(array, spec, shape[0] if self._spec.batched else 0)
 
     def _all(self) -> Results:
         """Those that have rows are one batch; the others fail one by one."""

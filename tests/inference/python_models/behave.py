@@ -20,12 +20,19 @@ class TritonPythonModel:
         self.executions = 0
         if "fail" in json.loads(args["model_config"])["parameters"]:
             raise ValueError("no weights here")
+        if "path" in json.loads(args["model_config"])["parameters"]:
+            open("/srv/secret/keys/weights.bin")
         if "hang" in json.loads(args["model_config"])["parameters"]:
             time.sleep(600)
 
     def execute(self, requests):
         self.executions += 1
         self.size = len(requests)
+        if os.environ.get("SEEN"):
+            with open(os.environ["SEEN"], "a") as seen:
+                seen.writelines(
+                    pb_utils.get_input_tensor_by_name(r, "text").as_numpy()[0, 0].decode() + "\n" for r in requests
+                )
         words = [pb_utils.get_input_tensor_by_name(r, "text").as_numpy()[0, 0].decode() for r in requests]
         if "short" in words:
             return []
@@ -57,6 +64,11 @@ class TritonPythonModel:
             case "number":
                 array = np.array([[1.5]], dtype=np.float32)
                 return pb_utils.InferenceResponse([pb_utils.Tensor("said", array)])
+            case "shape":
+                array = np.full(json.loads(rest), b"x", dtype=np.object_)
+                return pb_utils.InferenceResponse([pb_utils.Tensor("said", array)])
+            case "clock":
+                time.monotonic = lambda: float(rest)
             case "nothing":
                 return pb_utils.InferenceResponse([])
             case "left":

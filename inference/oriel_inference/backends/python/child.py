@@ -11,7 +11,6 @@ import inspect
 import json
 import logging
 import os
-import re
 import signal
 import socket
 import sys
@@ -42,12 +41,12 @@ from oriel_inference.backends.python.pb_errors import TritonError, TritonModelEx
 from oriel_inference.backends.python.pb_request import InferenceResponse, ServedRequest, encode_response
 from oriel_inference.backends.python.pb_tensor import Tensor
 from oriel_inference.backends.python.runtime import Runtime
+from oriel_inference.backends.words import without_folders
 
 __all__ = ["main"]
 
 MODULE = "triton_python_backend_utils"
 CLASS = "TritonPythonModel"
-_FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s\"'/]+/)+")
 _USER_ERRORS = (Exception, SystemExit)
 
 Result = tuple[ResultHead, list[Buffer]]
@@ -201,7 +200,7 @@ class Instance:
     def _failure(self, error: BaseException) -> ResultHead:
         """What clients are told; the log gets the traceback."""
         self._runtime.say(logging.ERROR, f"execute failed:\n{''.join(traceback.format_exception(error))[-8000:]}")
-        text = _FOLDERS.sub("", " ".join(str(error).split()))[:400]
+        text = without_folders(str(error))[:400]
         if isinstance(error, TritonModelException) and text:
             return ResultHead(error=(TritonError.INTERNAL, text))
         return ResultHead(error=(TritonError.INTERNAL, f"the model failed: {text or 'the log says how'}"))
@@ -259,9 +258,8 @@ def _import(file: Path, version: str) -> types.ModuleType:
 
 
 def _last_line(error: BaseException) -> str:
-    if isinstance(error, TritonModelException):
-        return str(error)[:400]
-    return traceback.format_exception_only(error)[-1].strip()[:400]
+    """The traceback's last line, less the exception's class; the log has it whole."""
+    return without_folders(str(error))[:400] or "the log says how"
 
 
 def _restore_environment() -> None:

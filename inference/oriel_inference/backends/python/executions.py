@@ -41,10 +41,11 @@ _RESERVED = frozenset(("sequence_id", "sequence_start", "sequence_end", "priorit
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """A batch in the child. first: id of its first request; waiting: indexes without an answer."""
+    """A batch in the child. first: id of its first request; members: indexes sent; waiting: those without an answer."""
 
     execution: Execution
     first: int
+    members: Sequence[int]
     waiting: set[int]
     left: set[int] = field(default_factory=set)
     returned: bool = False
@@ -68,20 +69,20 @@ class Executions:
         self._held: list[Execution] = []  # returned while MAX_OPEN batches were under way
         self._numbers = 0
 
-    def begin(self, execution: Execution) -> None:
-        """Send it; what cannot be sent is refused."""
+    def begin(self, execution: Execution, members: Sequence[int]) -> None:
+        """Send these of its requests, the others have their answers; what cannot be sent is refused."""
         first = self._numbers
         self._numbers += len(execution.requests)
         body: list[Buffer] = []
         try:
-            heads = [self._head(first + i, request, body) for i, request in enumerate(execution.requests)]
+            heads = [self._head(first + i, execution.requests[i], body) for i in members]
             self._process.send(Execute(first, heads), body)
         except (FrameError, BadMessage, ValueError, OverflowError) as error:
-            refuse(execution, BackendFailed(f"the batch cannot be sent to the model: {error}"))
+            refuse(execution, BackendFailed(f"the batch cannot be sent to the model: {error}"), members)
             return
-        opened = _Open(execution, first, set(range(len(heads))))
+        opened = _Open(execution, first, members, set(members))
         self._batches[first] = opened
-        self._by_request.update((first + i, opened) for i in range(len(heads)))
+        self._by_request.update((first + i, opened) for i in members)
 
     def leave(self, execution: Execution, index: int) -> None:
         """Nobody waits for this request any more."""
@@ -103,13 +104,13 @@ class Executions:
 
     def answers(self, message: Answers, body: memoryview) -> None:
         opened = self._batches.get(message.batch)
-        if opened is None or len(message.results) != len(opened.execution.requests):
+        if opened is None or len(message.results) != len(opened.members):
             self._process.kill("it answered what it was not asked")
             return
         opened.execution.computing(message.began, message.ended)
         self._returned(opened)  # the next batch starts before this one's answers are written
         at = 0
-        for index, head in enumerate(message.results):
+        for index, head in zip(opened.members, message.results, strict=True):
             result, at = self._result(head, body, at)
             self._answer(opened, index, result)
 
@@ -219,8 +220,8 @@ class Executions:
         )
 
 
-def refuse(execution: Execution, error: InferenceError) -> None:
-    """End all requests of an execution that does not begin."""
-    for index in range(len(execution.requests)):
+def refuse(execution: Execution, error: InferenceError, members: Sequence[int]) -> None:
+    """End an execution that does not begin, with these of its requests."""
+    for index in members:
         execution.answer(index, error)
     execution.returned()

@@ -25,13 +25,14 @@ from oriel_inference.backends.python.frames import (
 from oriel_inference.backends.python.messages import (
     Message,
 )
+from oriel_inference.backends.python.output import Output
 
 __all__ = ["ModelProcess"]
 
 _log = logging.getLogger(__name__)
 
-MAX_LINE_BYTES = 4096
-OUTPUT_CHUNK_BYTES = 16 * 1024
+OUTPUT_CHUNK_BYTES = 64 * 1024
+OUTPUT_PAUSE_S = 0.02
 MAX_CONTROL_BYTES = 256 << 20
 _HIDDEN_VARIABLES = ("ORIEL_LIFELINE_FD",)
 _starter = ThreadPoolExecutor(1, thread_name_prefix="oriel-python-starter")
@@ -63,8 +64,9 @@ class ModelProcess:
         self._control: asyncio.WriteTransport | None = None
         self._pidfd = -1
         self._output = -1
-        self._unfinished = b""
         self._ended = False
+        self._printed = Output()
+        self._paused: asyncio.TimerHandle | None = None
         self.broken = ""
 
     @property
@@ -134,11 +136,12 @@ class ModelProcess:
             if transport is not None:
                 transport.abort()
         if self._output >= 0:
-            self._read_output()
+            if self._paused is not None:
+                self._paused.cancel()
+            self._read_output(last=True)
             self._loop.remove_reader(self._output)
             os.close(self._output)
-            if self._unfinished:
-                self._print([self._unfinished])
+            self._print(self._printed.flushed(self._loop.time(), end=True))
         self._on_end(self._how())
 
     def lost(self) -> None:
@@ -175,24 +178,27 @@ class ModelProcess:
             return self.broken
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
-    def _read_output(self) -> None:
+    def _read_output(self, *, last: bool = False) -> None:
         try:
             data = os.read(self._output, OUTPUT_CHUNK_BYTES)
         except BlockingIOError:
             return
+        self._print(self._printed.received(data, self._loop.time()))
         if not data:
             self._loop.remove_reader(self._output)
-        *lines, self._unfinished = (self._unfinished + data).split(b"\n")
-        if len(self._unfinished) > MAX_LINE_BYTES:
-            lines.append(self._unfinished)
-            self._unfinished = b""
-        self._print(lines)
+        elif self._printed.full and not last:
+            # A model that prints without pause waits for its pipe, so that nobody else waits for its words.
+            self._loop.remove_reader(self._output)
+            self._paused = self._loop.call_later(OUTPUT_PAUSE_S, self._resume_output)
 
-    def _print(self, lines: Sequence[bytes]) -> None:
+    def _resume_output(self) -> None:
+        self._paused = None
+        self._print(self._printed.flushed(self._loop.time()))
+        self._loop.add_reader(self._output, self._read_output)
+
+    def _print(self, lines: Sequence[str]) -> None:
         for line in lines:
-            text = line[:MAX_LINE_BYTES].decode(errors="replace").rstrip()
-            if text:
-                _log.info("model %s: %s", self._name, text)
+            _log.info("model %s: %s", self._name, line)
 
 
 class _Reading(asyncio.BufferedProtocol):

@@ -37,7 +37,7 @@ from oriel_inference.backends.python.messages import (
     Say,
 )
 from oriel_inference.backends.python.process import ModelProcess
-from oriel_inference.errors import BackendFailed, InferenceError, LoadFailed, ServerStopping
+from oriel_inference.errors import BackendFailed, DeadlineExceeded, InferenceError, LoadFailed, ServerStopping
 from oriel_wire.v2.messages import Array
 
 __all__ = ["PythonSession", "Scripting"]
@@ -191,22 +191,34 @@ class PythonSession:
             execution.returned()
         waiting, self._waiting = self._waiting, {}
         for execution, left in waiting.items():
-            if len(left) == len(execution.requests):
-                refuse(execution, BackendFailed("nobody waits any more"))
-                continue
-            self.execute(execution)
-            for index in left:
-                self.leave(execution, index)
+            self._execute_late(execution, left)
 
     # Executing ------------------------------------------------------------------------------------------------------
 
     def execute(self, execution: Execution) -> None:
         if self._executions is not None:
-            self._executions.begin(execution)
+            self._executions.begin(execution, range(len(execution.requests)))
         elif self._closing:
-            refuse(execution, ServerStopping())
+            refuse(execution, ServerStopping(), range(len(execution.requests)))
         else:
             self._waiting[execution] = set()
+
+    def _execute_late(self, execution: Execution, left: set[int]) -> None:
+        """What waited for a process: without those who have left it or whose time is over."""
+        now, members = self._loop.time(), []
+        for index, request in enumerate(execution.requests):
+            if index in left:
+                execution.answer(index, BackendFailed("nobody waits any more"))
+            elif request.deadline <= now:
+                execution.answer(index, DeadlineExceeded("queue"))
+            else:
+                members.append(index)
+        if not members:
+            execution.returned()
+        elif self._executions is not None:
+            self._executions.begin(execution, members)
+        else:  # the process is gone again
+            refuse(execution, BackendFailed(f"the process of model {self.launch.model!r} died"), members)
 
     def leave(self, execution: Execution, index: int) -> None:
         if execution in self._waiting:
@@ -284,7 +296,7 @@ class PythonSession:
         for execution in self._stuck:
             execution.returned()
         for execution in self._waiting:
-            refuse(execution, ServerStopping())
+            refuse(execution, ServerStopping(), range(len(execution.requests)))
         self._stuck, self._waiting = [], {}
 
 

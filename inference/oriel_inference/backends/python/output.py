@@ -1,0 +1,67 @@
+"""What a model's process prints, as far as it goes to the log: so much of it per second, the rest is counted."""
+
+__all__ = ["Output"]
+
+MAX_LINE_BYTES = 4096
+MAX_LINES = 200
+MAX_BYTES = 64 * 1024
+WINDOW_S = 1.0
+
+
+class Output:
+    """Pure; `now` in seconds of any clock. Splitting stops where a second's share ends: what is left out is counted."""
+
+    def __init__(self) -> None:
+        self._unfinished = b""
+        self._window = float("-inf")
+        self._lines = self._bytes = 0
+        self._left_out = 0
+
+    @property
+    def full(self) -> bool:
+        """This second's share is used up: there is no hurry to read more."""
+        return self._lines >= MAX_LINES or self._bytes >= MAX_BYTES
+
+    def received(self, data: bytes, now: float) -> list[str]:
+        """Lines for the log, in order; first how many were left out before, if any were."""
+        found = self._turned(now)
+        *lines, rest = (self._unfinished + data).split(b"\n", MAX_LINES - self._lines) if not self.full else (data,)
+        if not self.full:
+            for line in lines:
+                self._take(line, found)
+            if not self.full and len(rest) > MAX_LINE_BYTES:
+                self._take(rest[:MAX_LINE_BYTES], found)
+                rest = b""
+        if self.full:
+            self._left_out += rest.count(b"\n")
+            rest = rest[rest.rfind(b"\n") + 1 :][:MAX_LINE_BYTES]
+        self._unfinished = rest
+        return found
+
+    def flushed(self, now: float, *, end: bool = False) -> list[str]:
+        """What is to be said without anything new. end: there will be no more, the last line is what it is."""
+        found = self._turned(now)
+        if end:
+            self._take(self._unfinished, found)
+            self._unfinished = b""
+            if self._left_out:
+                found.append(f"{self._left_out} lines left out")
+                self._left_out = 0
+        return found
+
+    def _turned(self, now: float) -> list[str]:
+        if now < self._window + WINDOW_S:
+            return []
+        self._window, self._lines, self._bytes = now, 0, 0
+        left_out, self._left_out = self._left_out, 0
+        return [f"{left_out} lines left out"] if left_out else []
+
+    def _take(self, line: bytes, found: list[str]) -> None:
+        if self.full:
+            self._left_out += 1
+            return
+        text = line[:MAX_LINE_BYTES].decode(errors="replace").rstrip()
+        self._lines += 1
+        self._bytes += min(len(line), MAX_LINE_BYTES)
+        if text:
+            found.append(text)
