@@ -28,8 +28,9 @@ from oriel_wire.v2.proto import v2_pb2
 from . import models
 
 MAX_GROWTH_MIB = 256
-# gRPC's own buffers hold a message of 60 MB three times over, and the allocator keeps part of that.
-MAX_GRPC_GROWTH_MIB = 512
+# R24 promises 256 over gRPC as well. It is missed: measured 339 on a stream, 273 unary. gRPC's own buffers hold a
+# message of 60 MB three times over, and the allocator keeps part of that.
+MAX_GRPC_GROWTH_MIB = 400
 MAX_BODY = 64 << 20
 NOT_5XX = (501,)  # where Triton says 501
 INFER = "/v2/models/double/infer"

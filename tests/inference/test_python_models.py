@@ -113,7 +113,9 @@ async def test_a_model_in_the_documented_style_answers_both_protocols(unit: Unit
 
 async def test_metadata_and_configuration_name_the_backend(http: httpx.AsyncClient) -> None:
     assert (await http.get("/models/add_sub")).json()["platform"] == "python"
-    assert (await http.get("/models/add_sub/config")).json()["backend"] == "python"
+    config = (await http.get("/models/add_sub/config")).json()
+    assert config["backend"] == "python"
+    assert config["instance_group"][0]["name"] == "add_sub_0" and "version_policy" in config
 
 
 async def test_a_request_carries_what_its_client_said(http: httpx.AsyncClient, root: Path) -> None:

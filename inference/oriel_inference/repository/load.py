@@ -18,7 +18,7 @@ from oriel_inference.repository.ensembles import as_ensemble, is_ensemble, part_
 from oriel_inference.repository.instances import Place, field_of, places
 from oriel_inference.repository.private import private_files
 from oriel_inference.repository.python_model import check_python, instance_count, is_configured, open_first
-from oriel_inference.repository.spec import build_spec, check_against_file, complete, require_complete
+from oriel_inference.repository.spec import build_spec, check_against_file, complete, fill_defaults, require_complete
 from oriel_inference.repository.warmup import run_warmup
 from oriel_inference.repository.zeros import row_of_zeros
 from oriel_inference.stores import ModelStore
@@ -129,6 +129,7 @@ def load_model(
 
 def _load_ensemble(store: ModelStore, config: pb.ModelConfig, version: int, file: str, identity: str) -> LoadedVersion:
     """Nothing to open: what it is made of is judged when it is known what the models of its steps are."""
+    fill_defaults(config)
     spec = build_spec(config, version, file, instances=1, labels=lambda name: _labels(store, config.name, name))
     return LoadedVersion(
         spec=as_ensemble(spec, config), config=config, sessions=(), units=0, run_s=None, identity=identity
@@ -254,6 +255,7 @@ def _open_configured(
     try:
         if config.model_transaction_policy.decoupled and config.model_warmup:
             raise ConfigInvalid(file, "model_warmup", "warm-up of a decoupled model is not supported yet")
+        fill_defaults(config)
         instances = instance_count(config)
         spec = build_spec(
             config, version, file, instances=instances, labels=lambda name: _labels(store, config.name, name)

@@ -11,7 +11,7 @@ from oriel_policies.batch import BatchBounds
 from oriel_wire.v2.datatypes import from_config_name, to_config_name
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
-__all__ = ["build_spec", "check_against_file", "complete", "require_complete"]
+__all__ = ["build_spec", "check_against_file", "complete", "fill_defaults", "require_complete"]
 
 BATCHING_KEY = "oriel.batching"
 
