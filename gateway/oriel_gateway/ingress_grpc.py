@@ -205,13 +205,14 @@ class GrpcIngress(_GenericHandler):
         assert tenant is not None
         model = method in _MODEL_METHODS or method == "ModelStreamInfer"
         name = self._authorise(tenant, message) if model else ""
-        pool = gateway.snapshot.pool_for_model(name)
-        if pool is None or not gateway.pools[pool].pool.grpc_endpoints:
+        route = gateway.snapshot.route_for_model(name)
+        if route is None or not gateway.pools[route.pool].pool.grpc_endpoints:
             raise Refused(Outcome.NOT_FOUND, f"there is no model {name!r} here for this key")
         target = Target(
             kind="model" if model else "server",
             name=name,
-            pool=pool,
+            pool=route.pool,
+            plan=route,
             line=b"",
             route=f"model:{name}" if model else "server",
             head_only=False,

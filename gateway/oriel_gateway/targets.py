@@ -10,7 +10,7 @@ from typing import Literal
 from urllib.parse import unquote_to_bytes
 
 from oriel_gateway.errors import Outcome, Refused
-from oriel_policies.documents import Snapshot, Tenant
+from oriel_policies.documents import Route, Snapshot, Tenant
 
 __all__ = ["Kind", "Target", "resolve", "valid_name"]
 
@@ -38,11 +38,12 @@ _VERBS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One authorised thing to ask one pool for. line: the request line to send upstream."""
+    """One authorised thing to ask one pool for. line: the request line to send upstream; plan: what its route says."""
 
     kind: Kind
     name: str
     pool: str
+    plan: Route
     line: bytes
     route: str
     head_only: bool
@@ -61,28 +62,28 @@ def resolve(method: str, path: str, query: str, tenant: Tenant, snapshot: Snapsh
         except UnicodeDecodeError:
             raise _absent() from None
     kind: Kind = "model"
-    name, pool = "", None
+    name, route = "", None
     if match := _SERVICE.match(path):
         kind, name, allowed = "service", match["name"], frozenset({"GET", "POST"})
         if tenant.may_use_service(name):
-            pool = snapshot.pool_for_service(name)
+            route = snapshot.route_for_service(name)
         absent = f"there is no service {name!r} here for this key"
     elif path == "/v2":
         kind, allowed, absent = "server", _GET, "nothing is served here"
-        pool = snapshot.pool_for_model("")
+        route = snapshot.route_for_model("")
     elif _OPERATOR.match(path):
         kind, absent = "server", "nothing is served at this path"
         allowed = frozenset({"GET", "POST"})
         if "operator" in tenant.scopes:
-            pool = snapshot.pool_for_model("")
+            route = snapshot.route_for_model("")
     elif (match := _MODEL.match(path)) and match["verb"] in _VERBS:
         name, allowed = match["name"], _VERBS[match["verb"]]
         if tenant.may_use_model(name):
-            pool = snapshot.pool_for_model(name)
+            route = snapshot.route_for_model(name, match["version"] or "")
         absent = f"there is no model {name!r} here for this key"
     else:
         raise _absent()
-    if pool is None:
+    if route is None:
         raise Refused(Outcome.NOT_FOUND, absent)
     if method not in allowed:
         allow = ", ".join(sorted(allowed))
@@ -91,7 +92,8 @@ def resolve(method: str, path: str, query: str, tenant: Tenant, snapshot: Snapsh
     return Target(
         kind=kind,
         name=name,
-        pool=pool,
+        pool=route.pool,
+        plan=route,
         line=f"{method} {target} HTTP/1.1".encode("ascii"),
         route=f"{kind}:{name}" if name else kind,
         head_only=method == "HEAD",

@@ -12,10 +12,14 @@ class PolicyError(Exception):
 
 
 class BadDocument(PolicyError):
-    """file: as given to `compile_documents`; path: dotted, inside the document ("" for the whole)."""
+    """file: as given to `compile_documents`; path: dotted, inside the document ("" for the whole).
+
+    others: further mistakes of the same set.
+    """
 
     def __init__(self, file: str, path: str, reason: str) -> None:
         super().__init__(f"{file}: {path}: {reason}" if path else f"{file}: {reason}")
         self.file = file
         self.path = path
         self.reason = reason
+        self.others: tuple[BadDocument, ...] = ()

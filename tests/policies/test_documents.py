@@ -31,7 +31,8 @@ def test_the_examples_compile() -> None:
         ("birch", "silver"),
         ("cedar", "bronze"),
     ]
-    assert snapshot.pool_for_service("digits") == "logic" and snapshot.pool_for_model("mlp") == "inference"
+    service, model = snapshot.route_for_service("digits"), snapshot.route_for_model("mlp")
+    assert service is not None and service.pool == "logic" and model is not None and model.pool == "inference"
     assert not snapshot.tenants["cedar"].may_use_model("mlp")
 
 
@@ -60,7 +61,7 @@ def test_keys_do_not_appear_in_the_repr() -> None:
         (b"[tiers.gold]\nband = 0\ntarget_ms = 5\ncolour = 1\n", "tiers[...]", "colour"),
         (b"[tiers.gold]\nband = 300\ntarget_ms = 5\n", "tiers.gold.band", "0 (first) to 255"),
         (b"[tiers.gold]\nband = 0\ntarget_ms = 5\ngive_up_ms = 4\n", "tiers.gold", "target_ms <= give_up_ms"),
-        (b"[pools.p]\nendpoints = []\n", "pools.p.endpoints", "at least one"),
+        (b"[pools.p]\nendpoints = []\n", "pools.p", "at least one"),
         (b"[pools.p]\nendpoints = ['nowhere']\n", "pools.p.endpoints", "'nowhere' is not host:port"),
         (b"[pools.p]\nendpoints = ['a:99999']\n", "pools.p.endpoints", "not host:port"),
         (b"[[routes]]\nmodel = 'a'\npool = 'q'\n", "routes[0].pool", "no pool is named 'q'"),
@@ -84,3 +85,34 @@ def test_one_key_belongs_to_one_tenant_and_names_are_unique() -> None:
         compile_documents({"a.toml": GOOD, "b.toml": again})
     with pytest.raises(BadDocument, match="belongs to tenant t already"):
         compile_documents({"a.toml": GOOD, "b.toml": b"[tenants.u]\n" + GOOD.partition(b"[tenants.t]\n")[2]})
+
+
+def test_every_mistake_of_a_set_is_named_and_none_twice() -> None:
+    text = b"""
+[tiers.gold]
+band = 300
+target_ms = 1
+[tiers.free]
+band = 1
+target_ms = 10
+[pools.p]
+endpoints = ["nowhere"]
+[[routes]]
+model = "*"
+pool = "p"
+[[routes]]
+model = "a"
+pool = "q"
+[tenants.a]
+tier = "gold"
+[tenants.b]
+tier = "p"
+"""
+    with pytest.raises(BadDocument) as caught:
+        compile_documents({"x.toml": text})
+    assert [bad.path for bad in (caught.value, *caught.value.others)] == [
+        "tiers.gold.band",
+        "pools.p.endpoints",
+        "tenants.b.tier",
+        "routes[1].pool",
+    ]
