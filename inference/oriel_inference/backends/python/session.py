@@ -89,6 +89,7 @@ class PythonSession:
             process = ModelProcess(
                 self.launch.model,
                 threads=self.launch.threads,
+                environment=self.launch.environment,
                 max_body_bytes=self._limits.max_body_bytes,
                 on_message=self._message,
                 on_end=lambda how: self._ended(process, how),
@@ -162,6 +163,7 @@ class PythonSession:
             self._gone.set_result(None)
         if self._step is not None and not self._step.done():
             self._step.set_exception(LoadFailed(f"the model's process died ({how})"))
+            self._step.exception()  # nobody may be waiting for it
         if executions is not None and self._closing:
             self._stuck += executions.fail_all(ServerStopping())
         elif executions is not None:
