@@ -30,6 +30,7 @@ from oriel_inference.backends.python.messages import (
     ResultHead,
     Say,
 )
+from oriel_inference.backends.python.output import WINDOW_S, Said
 
 __all__ = ["Pending", "Runtime"]
 
@@ -106,6 +107,8 @@ class Runtime:
         self._assembler = Assembler()
         self._frames: list[tuple[Message, memoryview]] = []
         self._sending = threading.Lock()
+        self._saying = threading.Lock()
+        self._said = Said()
         self._batch: dict[int, Pending] = {}  # under way, of a model that is not decoupled
         self._open: WeakValueDictionary[int, Pending] = WeakValueDictionary()  # of one that is
         self._left: set[int] = set()
@@ -135,8 +138,24 @@ class Runtime:
                 _end()
 
     def say(self, level: int, text: str) -> None:
-        """A line for the server's log."""
-        self.send(Say(level, text[:8000]))
+        """A message for the server's log; what is more than its share is counted instead, and that is said."""
+        text = text[:8000]
+        with self._saying:
+            had = self._said.left_out
+            wanted = self._said.take(level, text, time.monotonic())
+        if wanted:
+            self.send(Say(level, text))
+        elif not had:
+            later = threading.Timer(WINDOW_S, self.say_left_out)
+            later.daemon = True
+            later.start()
+
+    def say_left_out(self) -> None:
+        """How much was not said since it was last told."""
+        with self._saying:
+            counted = self._said.counted()
+        for level, text in counted:
+            self.send(Say(level, text))
 
     def open(self, heads: Sequence[RequestHead], *, decoupled: bool) -> list[Pending]:
         """A batch that has just arrived."""
