@@ -4,7 +4,9 @@ import asyncio
 import json
 import queue
 from collections.abc import AsyncIterator
-from typing import Any
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -14,13 +16,17 @@ import pytest
 import pytest_asyncio
 import tritonclient.grpc
 
+from oriel_inference import asked as asked_module
 from oriel_inference.app import Unit, open_unit
-from oriel_inference.backends.python.frames import AHEAD
+from oriel_inference.asked import Asked
+from oriel_inference.backends.python.frames import AHEAD, FrameError
+from oriel_inference.backends.python.messages import Infer
+from oriel_inference.errors import BackendFailed
 from oriel_inference.settings import Settings
 from oriel_wire.context import from_headers
 from oriel_wire.trace import ListSink
 from oriel_wire.v2.grpc import encode_infer_request
-from oriel_wire.v2.messages import InferRequest, tensor
+from oriel_wire.v2.messages import InferRequest, InferResponse, tensor
 
 from . import models
 from .test_python_models import BEHAVE, put
@@ -201,6 +207,84 @@ async def test_a_model_asks_another_model(http: httpx.AsyncClient) -> None:
     assert await ask(http, "many 20") == [str(2.0 * i) for i in range(20)]
     assert await ask(http, "stream 3") == ["0", "1", "2"]
     assert await ask(http, "stream -2") == ["0", "enough"]
+
+
+@pytest.mark.parametrize("how", ["cancel", "drop"])
+async def test_an_asked_model_waits_for_the_asking_one_and_hears_that_it_has_gone(
+    http: httpx.AsyncClient, how: str
+) -> None:
+    assert await ask(http, f"few {how}", {"x-oriel-timeout-ms": "10000"}) == [
+        str(3 + AHEAD),
+        *["7"] * (how == "cancel"),
+    ]
+
+
+def answer(size: int) -> InferResponse:
+    return InferResponse(model_name="m", model_version="1", id="", outputs=[tensor("y", np.zeros(size, np.uint8))])
+
+
+class Asking:
+    """A session, as far as what it asks is concerned."""
+
+    def __init__(self, limit: int = 1 << 30) -> None:
+        self.asks: dict[int, Any] = {}
+        self.launch = SimpleNamespace(model="asking")
+        self.heard: list[Any] = []
+        self._limit = limit
+
+    def inferred(self, message: Any, body: Any = ()) -> None:
+        if sum(map(len, body)) > self._limit:
+            raise FrameError("too large")
+        self.heard.append((sum(map(len, body)), message.result.error if message.result else None, message.final))
+
+
+def asking(limit: int = 1 << 30) -> tuple[Asking, Asked]:
+    session = Asking(limit)
+    asked = session.asks[5] = Asked(cast(Any, session), Infer(5, "m", "", "", {}, [], 0, True, []))
+    return session, asked
+
+
+async def test_bytes_that_are_not_taken_wait_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asked_module, "AHEAD_BYTES", 100)
+    session, asked = asking()
+    consumed: list[int] = []
+    for number, size in enumerate((304, 48, 48, 16)):
+        asked.emit(answer(size), partial(consumed.append, number))
+    asked.end(None)
+    assert session.heard == [(304, None, False)] and not consumed, "the first one goes whatever its size"
+    asked.taken(1)
+    assert [size for size, _, _ in session.heard] == [304, 48, 48] and consumed == [0]
+    asked.taken(1)
+    assert session.heard[3:] == [(16, None, False), (0, None, True)] and asked.over and not session.asks
+    asked.taken(99)
+    assert consumed == [0, 1, 2, 3]
+
+
+async def test_an_error_and_a_departure_are_told_before_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asked_module, "AHEAD_BYTES", 100)
+    for leaves in (False, True):
+        session, asked = asking()
+        for _ in range(2):
+            asked.emit(answer(96), lambda: None)
+        if leaves:
+            asked.end(None)
+            asked.leave()
+        else:
+            asked.end(BackendFailed("broken"))
+        assert [size for size, _, _ in session.heard] == [96, 0] and session.heard[-1][2] and not session.asks
+        asked.emit(answer(16), lambda: None)
+        asked.leave()
+        assert len(session.heard) == 2, "nothing follows the end"
+
+
+async def test_a_response_too_large_to_be_passed_on_ends_the_request() -> None:
+    session, asked = asking(limit=100)
+    ended: list[bool] = []
+    asked.give_up = lambda: ended.append(asked.over)
+    asked.emit(answer(112), lambda: None)
+    assert session.heard == [(0, (1, "the answer of the other model cannot be passed on"), True)] and ended == [True]
+    asked.end(BackendFailed("its caller left"))
+    assert len(session.heard) == 1
 
 
 async def test_a_step_of_an_ensemble_asks_too(http: httpx.AsyncClient) -> None:

@@ -95,7 +95,7 @@ class Pending:
     def __del__(self) -> None:
         if self.decoupled and not self.final:
             # Not sent from here: this may run anywhere, also while this very thread is sending.
-            self.runtime.abandoned.put(self.head.id)
+            self.runtime.abandoned.put(Respond(self.head.id, None, True))
 
 
 class Runtime:
@@ -118,7 +118,7 @@ class Runtime:
         self._asks = 0
         self.max_body_bytes = 1 << 30
         self.executing = False
-        self.abandoned: SimpleQueue[int] = SimpleQueue()
+        self.abandoned: SimpleQueue[Respond | Cancel] = SimpleQueue()
         threading.Thread(target=self._listen, name="oriel-control", daemon=True).start()
         threading.Thread(target=self._bury, name="oriel-abandoned", daemon=True).start()
 
@@ -212,7 +212,7 @@ class Runtime:
 
     def _bury(self) -> None:
         while True:
-            self.send(Respond(self.abandoned.get(), None, True))
+            self.send(self.abandoned.get())
 
 
 def _read(link: socket.socket, assembler: Assembler) -> list[tuple[Message, memoryview]]:

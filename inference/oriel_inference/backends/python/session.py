@@ -15,7 +15,7 @@ import concurrent.futures
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from oriel_inference.backends import Execution, Outputs, Request
 from oriel_inference.backends.python.executions import Executions, refuse
@@ -23,6 +23,8 @@ from oriel_inference.backends.python.frames import Buffer
 from oriel_inference.backends.python.launch import Launch, PythonLimits
 from oriel_inference.backends.python.messages import (
     Answers,
+    Cancel,
+    Credit,
     Failed,
     Finalize,
     Finalized,
@@ -40,9 +42,22 @@ from oriel_inference.backends.python.process import ModelProcess
 from oriel_inference.errors import BackendFailed, DeadlineExceeded, InferenceError, LoadFailed, ServerStopping
 from oriel_wire.v2.messages import Array
 
-__all__ = ["PythonSession", "Scripting"]
+__all__ = ["Ask", "PythonSession", "Scripting"]
 
 _log = logging.getLogger(__name__)
+
+
+class Ask(Protocol):
+    """A request that the session's model makes of another one."""
+
+    def taken(self, count: int) -> None:
+        """The model has taken so many of its responses."""
+        ...
+
+    def leave(self) -> None:
+        """Nobody wants more of them."""
+        ...
+
 
 Scripting = Callable[["PythonSession", Infer, memoryview], None]
 
@@ -64,7 +79,7 @@ class PythonSession:
         self._stuck: list[Execution] = []  # were there when the process died
         self._deaths = 0
         self._restart: asyncio.Task[None] | None = None
-        self.asks: dict[int, Callable[[], None]] = {}  # what it asks of other models -> how to give that up
+        self.asks: dict[int, Ask] = {}  # what its model asks of other models
         self._closing = False
         self._gone: asyncio.Future[None] | None = None
 
@@ -240,8 +255,8 @@ class PythonSession:
     def _give_up(self) -> None:
         """Nobody waits for what was asked of other models."""
         asks, self.asks = self.asks, {}
-        for leave in asks.values():
-            leave()
+        for ask in asks.values():
+            ask.leave()
 
     def inferred(self, message: Message, body: Sequence[Buffer] = ()) -> None:
         """What another model said to this one. Raises FrameError."""
@@ -275,6 +290,12 @@ class PythonSession:
                 self._executions.returned(message)
             case Say():
                 _log.log(message.level, "model %s: %s", self.launch.model, message.text)
+            case Credit() if message.request in self.asks:
+                self.asks[message.request].taken(message.count)
+            case Cancel() if message.request in self.asks:
+                self.asks[message.request].leave()
+            case Credit() | Cancel():
+                pass  # of what has ended meanwhile
             case Infer():
                 self._scripting(self, message, body)
             case Failed():
