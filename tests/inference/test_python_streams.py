@@ -5,6 +5,7 @@ import json
 import queue
 from collections.abc import AsyncIterator
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ import tritonclient.grpc
 from oriel_inference import asked as asked_module
 from oriel_inference.app import Unit, open_unit
 from oriel_inference.asked import Asked
+from oriel_inference.backends.python import session as session_module
 from oriel_inference.backends.python.frames import AHEAD, FrameError
 from oriel_inference.backends.python.messages import Infer
 from oriel_inference.errors import BackendFailed
@@ -36,6 +38,11 @@ LATER = """
 backend: "python" model_transaction_policy { decoupled: true }
 input [ { name: "n" data_type: TYPE_INT32 dims: [ 1 ] } ]
 output [ { name: "i" data_type: TYPE_INT32 dims: [ 1 ] } ]
+"""
+SHAPES = """
+backend: "python" max_batch_size: {rows} model_transaction_policy {{ decoupled: true }}
+input [ {{ name: "shape" data_type: TYPE_STRING dims: [ 1 ] }} ]
+output [ {{ name: "i" data_type: TYPE_INT32 dims: [ {dims} ] {more} }} ]
 """
 PIPE = """
 platform: "ensemble"
@@ -56,6 +63,10 @@ async def unit(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Unit]:
     put(root, "ask2", "ask", None)
     put(root, "later", "later", LATER)
     put(root, "behave", "behave", BEHAVE)
+    put(root, "rows", "shapes", SHAPES.format(rows=4, dims="2", more=""))
+    put(root, "free", "shapes", SHAPES.format(rows=4, dims="-1", more=""))
+    put(root, "folded", "shapes", SHAPES.format(rows=4, dims="2, 2", more="reshape { shape: [ 4 ] }"))
+    put(root, "whole", "shapes", SHAPES.format(rows=0, dims="2", more=""))
     models.put(root, "double", models.double(), models.DOUBLE)
     models.put(root, "pipe", None, PIPE)
     settings = Settings(repositories=(root,), http_port=0, grpc_port=0, metrics_port=0, cores=1, drain_s=5.0)
@@ -322,3 +333,68 @@ async def test_what_nobody_waits_for_any_more_is_not_asked_any_more(http: httpx.
     await until(lambda: asked.statistics.failures.total() > before)
     await until(lambda: not unit.catalog.get("ask").batcher.running)
     assert await ask(http, "sync 1") == ["2.0"]
+
+
+def warm(number: int) -> str:
+    return f"""
+    backend: "python"
+    model_warmup [ {{ name: "w" inputs {{ key: "n" value {{
+        data_type: TYPE_INT32 dims: [ 1 ] input_data_file: "{number}" }} }} }} ]
+    """
+
+
+async def test_a_decoupled_model_is_warmed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "WARM_RESPONSES", 40)
+    for name, number in (("three", 3), ("none", 0), ("endless", -6), ("broken", -2)):
+        folder = put(tmp_path, name, "repeat", warm(number))
+        (folder / "warmup").mkdir()
+        (folder / f"warmup/{number}").write_bytes(np.array([number], np.int32).tobytes())
+    settings = Settings(repositories=(tmp_path,), http_port=0, grpc_port=0, metrics_port=0, cores=1)
+    async with open_unit(settings, sink=ListSink()) as unit:
+        reasons = {entry.name: entry.reason for entry in unit.catalog.index()}
+        assert reasons.pop("broken").endswith("model_warmup[0]: the warm-up failed: enough")
+        assert not any(reasons.values()), reasons
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{unit.grpc_port}") as channel:
+            assert await told(channel, -1, model="three") == [3000]
+            assert await told(channel, 1, model="none") == [0]
+            (sent,) = await told(channel, -1, model="endless")
+            assert 40 <= sent // 1000 <= 40 + AHEAD, "left, not read for ever"
+
+
+def shaped(model: str, shape: list[int] | str) -> Any:
+    array = np.array([json.dumps(shape).encode()], dtype=object)
+    given = tensor("shape", array if model == "whole" else array.reshape(1, 1))
+    return encode_infer_request(InferRequest(model_name=model, id="s", inputs=[given]))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "expected"),
+    [
+        ("rows", [1, 2], [1, 2]),
+        ("rows", [3, 2], [3, 2]),  # not the request's, they are free
+        ("rows", [2], "has shape [2], expected is [-1, 2]"),
+        ("rows", [1, 2, 1], "has shape [1, 2, 1], expected is [-1, 2]"),
+        ("rows", [1, 3], "has shape [1, 3], expected is [-1, 2]"),
+        ("rows", [], "has shape [], expected is [-1, 2]"),
+        ("rows", "float", "is FP32, its configuration says INT32"),
+        ("free", [2, 7], [2, 7]),
+        ("free", [2, 7, 1], "has shape [2, 7, 1], expected is [-1, -1]"),
+        ("folded", [3, 4], [3, 2, 2]),
+        ("folded", [3, 2, 2], "has shape [3, 2, 2], expected is [-1, 4]"),
+        ("whole", [2], [2]),
+        ("whole", [3], "has shape [3], expected is [2]"),
+        ("whole", [1, 2], "has shape [1, 2], expected is [2]"),
+    ],
+)
+async def test_rank_and_fixed_dims_of_a_decoupled_models_responses_are_checked(
+    channel: grpc.aio.Channel, unit: Unit, model: str, shape: list[int] | str, expected: list[int] | str
+) -> None:
+    call = stream(channel)
+    await call.write(shaped(model, shape))
+    await call.done_writing()
+    response = await call.read()
+    if isinstance(expected, str):
+        assert expected in response.error_message
+    else:
+        assert list(response.infer_response.outputs[0].shape) == expected
+    await until(lambda: not unit.catalog.get(model).batcher.running)

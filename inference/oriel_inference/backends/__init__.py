@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from oriel_wire.v2.proto import model_config_pb2 as pb
 
 __all__ = [
+    "WARM_RESPONSES",
     "AcceleratedBackend",
     "Backend",
     "ConfiguredBackend",
@@ -34,6 +35,8 @@ __all__ = [
     "usable_gpus",
 ]
 
+# A warm-up reads so many responses of a decoupled model and leaves: some have no end.
+WARM_RESPONSES = 1000
 _BACKENDS = {"onnxruntime": "oriel_inference.backends.onnx_runtime:OnnxRuntime"}
 
 

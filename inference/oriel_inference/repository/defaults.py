@@ -59,9 +59,11 @@ def from_backend_config(texts: Iterable[str], *, auto_complete: bool = True) -> 
             continue
         if not equals or (comma and not backend):
             raise StartFailed(f"--backend-config={text[:80]}: the form is <backend>,<key>=<value>")
+        if backend == "python":
+            raise StartFailed(f"--backend-config: {where[:100]!r} is not a setting, there is {_ENVIRONMENT}")
         if backend not in _BACKENDS:
-            known = ", ".join([*(name for name in _BACKENDS if name), _ENVIRONMENT])
-            raise StartFailed(f"--backend-config: {where[:100]!r} is not a setting here, there are those of {known}")
+            known = ", ".join(name for name in (*_BACKENDS, "python") if name)
+            raise StartFailed(f"--backend-config: backend {backend[:64]!r} has no settings here, only {known}")
         if key not in _BACKENDS[backend]:
             known = ", ".join(_BACKENDS[backend])
             raise StartFailed(f"--backend-config: {where[:100]!r} is not a setting, there are {known}")

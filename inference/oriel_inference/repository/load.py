@@ -212,8 +212,6 @@ def _open_version(
         if decoupled and not hasattr(first, "stream"):
             reason = f"backend {config.backend!r} gives exactly one response per request"
             raise ConfigInvalid(file, "model_transaction_policy.decoupled", reason)
-        if decoupled and config.model_warmup:
-            raise ConfigInvalid(file, "model_warmup", "warm-up of a decoupled model is not supported yet")
         complete(config, first.inputs, first.outputs, file, defaults=defaults)
         check_against_file(config, first.inputs, first.outputs, file)
         spec = build_spec(
@@ -253,8 +251,6 @@ def _open_configured(
     validated = partial(validate, model=config.name, file=file)
     sessions: list[Session] = [open_first(backend, path, config, options, version, file, validated)]
     try:
-        if config.model_transaction_policy.decoupled and config.model_warmup:
-            raise ConfigInvalid(file, "model_warmup", "warm-up of a decoupled model is not supported yet")
         fill_defaults(config)
         instances = instance_count(config)
         spec = build_spec(

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from oriel_inference.backends import Execution, Outputs, Request
+from oriel_inference.backends import WARM_RESPONSES, Execution, Outputs, Request
 from oriel_inference.backends.python.executions import Executions, refuse
 from oriel_inference.backends.python.frames import Buffer
 from oriel_inference.backends.python.launch import Launch, PythonLimits
@@ -264,14 +264,18 @@ class PythonSession:
             self._process.tell(message, body)
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        """As every session's; what a decoupled model responds is dropped, the list is empty."""
         deadline = time.monotonic() + self._limits.start_s
-        once = _Once(Request(inputs=inputs, outputs=outputs, deadline=deadline, ends=deadline))
+        request = Request(inputs=inputs, outputs=outputs, deadline=deadline, ends=deadline)
+        once = _Once(request, lambda: self.leave(once, 0))
         self._loop.call_soon_threadsafe(self.execute, once)
         try:
             found = once.result.result(self._limits.start_s)
         except TimeoutError as error:
             self._loop.call_soon_threadsafe(self.kill, "its warm-up took too long")
             raise BackendFailed(f"the model gave no answer within {self._limits.start_s:g} s") from error
+        if self.launch.decoupled:
+            return []
         arrays = dict(zip((info.name for info in self.outputs), found, strict=True))
         missing = [name for name in outputs if arrays[name] is None]
         if missing:
@@ -346,10 +350,12 @@ class _Limit:
 
 
 class _Once:
-    """One request of which another thread waits for the answer."""
+    """One request of which another thread waits for the answer. leave: when it has had WARM_RESPONSES responses."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, leave: Callable[[], None]) -> None:
         self.requests = (request,)
+        self._leave = leave
+        self._responses = 0
         self.result: concurrent.futures.Future[Outputs] = concurrent.futures.Future()
 
     def computing(self, began_s: float, ended_s: float) -> None:
@@ -362,7 +368,11 @@ class _Once:
             self.result.set_result(result or Outputs())
 
     def respond(self, index: int, outputs: Outputs, consumed: Callable[[], None]) -> None:
-        consumed()
+        self._responses += 1
+        if self._responses == WARM_RESPONSES:
+            self._leave()
+        else:
+            consumed()
 
     def returned(self) -> None:
         pass
