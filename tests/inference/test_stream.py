@@ -357,5 +357,5 @@ async def test_a_decoupled_model_is_warmed_up_with_a_bound(tmp_path: Path, numbe
     settings = Settings(repositories=(tmp_path,), http_port=0, grpc_port=0, metrics_port=0, cores=1)
     async with open_unit(settings, backends=fakes.find, sink=ListSink()) as unit:
         assert not [entry.reason for entry in unit.catalog.index() if entry.reason]
-        session = fakes.session("count")
+        session = fakes.session("fake-count")
         assert len(session.batches) == 1 and session.abandoned == abandoned
