@@ -16,14 +16,20 @@ from typing import Any
 import httpx
 import pytest
 
+from oriel_inference.app import open_unit
 from oriel_inference.backends.python import process
+from oriel_inference.backends.python.backend import PythonBackend
 from oriel_inference.backends.python.environment import model_environment
 from oriel_inference.backends.python.process import ModelProcess
 from oriel_inference.backends.python.session import PythonSession
+from oriel_inference.model import EngineOptions, ModelState
 from oriel_inference.repository.defaults import from_backend_config
+from oriel_inference.settings import Settings
 from oriel_wire.errors import StartFailed
+from oriel_wire.trace import ListSink
+from oriel_wire.v2.metadata import parse_config_text
 
-from .test_python_life import execute, opened
+from .test_python_life import Asked, execute, opened
 from .test_python_models import BEHAVE, put, say
 from .test_stream import until
 
@@ -169,6 +175,11 @@ async def test_what_a_model_has_started_ends_with_it_however_it_ends(
     crashed = int(await execute(session, "spawn"))
     await execute(session, "exit 1")
     await until(lambda: gone(crashed))
+    timed_out, hanging = int(await execute(session, "spawn")), Asked("hang")
+    session.execute(hanging)
+    assert not gone(timed_out)
+    session.leave(hanging, 0)
+    await until(lambda: gone(timed_out))
     unloaded = int(await execute(session, "spawn"))
     assert not gone(unloaded)
     await asyncio.to_thread(session.close)
@@ -187,6 +198,31 @@ async def test_a_model_that_hangs_in_initialize_does_not_hold_the_servers_end_up
     # Without an end to it: the server would wait for 30 s and be cut.
     assert await asyncio.to_thread(servers[0].process.wait, 20) == 0
     await until(lambda: gone(int(written.read_text())))
+
+
+async def test_a_load_under_way_does_not_hold_the_servers_end_up(tmp_path: Path) -> None:
+    put(tmp_path, "behave", "behave", BEHAVE + 'parameters { key: "hang" value: { string_value: "1" } }')
+    settings = Settings(
+        repositories=(tmp_path,), http_port=0, grpc_port=0, metrics_port=0, drain_s=60.0, control_mode="explicit"
+    )
+    async with asyncio.timeout(30), httpx.AsyncClient(trust_env=False, timeout=60) as client:
+        async with open_unit(settings, sink=ListSink()) as unit:
+            address = f"http://127.0.0.1:{unit.http_port}/v2/repository/models/behave/load"
+            loading = asyncio.create_task(client.post(address))
+            await until(lambda: [entry for entry in unit.catalog.index() if entry.state is ModelState.LOADING])
+        assert "the server stops" in (await loading).json()["error"]
+
+
+async def test_a_session_that_nobody_took_ends_with_the_backend(tmp_path: Path) -> None:
+    path = put(tmp_path, "behave", "behave", BEHAVE) / "1/model.py"
+    backend = PythonBackend(lambda *asked: None)
+    config = parse_config_text('name: "behave" ' + BEHAVE)
+    opening = asyncio.to_thread(backend.open_first, path, config, EngineOptions(), 1, lambda config: None)
+    pid = (await opening).pid
+    assert pid is not None
+    backend.stop()
+    await backend.close()
+    assert gone(pid)
 
 
 class Gate:
