@@ -4,6 +4,7 @@ The main thread reads `work` and runs the model; the control thread reads `contr
 is gone, so is this process with everything it has started.
 """
 
+import contextlib
 import os
 import signal
 import socket
@@ -107,7 +108,7 @@ class Runtime:
         self._assembler = Assembler()
         self._frames: list[tuple[Message, memoryview]] = []
         self._sending = threading.Lock()
-        self._saying = threading.Lock()
+        self._saying = threading.RLock()  # whatever is collected meanwhile may say something, too
         self._said = Said()
         self._batch: dict[int, Pending] = {}  # under way, of a model that is not decoupled
         self._open: WeakValueDictionary[int, Pending] = WeakValueDictionary()  # of one that is
@@ -148,7 +149,8 @@ class Runtime:
         elif not had:
             later = threading.Timer(WINDOW_S, self.say_left_out)
             later.daemon = True
-            later.start()
+            with contextlib.suppress(RuntimeError):  # this process ends
+                later.start()
 
     def say_left_out(self) -> None:
         """How much was not said since it was last told."""
