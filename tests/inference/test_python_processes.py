@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +244,40 @@ class Gate:
             return self.child
 
         monkeypatch.setattr(process, "_start", held)
+
+
+class Keeping(ThreadPoolExecutor):
+    """Knows what it was given last."""
+
+    last: Future[Any]
+
+    def submit(self, *given: Any, **more: Any) -> Future[Any]:
+        self.last = super().submit(*given, **more)
+        return self.last
+
+
+async def test_a_start_called_off_the_moment_the_process_is_there_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate, loop, told = Gate(monkeypatch, before=False), asyncio.get_running_loop(), threading.Event()
+    descriptors = set(os.listdir("/proc/self/fd"))
+    ended: list[str] = []
+    with Keeping(1) as starter:
+        monkeypatch.setattr(process, "_starter", starter)
+        made = ModelProcess(
+            "m", threads=1, max_body_bytes=1 << 20, on_message=lambda message, body: None, on_end=ended.append
+        )
+        starting = asyncio.create_task(made.start())
+        await asyncio.to_thread(gate.entered.wait, 10)
+        # Both are to be seen in one turn of the loop: that there is a process, then that it is not wanted.
+        starter.last.add_done_callback(lambda _: loop.call_soon_threadsafe(made.kill, "called off"))
+        starter.last.add_done_callback(lambda _: told.set())
+        gate.open.set()
+        told.wait(10)
+        await starting
+        await until(lambda: ended)
+        assert gate.child.returncode is not None
+    await until(lambda: len(set(os.listdir("/proc/self/fd")) - descriptors) <= 1)
 
 
 @pytest.mark.parametrize("before", [True, False])

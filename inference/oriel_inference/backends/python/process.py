@@ -65,7 +65,7 @@ class ModelProcess:
         self._on_message = on_message
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
-        self._starting: asyncio.Future[subprocess.Popen[bytes]] | None = None
+        self._starting = False
         self._child: subprocess.Popen[bytes] | None = None
         self._work: asyncio.WriteTransport | None = None
         self._control: asyncio.WriteTransport | None = None
@@ -95,14 +95,13 @@ class ModelProcess:
         os.set_blocking(self._output, False)
         self._loop.add_reader(self._output, self._read_output)
         # Nothing can stop the thread, so it alone closes the ends it works with.
-        self._starting = self._loop.run_in_executor(
-            _starter, _start, work_theirs, control_theirs, output_theirs, variables
-        )
-        self._starting.add_done_callback(self._started)
+        self._starting = True
+        starting = self._loop.run_in_executor(_starter, _start, work_theirs, control_theirs, output_theirs, variables)
+        starting.add_done_callback(self._started)
         try:
             self._work, _ = await self._loop.create_unix_connection(lambda: _Reading(self), sock=work)
             self._control, _ = await self._loop.create_unix_connection(asyncio.Protocol, sock=control)
-            await asyncio.shield(self._starting)
+            await asyncio.shield(starting)
             if self._ended:
                 self._cut()  # it came and went meanwhile
         except BaseException:
@@ -114,6 +113,7 @@ class ModelProcess:
             raise
 
     def _started(self, starting: "asyncio.Future[subprocess.Popen[bytes]]") -> None:
+        self._starting = False
         if starting.cancelled() or starting.exception() is not None:
             self.end()
             return
@@ -148,7 +148,7 @@ class ModelProcess:
 
     def end(self) -> None:
         """The child is gone, or its socket is: take everything away and say how it went. Later calls do nothing."""
-        if self._ended or (self._starting is not None and not self._starting.done()):
+        if self._ended or self._starting:
             return  # `_started` comes back to it
         self._ended = True
         self._signal()
