@@ -1,10 +1,14 @@
 """The server in process: one unit over small real models, on free ports."""
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import httpx
 import pytest
+import uvloop
 
 from oriel_inference.app import Unit, open_unit
 from oriel_inference.backends.fake import FakeBackend
@@ -15,12 +19,11 @@ from oriel_wire.trace import ListSink
 
 from . import models
 
-
 MAX_LEFT = 4
 
 
 class LeavingPool(CheckPool):
-    """Leaves its children to the next server: each spends 0.2 s of CPU on importing the runtime, four at every start."""
+    """Leaves its children to the next server: each spends 0.2 s of CPU on importing the runtime."""
 
     left: list[CheckProcess] = []
 
@@ -81,6 +84,10 @@ def sink() -> ListSink:
 
 @pytest.fixture
 def settings(repository: Path) -> Settings:
+    return settings_of(repository)
+
+
+def settings_of(repository: Path) -> Settings:
     return Settings(
         repositories=(repository,),
         http_port=0,
@@ -101,4 +108,38 @@ async def unit(settings: Settings, sink: ListSink) -> AsyncIterator[Unit]:
 @pytest.fixture
 async def http(unit: Unit) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{unit.http_port}", trust_env=False) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def kept_unit(repository: Path) -> Iterator[Unit]:
+    """For tests that leave the server as it was. It runs in a thread: each of them has a loop of its own."""
+    opened: Future[tuple[Unit, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        async with open_unit(settings_of(repository), sink=ListSink()) as running:
+            opened.set_result((running, asyncio.get_running_loop(), stop))
+            await stop.wait()
+
+    def run() -> None:
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(serve())
+        except BaseException as failure:
+            if opened.done():
+                raise
+            opened.set_exception(failure)
+
+    thread = threading.Thread(target=run, name="kept unit")
+    thread.start()
+    unit, loop, stop = opened.result()
+    yield unit
+    loop.call_soon_threadsafe(stop.set)
+    thread.join()
+
+
+@pytest.fixture
+async def kept_http(kept_unit: Unit) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{kept_unit.http_port}", trust_env=False) as client:
         yield client

@@ -34,8 +34,8 @@ def watch(channel: grpc.aio.Channel, service: str):  # type: ignore[no-untyped-d
         ("absent", Status.SERVICE_UNKNOWN),
     ],
 )
-async def test_first_message_is_the_state_now(unit: Unit, service: str, status: int) -> None:
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{unit.grpc_port}") as channel:
+async def test_first_message_is_the_state_now(kept_unit: Unit, service: str, status: int) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{kept_unit.grpc_port}") as channel:
         call = watch(channel, service)
         async with asyncio.timeout(5):
             assert (await call.read()).status == status
