@@ -12,7 +12,7 @@ import uvloop
 
 from oriel_inference.app import Unit, open_unit
 from oriel_inference.backends.fake import FakeBackend
-from oriel_inference.model import TensorInfo
+from oriel_inference.model import EngineOptions, TensorInfo
 from oriel_inference.repository.check import CheckPool, CheckProcess
 from oriel_inference.settings import Settings
 from oriel_wire.trace import ListSink
@@ -27,10 +27,11 @@ class LeavingPool(CheckPool):
 
     left: list[CheckProcess] = []
 
-    def __init__(self, timeout_s: float) -> None:
-        super().__init__(timeout_s)
-        self._idle = [each for each in self.left if each._timeout_s == timeout_s]
-        self.left[:] = [each for each in self.left if each not in self._idle]
+    def check(self, path: Path, shown: str, backend: str, options: EngineOptions) -> bool:
+        with self._lock:
+            if not self._idle and self.left:
+                self._idle.append(self.left.pop())
+        return super().check(path, shown, backend, options)
 
     def end(self) -> None:
         with self._lock:
