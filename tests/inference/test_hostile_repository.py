@@ -458,11 +458,13 @@ def test_nothing_outside_is_opened_strace_says(tmp_path: Path) -> None:
     prefix = (strace, "-f", "-qq", "-y", "-s", "4096", "-e", calls, "-o", str(trace))
     poll = ("--model-control-mode", "poll", "--repository-poll-secs", "0.2")
     with Server(root, *poll, prefix=prefix) as server:
-        time.sleep(1)  # some polls
+        models.put(tmp_path / "up", "comes", models.double(), models.DOUBLE.replace('"double"', '"comes"'))
+        (tmp_path / "up/comes").rename(root / "comes")
+        server.until(lambda lines: lines.get(("comes", "1"), ("",))[0] == "READY")  # polls have looked at everything
         lines = server.lines()
         assert server.infer("good") == 200
     ready = {name for (name, _), (state, _) in lines.items() if state == "READY"}
-    assert ready == {"good"}
+    assert ready == {"good", "comes"}
     assert {name for name, _ in lines} >= {path.name for path in root.iterdir()}
     text = trace.read_text(errors="replace").splitlines()
     opened = [line for line in text if re.search(r" = \d+<", line)]
