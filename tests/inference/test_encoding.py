@@ -130,7 +130,7 @@ async def test_refused_heads_carry_identity_and_reason(
     lines = [f"{method} {path} HTTP/1.1", "host: x", "x-request-id: me", *(f"{k}: {v}" for k, v in headers.items())]
 
     def ask() -> bytes:
-        with socket.create_connection(("127.0.0.1", kept_unit.http_port), timeout=5) as sock:
+        with socket.create_connection(("127.0.0.1", kept_unit.http_port), timeout=30) as sock:
             sock.sendall("\r\n".join([*lines, "", ""]).encode())
             got = b""
             while b"}" not in got:

@@ -45,7 +45,7 @@ def ones(model: str = "double") -> v2_pb2.ModelInferRequest:
 
 
 async def test_answer_is_raw_and_carries_identity_stages_and_cost(channel: grpc.aio.Channel, sink: ListSink) -> None:
-    call = infer(channel)(ones(), metadata=METADATA, timeout=5)
+    call = infer(channel)(ones(), metadata=METADATA, timeout=30)
     answer = await call
     assert (answer.id, answer.model_version, answer.outputs[0].shape) == ("seven", "1", [1, 4])
     assert np.frombuffer(answer.raw_output_contents[0], np.float32).tolist() == [2.0] * 4
@@ -81,11 +81,11 @@ async def test_cancelled_call_leaves_the_queue(unit: Unit, channel: grpc.aio.Cha
     cores = batcher._cores
     held, cores.free = cores.free, 0  # nothing can run
     call = infer(channel)(ones())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not batcher.pending:
             await asyncio.sleep(0.001)
     call.cancel()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while batcher.pending:
             await asyncio.sleep(0.001)
     cores.release(held)
