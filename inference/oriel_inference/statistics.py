@@ -78,7 +78,7 @@ class Response:
 
 
 class Statistics:
-    """inferences: rows answered; executions: batches; batches: rows -> stages, of the first MAX_BATCH_SIZES sizes seen;
+    """inferences: rows executed; executions: batches; batches: rows -> stages, of the first MAX_BATCH_SIZES sizes seen;
     sizes: rows of batches; releases: reason -> batches; tiers: by name.
     responses, first_response (milliseconds): of a decoupled model.
     """
@@ -137,8 +137,9 @@ class Statistics:
         return self.responses[number]
 
     def executed(self, times: BatchTimes, calls: int) -> None:
-        """A batch ran and `calls` requests were answered by it."""
+        """A batch ran and `calls` requests were answered by it; the rows of callers who left meanwhile ran as well."""
         self.executions += 1
+        self.inferences += times.rows
         self.last_ms = time.time_ns() // 1_000_000
         self.stages.add(times, calls)
         self.sizes.observe(times.rows)
@@ -149,9 +150,8 @@ class Statistics:
             batch = self.batches[times.rows] = _Stages()
         batch.add(times, 1)
 
-    def succeeded(self, rows: int, *, queue_s: float, total_s: float) -> None:
+    def succeeded(self, *, queue_s: float, total_s: float) -> None:
         """One request was answered."""
-        self.inferences += rows
         self.success.add(total_s)
         self.queue.add(queue_s)
 

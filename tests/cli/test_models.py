@@ -190,6 +190,14 @@ async def test_answers_as_triton_writes_them(monkeypatch: pytest.MonkeyPatch, or
     assert code == 1 and line.endswith("(start the server with --model-control-mode explicit)\n")
 
 
+async def test_mean_batch_counts_rows_that_were_not_answered(monkeypatch: pytest.MonkeyPatch, oriel: Run) -> None:
+    """A server that counts rows when they are answered: two batches of 4 were left, one of 1 was not. It said 0.33."""
+    sizes = [{"batch_size": "1", "compute_infer": {"count": "1"}}, {"batch_size": 4, "compute_infer": {"count": 2}}]
+    stats = {"name": "b", "version": "1", "inference_count": "1", "execution_count": "3", "batch_stats": sizes}
+    through(monkeypatch, lambda _: httpx.Response(200, json={"model_stats": [stats]}))
+    assert (await oriel("http://t", "stats"))[1].splitlines()[1].split()[-1] == "3.00"
+
+
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"error": 7}', b""])
 async def test_what_is_no_v2_server(monkeypatch: pytest.MonkeyPatch, oriel: Run, body: bytes) -> None:
     through(monkeypatch, lambda _: httpx.Response(404, content=body))

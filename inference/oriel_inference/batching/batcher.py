@@ -425,7 +425,7 @@ class Batcher:
                 self._line.answered(call, answer)
                 continue
             call.finished = True
-            statistics.succeeded(call.rows, queue_s=times.started_s - call.arrived_s, total_s=now - call.arrived_s)
+            statistics.succeeded(queue_s=times.started_s - call.arrived_s, total_s=now - call.arrived_s)
             self._reply(call, answer)
         statistics.executed(times, answered)
 
@@ -433,7 +433,7 @@ class Batcher:
         """An answer whose turn has come."""
         call.finished = True
         queued_s, total_s = answer.times.started_s - call.arrived_s, self._clock.now() - call.arrived_s
-        self.statistics.succeeded(call.rows, queue_s=queued_s, total_s=total_s)
+        self.statistics.succeeded(queue_s=queued_s, total_s=total_s)
         self._reply(call, answer)
 
     def _fail(self, call: Call, error: InferenceError) -> None:

@@ -311,7 +311,7 @@ class Ensemble:
         assembled, computed, split = flight.stages
         stages = BatchTimes(0.0, assembled, assembled + computed, assembled + computed + split, call.rows)
         self.statistics.executed(stages, 1)
-        self.statistics.succeeded(call.rows, queue_s=began - call.arrived_s, total_s=now - call.arrived_s)
+        self.statistics.succeeded(queue_s=began - call.arrived_s, total_s=now - call.arrived_s)
         times = BatchTimes(began, began, now, now, call.rows)
         self._reply(call, Answer(cast(list[Array], outputs), times, flight.cost_us, flight.steps))
 
