@@ -16,6 +16,8 @@ import tritonclient.grpc
 
 from oriel_inference.app import Unit, open_unit
 from oriel_inference.backends.python.frames import AHEAD
+from oriel_inference.batching import requests as request_batches
+from oriel_inference.batching import stream as streams
 from oriel_inference.settings import Settings
 from oriel_wire.context import from_headers
 from oriel_wire.trace import ListSink
@@ -30,6 +32,12 @@ LATER = """
 backend: "python" model_transaction_policy { decoupled: true }
 input [ { name: "n" data_type: TYPE_INT32 dims: [ 1 ] } ]
 output [ { name: "i" data_type: TYPE_INT32 dims: [ 1 ] } ]
+"""
+SILENT = """
+backend: "python" model_transaction_policy { decoupled: true }
+input [ { name: "n" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "i" data_type: TYPE_INT32 dims: [ 1 ] } ]
+parameters { key: "oriel.kill_after_s" value: { string_value: "0.1" } }
 """
 PIPE = """
 platform: "ensemble"
@@ -46,6 +54,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def unit(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Unit]:
     root = tmp_path_factory.mktemp("python-streams")
     put(root, "repeat", "repeat", None)
+    put(root, "silent", "repeat", SILENT)
     put(root, "ask", "ask", 'backend: "python" instance_group [ { count: 1 } ]')
     put(root, "ask2", "ask", None)
     put(root, "later", "later", LATER)
@@ -184,6 +193,38 @@ async def test_a_reader_that_does_not_read_holds_the_sender_up(unit: Unit, chann
     await until(lambda: len(emitted) == AHEAD + 1)
     leave()
     await until(lambda: not serving.batcher.running)
+
+
+@pytest.mark.parametrize("number", [-7, -8])
+async def test_a_model_that_falls_silent_for_ever_gives_its_place_back(
+    unit: Unit, channel: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Its deadline was for the first response; the next one has `IDLE_S`. With -8 the process has to go as well."""
+    for module in (streams, request_batches):
+        monkeypatch.setattr(module, "IDLE_S", 0.1)
+    call = stream(channel, metadata=(("x-oriel-timeout-ms", "500"),))
+    await call.write(repeat(number, "silent"))
+    await call.done_writing()
+    response, late = await said(call)
+    assert response == -number and "deadline" in late
+    batcher = unit.catalog.get("silent").batcher
+    await until(lambda: not batcher.running)
+    assert await told(channel, 2, model="silent") == [0, 1]
+
+
+async def test_a_model_that_never_stops_talking_is_stopped(
+    unit: Unit, channel: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every response moves the end of its request, up to `MAX_S`."""
+    for module in (streams, request_batches):
+        monkeypatch.setattr(module, "MAX_S", 0.5)
+    call = stream(channel, metadata=(("x-oriel-timeout-ms", "100"),))
+    await call.write(repeat(-6, "silent"))
+    await call.done_writing()
+    *responses, late = await said(call)
+    assert len(responses) > AHEAD and "deadline" in late
+    batcher = unit.catalog.get("silent").batcher
+    await until(lambda: not batcher.running)
 
 
 async def ask(
