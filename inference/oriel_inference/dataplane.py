@@ -4,6 +4,7 @@
 no task per request.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from oriel_inference.backends import Outputs
@@ -14,9 +15,12 @@ from oriel_inference.errors import CallerLeft, InferenceError, NotSupported
 from oriel_inference.fitting import Fitted, check_parameters
 from oriel_inference.lifecycle import Catalog, ServingModel
 from oriel_wire.context import CallContext
+from oriel_wire.v2.datatypes import quoted
 from oriel_wire.v2.messages import Array, InferRequest, InferResponse, Tensor
 
 __all__ = ["Completion", "Dataplane", "Emit", "respond"]
+
+_log = logging.getLogger(__name__)
 
 Emit = Callable[[InferResponse, Callable[[], None]], None]
 _Result = Answer | InferenceError  # named, because the annotation of an inner function is worked out per request
@@ -148,6 +152,17 @@ class Dataplane:
         """
         policy = serving.spec.queue.of(fitted.level)
         deadline, give_up_s = policy.limits(queued_s, ctx.deadline, fitted.timeout_s)
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug(
+                "request %s (id %s): for model %s version %s, %d rows, %d wait there, %.1f ms left",
+                ctx.request_id,
+                quoted(request.id),
+                serving.spec.name,
+                serving.version,
+                fitted.rows,
+                serving.batcher.pending,
+                (deadline - queued_s) * 1e3,
+            )
         return Call(
             inputs=inputs,
             rows=fitted.rows,
@@ -163,6 +178,7 @@ class Dataplane:
             level=fitted.level,
             emit=emit,
             source=(request, ctx) if serving.wants_source else None,
+            request_id=ctx.request_id,
         )
 
 

@@ -160,8 +160,8 @@ class Statistics:
         self.failures[outcome] += 1
         self.fail.add(total_s)
 
-    def message(self, name: str, version: str) -> v2_pb2.ModelStatistics:
-        """The statistics extension's entry of this version."""
+    def message(self, name: str, version: str, *, memory_bytes: int = 0) -> v2_pb2.ModelStatistics:
+        """The statistics extension's entry of this version. memory_bytes: of the machine, 0 if nobody knows."""
         found = v2_pb2.ModelStatistics(
             name=name,
             version=version,
@@ -179,6 +179,8 @@ class Statistics:
                 cache_miss=v2_pb2.StatisticDuration(),
             ),
         )
+        if memory_bytes:
+            found.memory_usage.add(type="CPU", id=0, byte_size=memory_bytes)
         for rows, stages in sorted(self.batches.items()):
             found.batch_stats.add(
                 batch_size=rows,

@@ -30,6 +30,7 @@ __all__ = [
     "Session",
     "find_backend",
     "lacks",
+    "memory_bytes",
     "takes_requests",
     "usable_gpus",
 ]
@@ -182,6 +183,12 @@ class ConfiguredBackend(Backend, Protocol):
     ) -> RequestSession:
         """Instance `index` of a model whose configuration is complete; blocks. Raises LoadFailed."""
         ...
+
+
+def memory_bytes(session: Session) -> int:
+    """What a session surely occupies now, 0 if it cannot say: only one in a process of its own can."""
+    measure: Callable[[], int] | None = getattr(session, "memory_bytes", None)
+    return measure() if measure is not None else 0
 
 
 def takes_requests(session: Session) -> TypeGuard[RequestSession]:

@@ -217,6 +217,7 @@ class Ensemble:
             level=fitted.level,
             admitted=True,
             source=self._source(outer, request, step.outputs) if model.wants_source else None,
+            request_id=outer.request_id,
         )
         flight.running[index] = call
         model.batcher.submit(call)
