@@ -115,7 +115,7 @@ async def test_a_load_with_files_and_either_form_of_configuration(
         (["load", "absent"], "failed to load 'absent': no model repository has it"),
         (["load", "broken"], "failed to load 'broken': "),
         (["load", "../etc"], "answers 404 to"),
-        (["unload", "double"], "unknown model: 'double' is not loaded"),
+        (["unload", "absent"], "unknown model: 'absent' is not loaded"),
         (["stats", "absent"], "unknown model: 'absent' is not found"),
         (["load", "double", "--file", "model.onnx"], "the form is VERSION/PATH=LOCAL"),
         (["load", "double", "--file", "1/model.onnx=/absent"], "/absent cannot be read: No such file"),

@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import httpx
+import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.grpc.aio
@@ -57,6 +58,21 @@ async def test_blocking_clients_raise_with_the_sentence(unit: Unit) -> None:
     await asyncio.to_thread(ask)
 
 
+async def test_inputs_in_shared_memory_are_refused_by_name(unit: Unit) -> None:
+    """One input in the message and one in a region: gRPC said only that there are too few raw contents."""
+
+    def ask() -> None:
+        for kind, port in ((tritonclient.http, unit.http_port), (tritonclient.grpc, unit.grpc_port)):
+            given, shared = (kind.InferInput(name, [1, 2], "FP32") for name in "ab")
+            given.set_data_from_numpy(np.zeros((1, 2), np.float32))
+            shared.set_shared_memory("region", 8)
+            with kind.InferenceServerClient(f"127.0.0.1:{port}") as client:
+                with pytest.raises(InferenceServerException, match="input 'b': shared memory is not supported"):
+                    client.infer("pair", [given, shared])
+
+    await asyncio.to_thread(ask)
+
+
 async def test_asyncio_clients_raise_with_the_sentence(unit: Unit) -> None:
     async def ask(client: Any, status: str) -> None:
         for name, arguments, said in CALLS:
@@ -81,6 +97,7 @@ async def test_plain_http_says_it_as_any_refusal(http: httpx.AsyncClient) -> Non
 async def test_the_extensions_say_the_same(http: httpx.AsyncClient) -> None:
     extensions = (await http.get("/v2")).json()["extensions"]
     assert not {"system_shared_memory", "cuda_shared_memory", "trace"} & set(extensions)
+    assert "schedule_policy" in extensions, "priority and timeout of a request are read"
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ from oriel_inference.servers.grpc_call import Context
 
 __all__ = ["METHODS_NOT_SERVED", "refusing", "why_not_served"]
 
-_WHERE = "the extensions that are stand in the server's metadata (GET /v2, ServerMetadata)"
+_WHERE = "the server's metadata (GET /v2, ServerMetadata) lists the extensions it has"
 _REASONS = {
     "system": f"system shared memory is not served, send tensors in the request: {_WHERE}",
     "cuda": f"CUDA shared memory is not served, send tensors in the request: {_WHERE}",
-    "trace": f"trace settings are not served, traces leave as the server was started (OTLP): {_WHERE}",
+    "trace": f"trace settings are not served, traces leave over OTLP as set at the start: {_WHERE}",
 }
 _PATH = re.compile(
     r"/v2/(?:(system|cuda)sharedmemory(?:/region/[^/]+)?/(?:status|register|unregister)"

@@ -20,6 +20,7 @@ SERVER_NAME = "oriel"
 SERVER_VERSION = version("oriel")
 EXTENSIONS = (
     "classification",
+    "schedule_policy",
     "model_configuration",
     "binary_tensor_data",
     "parameters",
