@@ -22,7 +22,7 @@ __all__ = ["Completion", "Dataplane", "Emit", "respond"]
 
 _log = logging.getLogger(__name__)
 
-Emit = Callable[[InferResponse, Callable[[], None]], None]
+Emit = Callable[[InferResponse, Callable[[], None], bool], None]
 _Result = Answer | InferenceError  # named, because the annotation of an inner function is worked out per request
 
 
@@ -83,7 +83,8 @@ class Dataplane:
         emit: Emit | None = None,
     ) -> Callable[[], None]:
         """Start one inference. size_bytes: what the request occupies while it waits. emit: takes the responses of a
-        decoupled model, each with what to call once it is written; the reply then only says how it ended.
+        decoupled model, each with what to call once it is written and whether the model said that it is the last; the
+        reply then only says how it ended.
 
         Returns the function to call when the caller leaves: then the reply never comes, `left` is called instead.
         Raises InferenceError or BadMessage, and then neither comes.
@@ -185,7 +186,10 @@ class Dataplane:
 def _relayed(
     serving: ServingModel, request: InferRequest, emit: Emit
 ) -> Callable[[Sequence[Array], Callable[[], None]], None]:
-    return lambda outputs, consumed: emit(respond(serving, request, outputs), consumed)
+    def relay(outputs: Sequence[Array], consumed: Callable[[], None]) -> None:
+        emit(respond(serving, request, outputs), consumed, type(outputs) is Outputs and outputs.last)
+
+    return relay
 
 
 def respond(serving: ServingModel, request: InferRequest, found: Sequence[Array]) -> InferResponse:

@@ -88,7 +88,7 @@ class Scripting:
             said = completion.response if completion.error is None else _refusal(completion.error)
             _tell(session, message, said, final=True)
 
-        def emit(response: InferResponse, consumed: Callable[[], None]) -> None:
+        def emit(response: InferResponse, consumed: Callable[[], None], last: bool) -> None:
             _tell(session, message, response, final=False)
             consumed()
 

@@ -135,6 +135,29 @@ async def test_an_error_ends_the_request_and_a_forgotten_end_is_made_up(channel:
     assert await told(channel, -3) == [7]
 
 
+async def finals(channel: grpc.aio.Channel, number: int, *, empty: bool) -> list[tuple[bool, bool]]:
+    """Of every response: whether it has outputs, whether it is called the last."""
+    call = stream(channel)
+    request = repeat(number)
+    request.parameters["triton_enable_empty_final_response"].bool_param = empty
+    await call.write(request)
+    await call.done_writing()
+    found = []
+    while (answer := await call.read()) is not grpc.aio.EOF:
+        response = answer.infer_response
+        found.append((bool(response.outputs), response.parameters["triton_final_response"].bool_param))
+    return found
+
+
+@pytest.mark.parametrize("empty", [False, True])
+async def test_the_response_with_which_a_model_ends_is_called_the_last(channel: grpc.aio.Channel, empty: bool) -> None:
+    """As in Triton: an empty one comes only if the model ends without a response, and only to who wants it. Clients
+    that read until the last one waited for ever."""
+    assert await finals(channel, 2, empty=empty) == [(True, False), (True, True)]
+    assert await finals(channel, 0, empty=empty) == [(False, True)] * empty
+    assert await finals(channel, -3, empty=empty) == [(True, False), (False, True)][: 1 + empty]
+
+
 async def test_an_unmodified_client_reads_the_stream(unit: Unit) -> None:
     def read() -> list[Any]:
         found: queue.Queue[Any] = queue.Queue()
@@ -184,7 +207,7 @@ async def test_a_reader_that_does_not_read_holds_the_sender_up(unit: Unit, chann
         size_bytes=4,
         reply=lambda completion: None,
         left=lambda completion: None,
-        emit=lambda response, consumed: emitted.append(consumed),
+        emit=lambda response, consumed, last: emitted.append(consumed),
     )
     await until(lambda: len(emitted) == AHEAD)
     (now,) = await told(channel, -1)
@@ -202,7 +225,7 @@ async def test_a_model_that_falls_silent_for_ever_gives_its_place_back(
     """Its deadline was for the first response; the next one has `IDLE_S`. With -8 the process has to go as well."""
     for module in (streams, request_batches):
         monkeypatch.setattr(module, "IDLE_S", 0.1)
-    call = stream(channel, metadata=(("x-oriel-timeout-ms", "500"),))
+    call = stream(channel, metadata=(("x-oriel-timeout-ms", "1000"),))
     await call.write(repeat(number, "silent"))
     await call.done_writing()
     response, late = await said(call)
@@ -215,14 +238,16 @@ async def test_a_model_that_falls_silent_for_ever_gives_its_place_back(
 async def test_a_model_that_never_stops_talking_is_stopped(
     unit: Unit, channel: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every response moves the end of its request, up to `MAX_S`."""
+    """Every response moves the end of its request, up to `MAX_S` or its deadline."""
     for module in (streams, request_batches):
-        monkeypatch.setattr(module, "MAX_S", 0.5)
-    call = stream(channel, metadata=(("x-oriel-timeout-ms", "100"),))
+        monkeypatch.setattr(module, "MAX_S", 0.1)
+    call = stream(channel, metadata=(("x-oriel-timeout-ms", "1000"),))
     await call.write(repeat(-6, "silent"))
     await call.done_writing()
-    *responses, late = await said(call)
-    assert len(responses) > AHEAD and "deadline" in late
+    async with asyncio.timeout(30):
+        found = await said(call)
+    # The model may have noticed in time, and ended it without an error.
+    assert found and all("deadline" in each for each in found if isinstance(each, str))
     batcher = unit.catalog.get("silent").batcher
     await until(lambda: not batcher.running)
 

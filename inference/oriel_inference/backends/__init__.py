@@ -83,14 +83,22 @@ class DecoupledSession(Session, Protocol):
 class Outputs(list[Any]):
     """A response that may leave outputs out: arrays in the order of the model's outputs, None for those it has not.
 
-    parameters: the response's own. plain: it has neither, and is like any other model's.
+    parameters: the response's own. plain: it has neither, and is like any other model's. last: the model said with it
+    that a decoupled request has no further response.
     """
 
-    __slots__ = ("parameters", "plain")
+    __slots__ = ("last", "parameters", "plain")
 
-    def __init__(self, arrays: Sequence[Array | None] = (), parameters: Mapping[str, ParameterValue] | None = None):
+    def __init__(
+        self,
+        arrays: Sequence[Array | None] = (),
+        parameters: Mapping[str, ParameterValue] | None = None,
+        *,
+        last: bool = False,
+    ):
         super().__init__(arrays)
         self.parameters = dict(parameters or {})
+        self.last = last
         self.plain = not parameters and not any(array is None for array in arrays)
 
 
