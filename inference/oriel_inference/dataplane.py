@@ -4,6 +4,7 @@
 no task per request.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from oriel_inference.backends import Outputs
@@ -14,11 +15,14 @@ from oriel_inference.errors import CallerLeft, InferenceError, NotSupported
 from oriel_inference.fitting import Fitted, check_parameters
 from oriel_inference.lifecycle import Catalog, ServingModel
 from oriel_wire.context import CallContext
+from oriel_wire.v2.datatypes import quoted
 from oriel_wire.v2.messages import Array, InferRequest, InferResponse, Tensor
 
 __all__ = ["Completion", "Dataplane", "Emit", "respond"]
 
-Emit = Callable[[InferResponse, Callable[[], None]], None]
+_log = logging.getLogger(__name__)
+
+Emit = Callable[[InferResponse, Callable[[], None], bool], None]
 _Result = Answer | InferenceError  # named, because the annotation of an inner function is worked out per request
 
 
@@ -79,7 +83,8 @@ class Dataplane:
         emit: Emit | None = None,
     ) -> Callable[[], None]:
         """Start one inference. size_bytes: what the request occupies while it waits. emit: takes the responses of a
-        decoupled model, each with what to call once it is written; the reply then only says how it ended.
+        decoupled model, each with what to call once it is written and whether the model said that it is the last; the
+        reply then only says how it ended.
 
         Returns the function to call when the caller leaves: then the reply never comes, `left` is called instead.
         Raises InferenceError or BadMessage, and then neither comes.
@@ -148,6 +153,17 @@ class Dataplane:
         """
         policy = serving.spec.queue.of(fitted.level)
         deadline, give_up_s = policy.limits(queued_s, ctx.deadline, fitted.timeout_s)
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug(
+                "request %s (id %s): for model %s version %s, %d rows, %d wait there, %.1f ms left",
+                ctx.request_id,
+                quoted(request.id),
+                serving.spec.name,
+                serving.version,
+                fitted.rows,
+                serving.batcher.pending,
+                (deadline - queued_s) * 1e3,
+            )
         return Call(
             inputs=inputs,
             rows=fitted.rows,
@@ -163,13 +179,17 @@ class Dataplane:
             level=fitted.level,
             emit=emit,
             source=(request, ctx) if serving.wants_source else None,
+            request_id=ctx.request_id,
         )
 
 
 def _relayed(
     serving: ServingModel, request: InferRequest, emit: Emit
 ) -> Callable[[Sequence[Array], Callable[[], None]], None]:
-    return lambda outputs, consumed: emit(respond(serving, request, outputs), consumed)
+    def relay(outputs: Sequence[Array], consumed: Callable[[], None]) -> None:
+        emit(respond(serving, request, outputs), consumed, type(outputs) is Outputs and outputs.last)
+
+    return relay
 
 
 def respond(serving: ServingModel, request: InferRequest, found: Sequence[Array]) -> InferResponse:

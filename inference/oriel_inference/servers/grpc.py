@@ -12,6 +12,7 @@ from oriel_inference.errors import BackendFailed, InferenceError, UnknownModel
 from oriel_inference.servers.grpc_call import Context, abort
 from oriel_inference.servers.grpc_infer import GrpcInfer
 from oriel_inference.servers.health import HealthWatch, is_serving
+from oriel_inference.servers.not_served import METHODS_NOT_SERVED, refusing
 from oriel_inference.servers.repository_api import GrpcRepository
 from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.stream import StreamFrontend
@@ -55,6 +56,7 @@ class GrpcFrontend:
             "ModelStatistics": self._model_statistics,
             "LogSettings": self._log_settings,
             **GrpcRepository(self._surface).handlers(),
+            **{name: refusing(why) for name, why in METHODS_NOT_SERVED.items()},
         }
         # Bytes in, bytes out: its messages are large and alike.
         infer = grpc.unary_unary_rpc_method_handler(self._infer.handle)

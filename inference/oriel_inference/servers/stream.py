@@ -78,7 +78,7 @@ class StreamFrontend:
 class _Slot:
     """One request of a stream. ended: what was put last, None while it runs. leave: calls its inference off."""
 
-    __slots__ = ("ended", "leave", "model", "ordered", "placed", "request_id", "version", "wants_final")
+    __slots__ = ("ended", "leave", "model", "ordered", "placed", "request_id", "said_final", "version", "wants_final")
 
     def __init__(self) -> None:
         self.ended: _Response | InferenceError | None = None
@@ -88,6 +88,7 @@ class _Slot:
         self.placed = False
         self.request_id = ""
         self.version = ""
+        self.said_final = False  # with a response that has outputs
         self.wants_final = False
 
 
@@ -185,8 +186,9 @@ class _Stream:
                 self._end(slot, completion)
                 trail.ended(completion, slot.model)
 
-            def emit(response: InferResponse, consumed: Callable[[], None]) -> None:
-                response.parameters[FINAL] = False
+            def emit(response: InferResponse, consumed: Callable[[], None], last: bool) -> None:
+                response.parameters[FINAL] = last
+                slot.said_final = last
                 self._put(_encode(response, slot), consumed)
 
             slot.leave = self._surface.dataplane.infer(
@@ -223,7 +225,7 @@ class _Stream:
         response = completion.response
         if response is None:
             # A decoupled model has said all it has to say.
-            if slot.wants_final:
+            if slot.wants_final and not slot.said_final:
                 last = v2_pb2.ModelInferResponse(model_name=slot.model, model_version=slot.version, id=slot.request_id)
                 last.parameters[FINAL].bool_param = True
                 self._put(_Response(infer_response=last), lambda: self._finish(slot))

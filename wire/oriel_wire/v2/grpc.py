@@ -166,6 +166,8 @@ def _pieces(contents: Sequence[bytes]) -> list[RawPiece]:
 
 def _tensors(kind: str, found: Sequence[Any], raw: Sequence[RawPiece]) -> list[Tensor]:
     if raw and len(raw) != len(found):
+        for each in found:
+            _refuse_shared_memory(each.parameters, f"{kind} {quoted(each.name)}")  # it has no raw contents
         raise BadMessage(f"{len(found)} {kind}s have {len(raw)} raw contents, there must be one for each")
     tensors: list[Tensor] = []
     names: set[str] = set()
@@ -179,8 +181,7 @@ def _tensors(kind: str, found: Sequence[Any], raw: Sequence[RawPiece]) -> list[T
         names.add(name)
         entry = lookup(datatype, what)
         parameters = _parameters(each.parameters, what) if each.parameters else {}
-        if "shared_memory_region" in parameters:
-            raise BadMessage(f"{what}: shared memory is not supported, send the data in the message")
+        _refuse_shared_memory(parameters, what)
         if not raw:
             array = _typed(each, entry, shape, what)
         elif each.HasField("contents") and each.contents.ListFields():
@@ -190,6 +191,11 @@ def _tensors(kind: str, found: Sequence[Any], raw: Sequence[RawPiece]) -> list[T
             array = decode_raw(data, start, size, entry, shape, what)
         tensors.append(Tensor(name, datatype, shape, array, parameters))
     return tensors
+
+
+def _refuse_shared_memory(parameters: Mapping[str, Any], what: str) -> None:
+    if "shared_memory_region" in parameters:
+        raise BadMessage(f"{what}: shared memory is not supported, send the data in the message")
 
 
 def _typed(each: Any, entry: Datatype, shape: tuple[int, ...], what: str) -> NDArray[Any]:
