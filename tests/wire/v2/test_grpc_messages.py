@@ -169,6 +169,15 @@ def test_what_is_unusual_is_left_to_protobuf(data: bytes) -> None:
     assert cut(data) is None
 
 
+def test_large_messages_with_many_fields_are_not_left_to_protobuf() -> None:
+    """It would copy their raw contents."""
+    data = wire(rows=20_000)
+    assert len(read(b"\x40\x01" * 4000 + data)[1] or ()) == 1
+    with pytest.raises(TooLarge, match="more than 4160 fields, without those of its inputs and outputs"):
+        read(b"\x40\x01" * 4160 + data)
+    assert read(b"\x40\x01" * 4160 + wire())[1] is None
+
+
 def test_head_that_is_too_large_is_not_copied() -> None:
     name = b"\x0a\x81\x80\x80\x02" + b"n" * ((4 << 20) + 1)
     assert cut(name) == (name, [])

@@ -14,14 +14,15 @@ from typing import Any
 from oriel_wire.errors import TooLarge
 from oriel_wire.v2.datatypes import decode_raw, lookup, quoted, raw_view
 from oriel_wire.v2.grpc import RawPiece
-from oriel_wire.v2.messages import Array, InferRequest, Tensor
+from oriel_wire.v2.messages import MAX_TENSORS, Array, InferRequest, Tensor
 from oriel_wire.v2.proto import v2_pb2
-from oriel_wire.v2.proto_cost import MAX_FIELDS as MAX_ANY_FIELDS
-from oriel_wire.v2.proto_cost import parse
+from oriel_wire.v2.proto_cost import FREE_BYTES, parse
 
 __all__ = ["InferMessages", "RawAnswers", "RequestHead", "cut", "read"]
 
 MAX_FIELDS = 64
+# As many inputs, outputs, parameters and raw contents as are accepted, and a few more.
+MAX_ANY_FIELDS = 4 * MAX_TENSORS + MAX_FIELDS
 MAX_CUT_BYTES = 4 << 20
 MAX_HEAD_BYTES = 4096
 MAX_HEADS = 256
@@ -157,8 +158,8 @@ def read(data: bytes) -> tuple[Any, list[RawPiece] | None]:
 def cut(data: bytes, limit: int = MAX_FIELDS) -> tuple[bytes, Pieces] | None:
     """The bytes of a ModelInferRequest without its raw contents, and where those are: (start, size) each.
 
-    None if it has to be read by protobuf as a whole. limit: of fields. Raises TooLarge for so much besides raw contents
-    that it must not be copied.
+    None if it has to be read by protobuf as a whole. limit: of fields. Raises TooLarge for more besides raw contents
+    than may be copied, and for a large message with more fields than `limit`, unless that is the default.
     """
     kept: list[bytes] = []
     pieces: Pieces = []
@@ -198,6 +199,8 @@ def cut(data: bytes, limit: int = MAX_FIELDS) -> tuple[bytes, Pieces] | None:
             pieces.append((at, size))
             since = at + size
         at += size
+    if limit > MAX_FIELDS and end > FREE_BYTES:
+        raise TooLarge(f"the message has more than {limit} fields, without those of its inputs and outputs")
     return None
 
 
