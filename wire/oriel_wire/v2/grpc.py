@@ -16,6 +16,7 @@ from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import (
     Datatype,
     check_bytes_count,
+    check_dimensions,
     decode_raw,
     element_count,
     lookup,
@@ -42,6 +43,7 @@ __all__ = [
     "HEALTH_SERVICE",
     "METHODS",
     "SERVICE",
+    "RawPiece",
     "decode_infer",
     "decode_infer_response",
     "encode_infer",
@@ -174,8 +176,10 @@ def _tensors(kind: str, found: Sequence[Any], raw: Sequence[RawPiece]) -> list[T
     if len(found) > MAX_TENSORS:
         raise too_many(found, MAX_TENSORS, f"{kind}s")
     for index, each in enumerate(found):
-        name, datatype, shape = each.name, each.datatype, tuple(each.shape)
+        name, datatype = each.name, each.datatype
         what = f"{kind} {quoted(name)}"
+        check_dimensions(len(each.shape), what)
+        shape = tuple(each.shape)
         if name in names:
             raise BadMessage(f"{what} is given more than once")
         names.add(name)
@@ -220,9 +224,22 @@ def _typed(each: Any, entry: Datatype, shape: tuple[int, ...], what: str) -> NDA
         if not np.array_equal(wide, array):
             info = np.iinfo(entry.dtype)
             raise BadMessage(f"{what}: {field} has a value outside {entry.name} ({info.min} to {info.max})")
+    elif entry.name in ("BOOL", "FP32", "FP64") and count:
+        array = _packed(each.contents, entry, count)
     else:
         array = np.fromiter(values, entry.dtype, count)
     return array.reshape(shape)
+
+
+def _packed(contents: Any, entry: Datatype, count: int) -> NDArray[Any]:
+    """`count` numbers, all that `contents` holds and of fixed width: as protobuf writes them, a tag, a length, then
+    the numbers as an array has them. Taking them one by one would hold the loop up.
+    """
+    data: bytes = contents.SerializeToString()
+    start = 1
+    while data[start] > 127:
+        start += 1
+    return np.frombuffer(data, entry.dtype, count, start + 1)
 
 
 def _requested(found: Sequence[Any]) -> list[RequestedOutput]:
