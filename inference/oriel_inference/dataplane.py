@@ -47,6 +47,10 @@ class Completion:
         self.error = error
 
 
+def _nobody(_: Completion) -> None:
+    pass
+
+
 class _Inference:
     """One that is under way: what its answer needs, and no more. Thousands may wait: each of their objects is walked by
     the garbage collector and has left the processor's caches when its turn comes.
@@ -91,11 +95,13 @@ class _Inference:
             except InferenceError as refusal:
                 error = refusal
         self.reply(Completion(self.queued_s, self.serving, self.rows, response=response, answer=answer, error=error))
+        self.reply = self.left = _nobody  # they know the exchange, which knows `leave`: a circle
 
     def leave(self) -> None:
         """The caller's departure."""
         if self.serving.batcher.leave(self.call):
             self.left(Completion(self.queued_s, self.serving, self.rows, error=CallerLeft()))
+            self.reply = self.left = _nobody
 
 
 class Dataplane:
