@@ -157,11 +157,11 @@ class Call:
             band=band,
             tenant=tenant,
             deadline=deadline if give_up_s is None else min(deadline, give_up_s),
-            cost=float(rows),
+            cost=rows,
             size_bytes=size_bytes,
             rows=rows,
             payload=self,
-            order=deadline + level * _LEVEL_S,
+            order=deadline + level * _LEVEL_S if level else deadline,
             admitted=admitted,
         )
 

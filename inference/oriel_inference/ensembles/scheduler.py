@@ -19,10 +19,10 @@ Owner and single writer: the loop.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import cast
 
 import numpy as np
+from msgspec.structs import replace
 
 from oriel_inference.batching.call import Answer, BatchTimes, Call, StepRun, deliver
 from oriel_inference.clock import Clock

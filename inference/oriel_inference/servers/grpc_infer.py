@@ -8,7 +8,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from oriel_inference.backends import Outputs
 from oriel_inference.batching.call import Answer
@@ -164,7 +165,7 @@ class GrpcInfer:
                 if type(result.outputs) is not Outputs or result.outputs.plain:
                     answer = known.answers.encode([result.outputs[pick] for pick in known.picks])
                 else:
-                    response = respond(serving, known.request, result.outputs)
+                    response = respond(serving, known.request.outputs, known.request.id, result.outputs)
                     answer = encode_infer(response).SerializeToString()
             except (BadMessage, InferenceError) as bad:
                 completion.error = as_inference_error(bad)

@@ -218,7 +218,7 @@ def decode_raw(
         return deserialize_bytes(memoryview(data)[offset : offset + size], count, what).reshape(shape)
     if size != count * entry.size:
         raise BadMessage(f"{what}: {entry.name} {shown(shape)} needs {count * entry.size} bytes, {size} were given")
-    return np.frombuffer(data, entry.dtype, count, offset).reshape(shape)
+    return np.ndarray(shape, entry.dtype, data, offset)  # one object; frombuffer and reshape would be two
 
 
 def raw_view(array: NDArray[Any], datatype: str, shape: tuple[int, ...], what: str) -> bytes | memoryview:
