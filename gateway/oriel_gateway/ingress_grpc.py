@@ -21,6 +21,7 @@ from oriel_gateway.grpc_model import append_model, peek_model
 from oriel_gateway.targets import Target, valid_name
 from oriel_gateway.tracing import Mark
 from oriel_policies.documents import Tenant
+from oriel_wire.engine.tls import Certificates
 from oriel_wire.errors import BadMessage
 
 __all__ = ["GrpcLimits", "serve_grpc"]
@@ -65,10 +66,10 @@ class GrpcLimits:
     FIRST_MESSAGE_S = 10.0
 
 
-async def serve_grpc(gateway: Gateway, sock: socket.socket) -> "GrpcIngress":
-    """Listen where `sock` is bound; the socket is closed in favour of gRPC's own."""
+async def serve_grpc(gateway: Gateway, sock: socket.socket, certificates: Certificates | None = None) -> "GrpcIngress":
+    """Listen where `sock` is bound, over TLS with `certificates`; the socket is closed in favour of gRPC's own."""
     ingress = GrpcIngress(gateway)
-    await ingress.open(sock)
+    await ingress.open(sock, certificates)
     return ingress
 
 
@@ -81,7 +82,7 @@ class GrpcIngress(_GenericHandler):
         self._server: aio.Server | None = None
         self.port = 0
 
-    async def open(self, sock: socket.socket) -> None:
+    async def open(self, sock: socket.socket, certificates: Certificates | None = None) -> None:
         host, port = sock.getsockname()[:2]
         sock.close()
         self._server = aio.server(
@@ -99,7 +100,10 @@ class GrpcIngress(_GenericHandler):
         )
         self._server.add_generic_rpc_handlers((self,))
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self.port = self._server.add_insecure_port(address)
+        if certificates is None:
+            self.port = self._server.add_insecure_port(address)
+        else:
+            self.port = self._server.add_secure_port(address, _credentials(certificates))
         await self._server.start()
 
     async def drain(self, grace_s: float) -> None:
@@ -245,6 +249,22 @@ class GrpcIngress(_GenericHandler):
         if call.target.kind != "model":
             return message
         return append_model(message, *peek_model(message))
+
+
+def _credentials(certificates: Certificates) -> grpc.ServerCredentials:
+    """gRPC asks before each handshake, on a thread of its own; None keeps what it has."""
+    given = certificates.pem
+
+    def configuration() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal given
+        chain, key = pem = certificates.pem
+        if pem is given:
+            return None
+        given = pem
+        return grpc.ssl_server_certificate_configuration([(key, chain)])
+
+    first = grpc.ssl_server_certificate_configuration([(given[1], given[0])])
+    return grpc.dynamic_ssl_server_credentials(first, configuration)  # type: ignore[arg-type]
 
 
 @dataclass(slots=True)

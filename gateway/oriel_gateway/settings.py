@@ -11,7 +11,10 @@ Addresses = Mapping[str, tuple[tuple[str, int], ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """endpoints, grpc_endpoints: pool name -> addresses that replace those of the documents."""
+    """endpoints, grpc_endpoints: pool name -> addresses that replace those of the documents.
+
+    tls_cert, tls_key: PEM files of both public ports, or neither; they are looked at each second.
+    """
 
     policies: Path
     host: str = "127.0.0.1"
@@ -19,6 +22,8 @@ class Settings:
     grpc_port: int = 8081
     admin_host: str = "127.0.0.1"
     admin_port: int = 8082
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
     endpoints: Addresses = field(default_factory=dict)
     grpc_endpoints: Addresses = field(default_factory=dict)
     trace_sample_ratio: float = 1.0
