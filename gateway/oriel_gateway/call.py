@@ -36,6 +36,7 @@ COLLECT, QUEUED, SENDING, ANSWERING, DONE = range(5)
 _STAGES = ("receiving the request", "waiting for a permit", "waiting for the upstream", "receiving the answer", "")
 STREAM_IDLE_S = 60.0
 _SMALL = 64 * 1024
+_PIECE = 2 * 1024
 
 
 class Call:
@@ -50,7 +51,7 @@ class Call:
     permit_s = 0.0
     sent_s = 0.0
     response_s = 0.0
-    _pending: list[bytes] | None = None
+    _pending: list[bytes | bytearray] | None = None
     _pending_bytes = 0
     _held_bytes = 0  # of the pool's byte budget
     _close = False  # the answer that has begun ends its connection
@@ -95,19 +96,31 @@ class Call:
     def data(self, data: bytes) -> None:
         """Some bytes of the body."""
         size = len(data)
-        gate = self._gate
-        if self._pending is None:
-            self._pending = []
-        self._pending.append(data)
-        self._pending_bytes += size
-        if self._pending_bytes > gate.pool.max_body_bytes:
-            bound = gate.pool.max_body_bytes
-            self.refuse(Refused(Outcome.TOO_LARGE, f"the body is larger than {bound} bytes"))
-        elif not gate.hold(size, urgent=self.tenant.tier.band == self._gateway.top_band):
-            retry_after_s = gate.admission.retry_after_s()
-            self.refuse(Refused(Outcome.QUEUE_FULL, "too many bytes wait for this pool", retry_after_s=retry_after_s))
+        pending = self._pending
+        if pending is None:
+            pending = self._pending = []
+        if size >= _PIECE:
+            pending.append(data)
+        elif pending and isinstance(last := pending[-1], bytearray) and len(last) < _SMALL:
+            last += data  # an object per piece would weigh more than a small piece
         else:
+            pending.append(bytearray(data))
+        self._pending_bytes += size
+        bound = self._gate.pool.max_body_bytes
+        if self._pending_bytes > bound:
+            self.refuse(Refused(Outcome.TOO_LARGE, f"the body is larger than {bound} bytes"))
+        else:
+            self._hold(size)
+
+    def _hold(self, size: int) -> bool:
+        """Take bytes from the pool's budget; False: there are none, and the call is refused."""
+        gate = self._gate
+        if gate.hold(size, urgent=self.tenant.tier.band == self._gateway.top_band):
             self._held_bytes += size
+            return True
+        retry_after_s = gate.admission.retry_after_s()
+        self.refuse(Refused(Outcome.QUEUE_FULL, "too many bytes wait for this pool", retry_after_s=retry_after_s))
+        return False
 
     def whole(self, data: bytes) -> None:
         """The whole body at once."""
@@ -144,6 +157,8 @@ class Call:
             self._send(now)
             return
         self.state = QUEUED
+        if self._pending_bytes > self._held_bytes and not self._hold(self._pending_bytes):
+            return  # it came with its head, and is on the budget only now that it has to wait
         due = min(self.received_s + self.tenant.tier.target_s, self.deadline)
         try:
             self._ticket = gate.wait(self, self.tenant, self.target.route, due=due, size_bytes=self._pending_bytes)
@@ -289,7 +304,9 @@ class Call:
         if self._streaming:
             self._data_s = monotonic()
         if self._rechunk:
-            if data:
+            if len(data) > _SMALL:
+                client.transport.writelines((b"%x\r\n" % len(data), data, b"\r\n"))
+            elif data:
                 client.transport.write(chunk(data))
             if complete:
                 client.transport.write(LAST_CHUNK)
@@ -356,6 +373,7 @@ class Call:
             record_call(self, gateway.sink, now, error)
         if self._held_bytes:
             gate.release(self._held_bytes)
+            gateway.bodies.ended(self._held_bytes)
         ticket = self._ticket
         if state >= SENDING:
             if self._connection is not None:

@@ -16,12 +16,15 @@ from oriel_gateway.tracing import Mark, record_refusal
 from oriel_policies.deadlines import DeadlineWheel
 from oriel_policies.documents import ApiKey, Snapshot, Tenant
 from oriel_wire.context import parse_timeout_ms, valid_request_id
+from oriel_wire.engine.large_messages import LargeMessages
 from oriel_wire.h1 import Field, LineMemo
 from oriel_wire.trace import SpanSink, parse_traceparent, random_bits
 
 __all__ = ["Expirable", "Gateway"]
 
 _TARGETS = 8192
+_BODY_BYTES = 64 * 1024  # smaller bodies leave no memory behind that is worth giving back
+_GIVE_BACK_S = 2.0
 
 
 class Expirable(Protocol):
@@ -40,6 +43,7 @@ class Gateway:
         self.sink = sink
         self.sample_ratio = sample_ratio
         self.stats = Stats()
+        self.bodies = LargeMessages(least_bytes=_BODY_BYTES, delay_s=_GIVE_BACK_S)
         self.pools = {name: PoolGate(pool) for name, pool in snapshot.pools.items()}
         self.top_band = min((tier.band for tier in snapshot.tiers.values()), default=0)
         self.draining = False
