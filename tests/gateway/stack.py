@@ -108,6 +108,7 @@ class Upstream:
                 self.seen.append(seen)
                 answering = asyncio.ensure_future(self.answer(seen))
                 leaving = asyncio.ensure_future(reader.read(1))
+                leaving.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may ask
                 await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
                 if not answering.done():
                     self.departures += 1

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import tracemalloc
+from contextlib import suppress
 from typing import Any
 
 from oriel_wire.engine.limits import HttpLimits
@@ -15,14 +16,14 @@ from .test_ingress_http import INFER, Gate, idle, settle
 async def test_a_body_in_tiny_pieces_weighs_what_it_is() -> None:
     """A list of pieces of two bytes took 25 times their size."""
     async with wired() as (client, _, _, _):
-        client.data_received(HEAD % GOLD.encode() + b"content-length: 300000\r\n\r\n")
+        client.data_received(HEAD % GOLD.encode() + b"content-length: 100000\r\n\r\n")
         assert client.call is not None
         tracemalloc.start()
-        for _ in range(149_999):
+        for _ in range(49_999):
             client.data_received(b"ab")
         weight = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
-        assert client.call._held_bytes == 299_998 and weight < 2 * 300_000
+        assert client.call._held_bytes == 99_998 and weight < 2 * 100_000
         client.connection_lost(None)
 
 
@@ -94,6 +95,7 @@ async def test_a_streamed_answer_waits_for_its_reader_and_then_arrives_whole() -
             sent += 1
         writer.write(b"0\r\n\r\n")
         await writer.drain()
+        writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     ports = [server.sockets[0].getsockname()[1]]
@@ -119,53 +121,71 @@ async def test_a_streamed_answer_waits_for_its_reader_and_then_arrives_whole() -
                 break
         assert sent == total and events >= total - 20  # a name may lie across two pieces
         writer.close()
+        await writer.wait_closed()
         await settle(lambda: idle(core))
     server.close()
     await server.wait_closed()
 
 
+class Slow:
+    """A client that a test moves by hand."""
+
+    def __init__(self, port: int, first: bytes = b"") -> None:
+        self.sock = socket.create_connection(("127.0.0.1", port))
+        self.sock.sendall(first)
+        self.sock.setblocking(False)
+        self.got = b""
+        self.cut = False
+
+    def move(self, data: bytes) -> None:
+        """Send a little, and see what came."""
+        with suppress(OSError):
+            self.sock.send(data)
+        try:
+            piece = self.sock.recv(4096)
+            self.got += piece
+            self.cut = self.cut or not piece
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            self.cut = True
+
+
 async def test_slow_heads_bodies_readers_and_idlers_are_cut_while_others_are_served() -> None:
     """R20 with limits of a quarter of a second."""
+    size = 20_000_000
 
     async def large(seen: Seen) -> bytes:
         if seen.get("x-large") is None:
             return await up.ok(seen)
-        return b"HTTP/1.1 200 OK\r\ncontent-length: 30000000\r\n\r\n" + bytes(30_000_000)
+        return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size + bytes(size)
 
     short = HttpLimits(
         head_timeout_s=0.25, body_timeout_s=0.25, body_min_bytes=1000, idle_timeout_s=0.5, write_stall_s=0.25
     )
     async with upstream() as up, gateway(documents([up.port]), limits=short) as (port, core):
         up.answer = large
-        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
-        head, body, silent, reader = (opened[n::4] for n in range(4))
-        for _, writer in body:
-            writer.write(HEAD % BRONZE.encode() + b"content-length: 100000\r\n\r\n")
-        for stream, writer in reader:
-            stream._transport.pause_reading()  # type: ignore[attr-defined]
-            writer.write(HEAD % GOLD.encode() + b"x-large: 1\r\ncontent-length: 0\r\n\r\n")
-        served = 0
+        heads = [Slow(port) for _ in range(5)]
+        # These move all the time, but by less than body_min_bytes in a window.
+        bodies = [Slow(port, HEAD % BRONZE.encode() + b"content-length: 100000\r\n\r\n") for _ in range(5)]
+        silent = [Slow(port) for _ in range(5)]
+        readers = [Slow(port, HEAD % GOLD.encode() + b"x-large: 1\r\ncontent-length: 0\r\n\r\n") for _ in range(3)]
+        sent = iter(b"GET /v2 HTTP/1.1\r\nhost: x\r\nx-long: " + b"x" * 100_000)
         async with asyncio.timeout(20):
-            while not all(stream.at_eof() for stream, _ in [*head, *body, *silent]):
-                for number, (_, writer) in enumerate([*head, *body]):
-                    # A head that never ends, and a body that moves, but by less than body_min_bytes per window.
-                    writer.write(b"GET / HTTP/1.1\r\nhost:"[served : served + 1] if number < 5 else b"x")
+            while not all(slow.cut for slow in (*heads, *bodies, *silent)):
+                byte = bytes([next(sent)])
+                for slow in (*heads, *bodies):
+                    slow.move(byte)
+                for slow in silent:
+                    slow.move(b"")
                 async with Client(port) as canary:
                     assert (await canary.ask(INFER)).status == 200
-                served += 1
                 await asyncio.sleep(0.01)
-                for stream, _ in silent:
-                    assert not await _arrived(stream)
-        for stream, _ in [*head, *body]:
-            assert (await stream.read()).startswith(b"HTTP/1.1 408 ")
-        await settle(lambda: idle(core) and core.pools["p"].held_bytes == 0, 10)
-        for _, writer in opened:
-            writer.transport.abort()
-
-
-async def _arrived(stream: asyncio.StreamReader) -> bytes:
-    """What is here without waiting."""
-    return bytes(stream._buffer)  # type: ignore[attr-defined]
+            await settle(lambda: idle(core) and core.pools["p"].held_bytes == 0, 10)
+        assert all(slow.got.startswith(b"HTTP/1.1 408 ") for slow in (*heads, *bodies))
+        assert not any(slow.got for slow in silent)
+        for slow in (*heads, *bodies, *silent, *readers):
+            slow.sock.close()
 
 
 async def test_a_stranger_is_read_no_more_than_a_mebibyte() -> None:
