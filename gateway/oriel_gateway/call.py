@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from oriel_gateway.answers import STATUS
 from oriel_gateway.core import Gateway
+from oriel_gateway.cors import dressed
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.targets import Target
 from oriel_gateway.tracing import Mark, record_call
@@ -219,12 +220,14 @@ class Call:
             tail += f"tracestate: {mark.state}\r\n"
         if head.chunked:  # it is all here now: its length is known
             tail += f"content-length: {self._pending_bytes}\r\n"
-        parts = [
+        if self.client.forwarded:
+            tail += self.client.forwarded
+        parts: list[bytes | bytearray] = [
             self.target.line,
             connection.endpoint.host_line,
             *head.forward,
             self._gateway.tenant_lines(self.tenant),
-            tail.encode("ascii"),
+            tail.encode("latin-1"),
         ]
         pending = self._pending
         if pending is None:
@@ -249,7 +252,7 @@ class Call:
         self.status = head.status
         self.cost_us = head.cost_us
         client = self.client
-        lines = head.forward
+        lines = dressed(head.forward, client.cors) if client.cors else head.forward
         close = client.must_close
         length = head.content_length
         if head.status == 204:

@@ -37,6 +37,11 @@ _DROPPED = INTERNAL | {
     "user-agent",
     "te",
     "content-type",
+    "forwarded",
+    "x-forwarded-for",
+    "x-forwarded-proto",
+    "x-forwarded-host",
+    "x-real-ip",
 }
 
 

@@ -190,7 +190,9 @@ class Client:
         async with asyncio.timeout(10):
             head = await self.reader.readuntil(b"\r\n\r\n")
             reply = Reply(head[:-4], b"")
-            if reply.headers.get("transfer-encoding") == "chunked":
+            if reply.status == 204:
+                pass
+            elif reply.headers.get("transfer-encoding") == "chunked":
                 while size := int((await self.reader.readuntil(b"\r\n"))[:-2], 16):
                     reply.body += await self.reader.readexactly(size)
                     await self.reader.readexactly(2)

@@ -46,6 +46,7 @@ class Kind(IntEnum):
     SERVER_TIMING = 13
     COST = 14
     CONTENT_ENCODING = 15
+    FORWARDED = 16  # what proxies say of the client: true only from a proxy that is trusted
 
 
 _REQUEST_KINDS: dict[str, int] = {
@@ -68,6 +69,8 @@ _REQUEST_KINDS: dict[str, int] = {
     "x-request-id": Kind.REQUEST_ID,
     "x-request-timeout-ms": Kind.TIMEOUT,
     "content-encoding": Kind.CONTENT_ENCODING,
+    "forwarded": Kind.FORWARDED,
+    "x-real-ip": Kind.FORWARDED,
     "endpoint-load-metrics-format": Kind.INTERNAL,  # how loaded a server is concerns no tenant
 }
 _RESPONSE_KINDS: dict[str, int] = {
@@ -104,6 +107,7 @@ _HOP = int(Kind.HOP)
 _INTERNAL = int(Kind.INTERNAL)
 _SERVER_TIMING = int(Kind.SERVER_TIMING)
 _COST = int(Kind.COST)
+_FORWARDED = int(Kind.FORWARDED)
 _PER_REQUEST = frozenset({_CREDENTIAL, _TRACEPARENT, _TRACESTATE, _REQUEST_ID, _SERVER_TIMING, _COST})
 _MAX_LINE = 256
 
@@ -234,6 +238,8 @@ class LineMemo:
         kind = self.kinds.get(name, 0)
         if kind == 0 and name[:8] == "x-oriel-":
             kind = _INTERNAL
+        elif kind == 0 and name[:12] == "x-forwarded-" and self.kinds is _REQUEST_KINDS:
+            kind = _FORWARDED
         number = -1
         if kind == _CONTENT_LENGTH:
             if not raw.isdigit() or len(raw) > 15:
@@ -262,6 +268,7 @@ class RequestHead:
     request_id: str | None = None
     timeout: str | None = None
     content_encoding: str | None = None
+    forwarded: list[Field] | None = None
     plan: Any = None
     _by_name: dict[str, str] | None = None
 
@@ -395,6 +402,11 @@ def _note(head: RequestHead, field: Field) -> None:
         seen = head.content_encoding
         head.content_encoding = field.value if seen is None else f"{seen}, {field.value}"
         head.forward.append(field.line)
+    elif kind == _FORWARDED:
+        if head.forwarded is None:
+            head.forwarded = [field]
+        else:
+            head.forwarded.append(field)
 
 
 class ResponseHead:
