@@ -259,7 +259,7 @@ class ServerConnection(asyncio.Protocol):
         limits = self.limits
         if stop < 0 or stop - start > limits.max_head_bytes:
             data = data[start:]
-            if len(data) > limits.max_head_bytes:
+            if len(data) > limits.max_head_bytes + 3:  # the last three may be of its end
                 line = data.find(b"\r\n", 0, limits.max_target_bytes + 64)
                 self._refuse(414 if line < 0 else 431, "the request head is too long")
                 return
