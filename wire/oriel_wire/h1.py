@@ -243,9 +243,10 @@ class LineMemo:
         name = match[1].decode("ascii").lower()
         raw = match[2].strip(b" \t")
         kind = self.kinds.get(name, 0)
-        if kind == 0 and name[:8] == "x-oriel-":
+        # Some servers read an underscore as a dash.
+        if kind == 0 and name[:8].replace("_", "-") == "x-oriel-":
             kind = _INTERNAL
-        elif kind == 0 and name[:12] == "x-forwarded-" and self.kinds is _REQUEST_KINDS:
+        elif kind == 0 and name[:12].replace("_", "-") == "x-forwarded-" and self.kinds is _REQUEST_KINDS:
             kind = _FORWARDED
         number = -1
         if kind == _CONTENT_LENGTH:
