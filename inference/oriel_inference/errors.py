@@ -25,6 +25,8 @@ LoadFailed                  a model version cannot serve; the text is for the op
 from enum import Enum
 from typing import ClassVar
 
+from oriel_wire.v2.proto import model_config_pb2 as pb
+
 __all__ = [
     "BackendFailed",
     "CallerLeft",
@@ -208,7 +210,12 @@ class ModelError(InferenceError):
 
 
 class LoadFailed(Exception):
-    """A model version cannot serve; `reason` names what to mend, without absolute paths."""
+    """A model version cannot serve; `reason` names what to mend, without absolute paths.
+
+    config: what was read of its configuration, None if nothing was. Filled in by whoever loads.
+    """
+
+    config: pb.ModelConfig | None = None
 
     def __init__(self, reason: str) -> None:
         self.reason = reason if len(reason) <= MAX_TEXT else reason[: MAX_TEXT - 3] + "..."

@@ -82,6 +82,7 @@ class Entry:
     """A line of the repository index. version 0: the model as a whole. serving: only in state READY.
 
     reason: also of a READY version, if newer files of it were refused. needs: the model that an ensemble lacks.
+    config: of a version that failed to load, as far as it was read.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Entry:
     reason: str = ""
     needs: str = ""
     serving: ServingModel | None = None
+    config: pb.ModelConfig | None = None
 
 
 class Catalog:
@@ -162,6 +164,17 @@ class Catalog:
         if is_version(version) and int(version) in entries:
             raise ModelNotReady(f"model {quoted(name)} version {version[:18]} is not ready")
         raise UnknownModel(f"unknown model: {quoted(name)} has no version {quoted(version)}")
+
+    def config(self, name: str, version: str = "") -> pb.ModelConfig:
+        """The configuration of what `get` gives, or else of what failed to load. Raises as `get`."""
+        try:
+            return self.get(name, version).config
+        except ModelNotReady:
+            failed = [entry for entry in self.entries(name) if entry.config is not None]
+            wanted = [entry for entry in failed if not version or entry.version == int(version)]
+            if not wanted or wanted[-1].config is None:
+                raise
+            return wanted[-1].config
 
     def metadata(self, serving: ServingModel) -> ModelMetadata:
         """What clients are told about a model."""

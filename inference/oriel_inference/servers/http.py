@@ -176,7 +176,7 @@ class HttpFrontend:
         answer(exchange, msgspec.json.encode({"name": route.model, "ready": ready}), 200 if ready else 400)
 
     def _config(self, exchange: Exchange, route: _Route) -> None:
-        answer(exchange, message_json(self._surface.catalog.get(route.model, route.version).config))
+        answer(exchange, message_json(self._surface.catalog.config(route.model, route.version)))
 
     def _stats(self, exchange: Exchange, route: _Route) -> None:
         answer(exchange, message_json(self._surface.statistics(route.model, route.version)))
