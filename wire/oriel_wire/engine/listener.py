@@ -30,6 +30,7 @@ class HttpServer:
         self.memo = LineMemo()
         self.connections: set[ServerConnection] = set()
         self.draining = False
+        self.accepting = True
         self.emptied = asyncio.Event()  # set when the last connection of a draining server has gone
         self.date = b""
         self.port = 0
@@ -53,16 +54,21 @@ class HttpServer:
         return True
 
     async def drain(self, grace_s: float) -> None:
-        """Stop accepting, let requests in flight finish (at most `grace_s`), close everything.
+        """Let requests in flight finish (at most `grace_s`), then close everything.
 
-        Answers say `Connection: close` from now on. Connections between two requests stay open for `LAME_DUCK_S`: their
-        clients may be sending already, and a request that arrives is still answered. Cancelling it leaves the server
-        closed to new connections with the rest still open.
+        Answers say `Connection: close` from now on. For `LAME_DUCK_S` connections are still accepted, so that whoever
+        asks whether the server is ready hears that it is not, and those between two requests stay open: their clients
+        may be sending already, and a request that arrives is still answered. Cancelling it leaves the server closed to
+        new connections with the rest still open.
         """
         self.draining = True
-        if self._server is not None:
-            self._server.close()
-        await self._emptied_within(min(grace_s, LAME_DUCK_S))
+        try:
+            await asyncio.sleep(max(0.0, min(grace_s, LAME_DUCK_S)))
+        finally:
+            self.accepting = False
+            if self._server is not None:
+                self._server.close()
+        self.emptied.clear()
         for connection in list(self.connections):
             connection.close_if_idle()
         await self._emptied_within(grace_s - LAME_DUCK_S)

@@ -1,6 +1,7 @@
 """The JSON part of v2 REST bodies: what it may contain, and its tensors."""
 
 import json
+from math import isfinite, isnan
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -119,12 +120,20 @@ class DocumentDecoder(Generic[_Document]):
         return document, self._tensors(found, lists, body, length)
 
     def _decode_loosely(self, text: bytes) -> tuple[_Document, list[Any]]:
-        """NaN and infinities are no JSON, yet the protocol's own clients and servers write them."""
+        """NaN and infinities are no JSON, yet servers of this protocol write them: taken in answers alone."""
+        words: list[str] = []
+
+        def constant(word: str) -> float:
+            words.append(word)
+            return float(word)
+
         try:
-            loose = json.loads(text)
+            loose = json.loads(text, parse_constant=constant)
             found = loose.get(self._member) if isinstance(loose, dict) else None
             entries = [each if isinstance(each, dict) else {} for each in found] if isinstance(found, list) else []
             lists = [each.pop("data", _NO_DATA) for each in entries]
+            if words and self._kind == "input":
+                raise BadMessage(_no_number(entries, lists, words[0]))
             if b"\\u" in text:
                 # Half a character could be read, but never written into an answer.
                 json.dumps(loose, ensure_ascii=False).encode()
@@ -174,6 +183,30 @@ class DocumentDecoder(Generic[_Document]):
         if offset != len(body):
             raise BadMessage(f"the body has {len(body) - offset} bytes that belong to no {self._kind}")
         return tensors
+
+
+def _no_number(entries: list[dict[str, Any]], lists: list[Any], word: str) -> str:
+    """Where the first word is that JSON does not have. word: which it is."""
+    why = "which is no JSON number"
+    for entry, data in zip(entries, lists, strict=True):
+        position = 0
+        left = [data]
+        while left:
+            value = left.pop()
+            if isinstance(value, list):
+                left.extend(reversed(value))
+            elif isinstance(value, float) and not isfinite(value):
+                what = f"input {quoted(str(entry.get('name', '')))}"
+                return (
+                    f"{what}: data holds {_word(value)} at position {position}, {why}: send the tensor as binary data"
+                )
+            else:
+                position += 1
+    return f"the JSON part is not an infer message: it holds {word}, {why}"
+
+
+def _word(value: float) -> str:
+    return "NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def requested_outputs(found: list[OutputEntry] | None, binary_default: bool) -> list[RequestedOutput] | None:

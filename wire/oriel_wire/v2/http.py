@@ -185,7 +185,10 @@ def _encode_tensor(kind: str, each: Tensor, binary: bool, parts: BodyParts) -> d
         return encoded
     if each.parameters:
         encoded["parameters"] = each.parameters
-    encoded["data"] = encode_data(each.array, lookup(each.datatype, what), each.shape, what)
+    data = encode_data(each.array, lookup(each.datatype, what), each.shape, what)
+    if kind == "input" and isinstance(data, msgspec.Raw):
+        raise BadMessage(f"{what}: JSON has neither NaN nor infinities, send it as binary data")
+    encoded["data"] = data
     return encoded
 
 
