@@ -59,7 +59,7 @@ async def test_answer_is_raw_and_carries_identity_stages_and_cost(channel: grpc.
 
 @pytest.mark.parametrize(
     ("model", "code"),
-    [("absent", grpc.StatusCode.NOT_FOUND), ("broken", grpc.StatusCode.UNAVAILABLE), ("echo", None)],
+    [("absent", grpc.StatusCode.NOT_FOUND), ("broken", grpc.StatusCode.NOT_FOUND), ("echo", None)],
 )
 async def test_refusals_have_their_status(
     kept_channel: grpc.aio.Channel, model: str, code: grpc.StatusCode | None
