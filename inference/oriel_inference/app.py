@@ -159,8 +159,6 @@ async def open_unit(
             batcher.curve.observe(1, loaded.run_s)
         return batcher
 
-    log = LogSettings(settings.log_file)
-    log.change(settings.log)
     control = ModelControl(
         catalog,
         stores,
@@ -176,14 +174,17 @@ async def open_unit(
         load_threads=settings.load_threads,
     )
     dataplane = scripting.dataplane = Dataplane(catalog, clock.now)
+    peers = TrustedPeers(settings.trusted_peers)
+    meter = Meter(catalog, AccessLog(settings.access_log) if settings.access_log else None)
+    log = LogSettings(settings.log_file)  # from here on nothing may fail before it is in the hands of `sockets`
     surface = Surface(
         catalog=catalog,
         control=control,
         dataplane=dataplane,
-        peers=TrustedPeers(settings.trusted_peers),
+        peers=peers,
         sink=sink if sink is not None else open_sink("inference"),
         log=log,
-        meter=Meter(catalog, AccessLog(settings.access_log) if settings.access_log else None),
+        meter=meter,
         default_timeout_s=settings.default_timeout_s,
         strict_readiness=settings.strict_readiness,
         server_id=settings.server_id,
@@ -191,6 +192,7 @@ async def open_unit(
     with ExitStack() as sockets:
         sockets.callback(surface.log.close)
         sockets.callback(surface.meter.close)
+        log.change(settings.log)
 
         def bind(host: str, port: int, what: str) -> socket.socket:
             return sockets.enter_context(listen(host, port, f"inference {what}"))

@@ -39,8 +39,8 @@ class Asked:
         self.over = False
         self.give_up: Callable[[], None] = lambda: None
 
-    def emit(self, response: InferResponse, consumed: Callable[[], None]) -> None:
-        """One response of several. Raises BackendFailed if it cannot be passed on."""
+    def emit(self, response: InferResponse, consumed: Callable[[], None], last: bool) -> None:
+        """One response of several; the end is said by `end`. Raises BackendFailed if it cannot be passed on."""
         if self.over:
             return
         head, body = _encoded(response)

@@ -7,7 +7,6 @@ its own instance: that is refused, and so are chains of more than MAX_CHAIN mode
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -35,8 +34,7 @@ MAX_CHAIN = 8
 MAX_ASKED = 256
 
 
-@dataclass(slots=True, kw_only=True)
-class ScriptedRequest(InferRequest):
+class ScriptedRequest(InferRequest, kw_only=True, gc=False):
     """chain: the models that wait for its answer, the first one first."""
 
     chain: tuple[str, ...] = ()

@@ -23,6 +23,8 @@ from oriel_inference.asked import Asked
 from oriel_inference.backends.python import session as session_module
 from oriel_inference.backends.python.frames import AHEAD, FrameError
 from oriel_inference.backends.python.messages import Infer
+from oriel_inference.batching import requests as request_batches
+from oriel_inference.batching import stream as streams
 from oriel_inference.errors import BackendFailed
 from oriel_inference.settings import Settings
 from oriel_wire.context import from_headers
@@ -44,6 +46,12 @@ backend: "python" max_batch_size: {rows} model_transaction_policy {{ decoupled: 
 input [ {{ name: "shape" data_type: TYPE_STRING dims: [ 1 ] }} ]
 output [ {{ name: "i" data_type: TYPE_INT32 dims: [ {dims} ] {more} }} ]
 """
+SILENT = """
+backend: "python" model_transaction_policy { decoupled: true }
+input [ { name: "n" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "i" data_type: TYPE_INT32 dims: [ 1 ] } ]
+parameters { key: "oriel.kill_after_s" value: { string_value: "0.1" } }
+"""
 PIPE = """
 platform: "ensemble"
 input [ { name: "how" data_type: TYPE_STRING dims: [ 1 ] } ]
@@ -59,6 +67,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def unit(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Unit]:
     root = tmp_path_factory.mktemp("python-streams")
     put(root, "repeat", "repeat", None)
+    put(root, "silent", "repeat", SILENT)
     put(root, "ask", "ask", 'backend: "python" instance_group [ { count: 1 } ]')
     put(root, "ask2", "ask", None)
     put(root, "later", "later", LATER)
@@ -143,6 +152,29 @@ async def test_an_error_ends_the_request_and_a_forgotten_end_is_made_up(channel:
     assert await told(channel, -3) == [7]
 
 
+async def finals(channel: grpc.aio.Channel, number: int, *, empty: bool) -> list[tuple[bool, bool]]:
+    """Of every response: whether it has outputs, whether it is called the last."""
+    call = stream(channel)
+    request = repeat(number)
+    request.parameters["triton_enable_empty_final_response"].bool_param = empty
+    await call.write(request)
+    await call.done_writing()
+    found = []
+    while (answer := await call.read()) is not grpc.aio.EOF:
+        response = answer.infer_response
+        found.append((bool(response.outputs), response.parameters["triton_final_response"].bool_param))
+    return found
+
+
+@pytest.mark.parametrize("empty", [False, True])
+async def test_the_response_with_which_a_model_ends_is_called_the_last(channel: grpc.aio.Channel, empty: bool) -> None:
+    """As in Triton: an empty one comes only if the model ends without a response, and only to who wants it. Clients
+    that read until the last one waited for ever."""
+    assert await finals(channel, 2, empty=empty) == [(True, False), (True, True)]
+    assert await finals(channel, 0, empty=empty) == [(False, True)] * empty
+    assert await finals(channel, -3, empty=empty) == [(True, False), (False, True)][: 1 + empty]
+
+
 async def test_an_unmodified_client_reads_the_stream(unit: Unit) -> None:
     def read() -> list[Any]:
         found: queue.Queue[Any] = queue.Queue()
@@ -192,7 +224,7 @@ async def test_a_reader_that_does_not_read_holds_the_sender_up(unit: Unit, chann
         size_bytes=4,
         reply=lambda completion: None,
         left=lambda completion: None,
-        emit=lambda response, consumed: emitted.append(consumed),
+        emit=lambda response, consumed, last: emitted.append(consumed),
     )
     await until(lambda: len(emitted) == AHEAD)
     (now,) = await told(channel, -1)
@@ -201,6 +233,40 @@ async def test_a_reader_that_does_not_read_holds_the_sender_up(unit: Unit, chann
     await until(lambda: len(emitted) == AHEAD + 1)
     leave()
     await until(lambda: not serving.batcher.running)
+
+
+@pytest.mark.parametrize("number", [-7, -8])
+async def test_a_model_that_falls_silent_for_ever_gives_its_place_back(
+    unit: Unit, channel: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Its deadline was for the first response; the next one has `IDLE_S`. With -8 the process has to go as well."""
+    for module in (streams, request_batches):
+        monkeypatch.setattr(module, "IDLE_S", 0.1)
+    call = stream(channel, metadata=(("x-oriel-timeout-ms", "1000"),))
+    await call.write(repeat(number, "silent"))
+    await call.done_writing()
+    response, late = await said(call)
+    assert response == -number and "deadline" in late
+    batcher = unit.catalog.get("silent").batcher
+    await until(lambda: not batcher.running)
+    assert await told(channel, 2, model="silent") == [0, 1]
+
+
+async def test_a_model_that_never_stops_talking_is_stopped(
+    unit: Unit, channel: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every response moves the end of its request, up to `MAX_S` or its deadline."""
+    for module in (streams, request_batches):
+        monkeypatch.setattr(module, "MAX_S", 0.1)
+    call = stream(channel, metadata=(("x-oriel-timeout-ms", "1000"),))
+    await call.write(repeat(-6, "silent"))
+    await call.done_writing()
+    async with asyncio.timeout(30):
+        found = await said(call)
+    # The model may have noticed in time, and ended it without an error.
+    assert found and all("deadline" in each for each in found if isinstance(each, str))
+    batcher = unit.catalog.get("silent").batcher
+    await until(lambda: not batcher.running)
 
 
 async def ask(
@@ -260,7 +326,7 @@ async def test_bytes_that_are_not_taken_wait_here(monkeypatch: pytest.MonkeyPatc
     session, asked = asking()
     consumed: list[int] = []
     for number, size in enumerate((304, 48, 48, 16)):
-        asked.emit(answer(size), partial(consumed.append, number))
+        asked.emit(answer(size), partial(consumed.append, number), False)
     asked.end(None)
     assert session.heard == [(304, None, False)] and not consumed, "the first one goes whatever its size"
     asked.taken(1)
@@ -276,14 +342,14 @@ async def test_an_error_and_a_departure_are_told_before_what_waits(monkeypatch: 
     for leaves in (False, True):
         session, asked = asking()
         for _ in range(2):
-            asked.emit(answer(96), lambda: None)
+            asked.emit(answer(96), lambda: None, False)
         if leaves:
             asked.end(None)
             asked.leave()
         else:
             asked.end(BackendFailed("broken"))
         assert [size for size, _, _ in session.heard] == [96, 0] and session.heard[-1][2] and not session.asks
-        asked.emit(answer(16), lambda: None)
+        asked.emit(answer(16), lambda: None, False)
         asked.leave()
         assert len(session.heard) == 2, "nothing follows the end"
 
@@ -292,7 +358,7 @@ async def test_a_response_too_large_to_be_passed_on_ends_the_request() -> None:
     session, asked = asking(limit=100)
     ended: list[bool] = []
     asked.give_up = lambda: ended.append(asked.over)
-    asked.emit(answer(112), lambda: None)
+    asked.emit(answer(112), lambda: None, False)
     assert session.heard == [(0, (1, "the answer of the other model cannot be passed on"), True)] and ended == [True]
     asked.end(BackendFailed("its caller left"))
     assert len(session.heard) == 1

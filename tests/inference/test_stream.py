@@ -288,7 +288,7 @@ async def test_decoupled_model_waits_for_its_reader_and_others_do_not(
     consumed: list[Any] = []
     ended: list[Any] = []
 
-    def emit(response: Any, written: Any) -> None:
+    def emit(response: Any, written: Any, last: bool) -> None:
         taken.append(response)
         consumed.append(written)
 

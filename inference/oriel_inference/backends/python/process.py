@@ -30,7 +30,7 @@ from oriel_inference.backends.python.messages import (
 )
 from oriel_inference.backends.python.output import Output
 
-__all__ = ["ModelProcess"]
+__all__ = ["ModelProcess", "resident_bytes"]
 
 _log = logging.getLogger(__name__)
 
@@ -248,6 +248,15 @@ class _Reading(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._process.lost()
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process, as Linux says; 0 if it has ended, or elsewhere."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _start(

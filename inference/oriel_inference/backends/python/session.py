@@ -38,7 +38,7 @@ from oriel_inference.backends.python.messages import (
     Returned,
     Say,
 )
-from oriel_inference.backends.python.process import ModelProcess
+from oriel_inference.backends.python.process import ModelProcess, resident_bytes
 from oriel_inference.errors import BackendFailed, DeadlineExceeded, InferenceError, LoadFailed, ServerStopping
 from oriel_wire.v2.messages import Array
 
@@ -87,6 +87,10 @@ class PythonSession:
     def pid(self) -> int | None:
         """Of the process, while there is one."""
         return None if self._process is None else self._process.pid
+
+    def memory_bytes(self) -> int:
+        """Resident memory of the process, 0 while it is not ready or if the system does not say."""
+        return 0 if self.pid is None or self._executions is None else resident_bytes(self.pid)
 
     def adopt(self, launch: Launch) -> None:
         """What the model is, now that its configuration is complete; before `initialize`."""
