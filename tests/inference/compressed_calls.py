@@ -57,7 +57,7 @@ class Call:
         return got
 
 
-def call(address: tuple[str, int], path: str, encoding: str, packed: bytes) -> bytes:
+def call(address: tuple[str, int], path: str, encoding: str, packed: bytes, timeout_s: float) -> bytes:
     """Send one message that is compressed by `encoding`; what the server's headers and trailers hold, as they came."""
     fields = {
         ":method": "POST",
@@ -73,7 +73,7 @@ def call(address: tuple[str, int], path: str, encoding: str, packed: bytes) -> b
         for name, value in fields.items()
     )
     message = b"\1" + struct.pack(">I", len(packed)) + packed
-    with socket.create_connection(address, timeout=30) as sock:
+    with socket.create_connection(address, timeout=timeout_s) as sock:
         made = Call(sock)
         sock.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
         made.frame(SETTINGS, 0, 0)
