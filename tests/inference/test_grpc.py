@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 
+from oriel_cli.load import tally as load_tally
+from oriel_cli.load.bodies import Prepared
+from oriel_cli.load.senders import GrpcSender, Ticket
 from oriel_inference.app import Unit, open_unit
 from oriel_inference.errors import Outcome
 from oriel_inference.settings import Settings
@@ -116,6 +119,24 @@ async def test_methods_this_server_does_not_have_are_unimplemented(channel: grpc
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await absent(b"")
     assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_oriel_load_shows_the_reasons(kept_unit: Unit) -> None:
+    """Refusals of one status are told apart."""
+    prepared = Prepared(
+        host="127.0.0.1",
+        port=kept_unit.grpc_port,
+        grpc=True,
+        method="POST",
+        path=f"/{SERVICE}/ModelInfer",
+        fields=[],
+        body=ones("broken").SerializeToString(),
+    )
+    sender = GrpcSender(prepared, 1, deadline_s=30.0)
+    ended = asyncio.get_running_loop().create_future()
+    sender.send(Ticket(0, 0.0, 0.0, lambda _, outcome: ended.set_result(outcome)))
+    assert await ended == load_tally.Outcome("refused", "NOT_FOUND no_available_version")
+    await sender.close()
 
 
 @pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
