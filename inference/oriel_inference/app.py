@@ -37,6 +37,7 @@ from oriel_inference.servers.control import control_app
 from oriel_inference.servers.encoding import Encodings
 from oriel_inference.servers.grpc import GrpcFrontend, open_grpc
 from oriel_inference.servers.http import HttpFrontend
+from oriel_inference.servers.large_json import LargeJson
 from oriel_inference.servers.meter import Meter
 from oriel_inference.servers.peers import TrustedPeers
 from oriel_inference.servers.surface import Surface
@@ -206,7 +207,8 @@ async def open_unit(
                 options=settings.grpc_options,
             )
         encodings = Encodings(settings.max_body_bytes)
-        frontend, http_server = HttpFrontend(surface, encodings), None
+        large_json = LargeJson(clock)
+        frontend, http_server = HttpFrontend(surface, encodings, large_json), None
         if http_socket is not None:
             http_server = await serve_http(
                 frontend.handle,
@@ -246,6 +248,7 @@ async def open_unit(
                 await _end_models(catalog, workers, streams)
                 end_control.set()
                 await asyncio.to_thread(encodings.close)
+                await asyncio.to_thread(large_json.close)
                 await asyncio.to_thread(surface.sink.close)
                 await asyncio.to_thread(surface.meter.close)
                 _log.info("stopped")
