@@ -69,6 +69,7 @@ class Unit:
     metrics_port: int
     catalog: Catalog
     surface: Surface
+    large_json: LargeJson
 
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
@@ -232,6 +233,7 @@ async def open_unit(
                     metrics_port=metrics_socket.getsockname()[1] if metrics_socket is not None else 0,
                     catalog=catalog,
                     surface=surface,
+                    large_json=large_json,
                 )
             finally:
                 surface.stopping = True

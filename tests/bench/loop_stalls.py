@@ -26,9 +26,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.inference import models  # noqa: E402
+from tests.inference import models
 
 SMALL = json.dumps({"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}).encode()
+OUTPUTS = b', "outputs":[{"name":"sum","parameters":{"binary_data":true}}]'
+GZIP = {"content-encoding": "gzip"}
 Request = tuple[str, dict[str, str], bytes]
 
 
@@ -57,7 +59,7 @@ def requests(mib: int) -> dict[str, Callable[[], Request]]:
     def tensors(values: bytes, count: int) -> bytes:
         one = b",".join([values] * count)
         both = [head[11:] % (name, count) + one[: (count * (len(values) + 1) - 1)] + b"]}" for name in (b"a", b"b")]
-        return b'{"inputs":[' + b",".join(both) + b'], "outputs":[{"name":"sum","parameters":{"binary_data":true}}]}'
+        return b'{"inputs":[' + b",".join(both) + b"]" + OUTPUTS + b"}"
 
     def binary(count: int) -> tuple[dict[str, str], bytes]:
         entries = [
@@ -87,11 +89,11 @@ def requests(mib: int) -> dict[str, Callable[[], Request]]:
         "JSON numbers, answer in JSON": lambda: (
             "/v2/models/pair/infer",
             {},
-            tensors(b"0.123456", numbers // 2).replace(b', "outputs":[{"name":"sum","parameters":{"binary_data":true}}]', b""),
+            tensors(b"0.123456", numbers // 2).replace(OUTPUTS, b""),
         ),
         "binary": lambda: ("/v2/models/pair/infer", *binary(size // 8)),
         "gzip of binary": packed,
-        "gzip of spaces": lambda: ("/v2/models/double/infer", {"content-encoding": "gzip"}, gzip.compress(b" " * size, 1)),
+        "gzip of spaces": lambda: ("/v2/models/double/infer", GZIP, gzip.compress(b" " * size, 1)),
         "load with a file": load,
     }  # fmt: skip
 
@@ -107,9 +109,15 @@ def main() -> None:
         root = Path(folder)
         models.put(root, "double", models.double(), models.DOUBLE)
         models.put(root, "pair", models.two_inputs(), None)
-        words = ["--http-port=0", "--allow-grpc=false", "--allow-metrics=false", "--model-control-mode=explicit"]
+        words = [
+            "--http-port=0",
+            "--allow-grpc=false",
+            "--allow-metrics=false",
+            "--model-control-mode=explicit",
+            "--load-model=*",
+        ]
         server = subprocess.Popen(
-            [sys.executable, "-P", "-m", "oriel_cli.main", "inference", "--model-repository", folder, "--load-model=*", *words],
+            [sys.executable, "-P", "-m", "oriel_cli.main", "inference", "--model-repository", folder, *words],
             stderr=subprocess.PIPE,
             text=True,
         )  # fmt: skip
@@ -127,7 +135,7 @@ def measure(port: int, kinds: dict[str, Callable[[], Request]], rounds: int, onl
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("fork").Process(target=canary, args=(port, theirs), daemon=True)
     process.start()
-    print(f"{'request':32}{'MiB':>6}  {'status':6}{'took s':>8}{'canary ms, slowest of each round':>36}")  # noqa: T201
+    print(f"{'request':32}{'MiB':>6}  {'status':6}{'took s':>8}{'canary ms, slowest of each round':>36}")
     for name, make in kinds.items():
         if only and only not in name:
             continue
@@ -148,7 +156,8 @@ def measure(port: int, kinds: dict[str, Callable[[], Request]], rounds: int, onl
             ours.send("tell")
             worst.append(ours.recv())
         shown = " ".join(f"{each:8.1f}" for each in worst)
-        print(f"{name:32}{len(body) >> 20:6}  {status:<6}{took_s:8.2f}   {shown}  {data[:90]!r}" if status != 200 else f"{name:32}{len(body) >> 20:6}  {status:<6}{took_s:8.2f}   {shown}", flush=True)  # noqa: T201,E501
+        said = "" if status == 200 else data[:90]
+        print(f"{name:32}{len(body) >> 20:6}  {status:<6}{took_s:8.2f}   {shown}  {said}", flush=True)
     ours.send("end")
     process.join()
 

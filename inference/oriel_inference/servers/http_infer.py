@@ -23,8 +23,8 @@ from oriel_inference.servers.trail import Trail
 from oriel_wire.context import CallContext
 from oriel_wire.engine.buffered import Exchange
 from oriel_wire.errors import BadMessage, TooLarge
-from oriel_wire.v2.answers import BinaryAnswers, JsonAnswers
-from oriel_wire.v2.http import decode_request, encode_response, parse_header_length
+from oriel_wire.v2.answers import MAX_NUMBERS, BinaryAnswers, JsonAnswers
+from oriel_wire.v2.http import BodyParts, decode_request, encode_response, parse_header_length
 from oriel_wire.v2.messages import Array, InferRequest, InferResponse
 from oriel_wire.v2.recognise import Template
 
@@ -191,6 +191,7 @@ class HttpInfer:
                 refuse(exchange, failed, trail.refused(failed, serving.spec.name))
 
         leave = self._large_json.submit(Task.REQUEST, [body], length, converted, deadline=ctx.deadline)
+        exchange.body = b""  # not needed any more once it is converted
 
         def left() -> None:
             leave()
@@ -209,11 +210,49 @@ class HttpInfer:
     ) -> None:
         model = response.model_name
         try:
+            if sum([output.array.size for output in response.outputs]) > MAX_NUMBERS and _is_numbers(response, request):
+                self._answer_large(exchange, completion, response, plan, trail)
+                return
             parts, json_length = encode_response(response, request)
-        except BadMessage as error:
+        except (InferenceError, BadMessage) as error:
             completion.error = as_inference_error(error)
             refuse(exchange, completion.error, trail.ended(completion, model))
             return
+        self._send(exchange, completion, model, parts, json_length, plan, trail)
+
+    def _answer_large(
+        self, exchange: Exchange, completion: Completion, response: InferResponse, plan: HeadPlan, trail: Trail
+    ) -> None:
+        """Another process writes the numbers. Raises BadMessage, QueueFull."""
+        model = response.model_name
+
+        def converted(result: Converted | InferenceError) -> None:
+            if isinstance(result, InferenceError):
+                completion.error = result
+                refuse(exchange, result, trail.ended(completion, model))
+            else:
+                self._send(exchange, completion, model, [result[0]], None, plan, trail)
+
+        parts, length = encode_response(response, InferRequest(model_name=model, binary_default=True))
+        leave = self._large_json.submit(Task.RESPONSE, parts, length, converted, deadline=trail.deadline)
+
+        def left() -> None:
+            leave()
+            completion.error = CallerLeft()
+            trail.left(completion)
+
+        exchange.on_abort = left
+
+    def _send(
+        self,
+        exchange: Exchange,
+        completion: Completion,
+        model: str,
+        parts: BodyParts,
+        json_length: int | None,
+        plan: HeadPlan,
+        trail: Trail,
+    ) -> None:
         headers = trail.ended(completion, model)
         if json_length is None:
             headers.append(JSON)
@@ -226,6 +265,12 @@ class HttpInfer:
             return
         headers += (("content-encoding", encoding), ("vary", "accept-encoding"))
         self._encodings.compress(parts, encoding, lambda packed: exchange.respond(200, headers, packed))
+
+
+def _is_numbers(response: InferResponse, request: InferRequest) -> bool:
+    """Whether all of an answer is JSON, and none of it text."""
+    binary = [output.binary for output in request.outputs] if request.outputs else [request.binary_default]
+    return not any(binary) and all(output.datatype != "BYTES" for output in response.outputs)
 
 
 def _answers(serving: ServingModel, request: InferRequest) -> tuple[list[int], _Answers] | None:

@@ -28,6 +28,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    os.nice(5)  # where cores are few, the server's loop goes first
     with contextlib.suppress(OSError):
         # If the machine runs out of memory it shall be this process that ends, not the server.
         Path("/proc/self/oom_score_adj").write_text("1000")
