@@ -208,7 +208,7 @@ async def open_unit(
                 options=settings.grpc_options,
             )
         encodings = Encodings(settings.max_body_bytes)
-        large_json = LargeJson(clock)
+        large_json = LargeJson(clock, settings.max_body_bytes)
         frontend, http_server = HttpFrontend(surface, encodings, large_json), None
         if http_socket is not None:
             http_server = await serve_http(

@@ -81,6 +81,18 @@ def requests(mib: int) -> dict[str, Callable[[], Request]]:
         parameters = {"config": '{"backend": "onnxruntime"}', "file:1/model.onnx": file}
         return "/v2/repository/models/other/load", {}, json.dumps({"parameters": parameters}).encode()
 
+    def texts() -> Request:
+        count = 1 << 18
+        entry = {
+            "name": "text",
+            "shape": [count, 1],
+            "datatype": "BYTES",
+            "parameters": {"binary_data_size": 5 * count},
+        }
+        text = json.dumps({"inputs": [entry]}).encode()
+        headers = {"inference-header-content-length": str(len(text))}
+        return "/v2/models/echo/infer", headers, text + b"\1\0\0\0a" * count
+
     return {
         "nothing": lambda: ("/v2/models/double/infer", {}, SMALL),
         "spaces, no JSON at all": lambda: ("/v2/models/double/infer", {}, b" " * size),
@@ -95,6 +107,12 @@ def requests(mib: int) -> dict[str, Callable[[], Request]]:
         "gzip of binary": packed,
         "gzip of spaces": lambda: ("/v2/models/double/infer", GZIP, gzip.compress(b" " * size, 1)),
         "load with a file": load,
+        "JSON as much as the loop reads": lambda: ("/v2/models/pair/infer", {}, tensors(b"0.25", 65_000)),
+        "lists as many as it reads": lambda: ("/v2/models/double/infer", {}, b'{"inputs":[1' + b",[]" * 65_000 + b"]}"),
+        "quotes, 1 MiB": lambda: ("/v2/models/double/infer", {}, b'{"inputs":[' + b'[],""' * 60_000 + b'"' * 600_000),
+        "texts of BYTES, 262,144": texts,
+        "generate, 4 MiB of lists": lambda: ("/v2/models/double/generate", {}, b'{"x":[' + b"[]," * 1_390_000 + b"1]}"),
+        "generate, 130,000 numbers": lambda: ("/v2/models/double/generate", {}, b'{"x":[' + b"1," * 130_000 + b"1]}"),
     }  # fmt: skip
 
 
@@ -109,6 +127,7 @@ def main() -> None:
         root = Path(folder)
         models.put(root, "double", models.double(), models.DOUBLE)
         models.put(root, "pair", models.two_inputs(), None)
+        models.put(root, "echo", models.echo(), None)
         words = [
             "--http-port=0",
             "--allow-grpc=false",

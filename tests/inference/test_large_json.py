@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import dataclasses
+import gzip
 import json
 import os
 import signal
@@ -40,7 +41,7 @@ PADDING = b" " * (5 << 20)
 
 @pytest.fixture
 async def large() -> AsyncIterator[LargeJson]:
-    made = LargeJson(LoopClock(asyncio.get_running_loop()))
+    made = LargeJson(LoopClock(asyncio.get_running_loop()), 64 << 20)
     yield made
     await asyncio.to_thread(made.close)
 
@@ -80,13 +81,23 @@ async def test_many_lists_are_read_there_as_well(unit: Unit, http: httpx.AsyncCl
 
 
 @pytest.mark.parametrize("accept", ["identity", "gzip"])
-async def test_large_answers_in_json_are_written_there(unit: Unit, http: httpx.AsyncClient, accept: str) -> None:
-    answer = await http.post(PAIR, json=pair(200_000), headers={"accept-encoding": accept})
-    assert answer.status_code == 200 and answer.headers["content-type"] == "application/json"
-    total, difference = answer.json()["outputs"]
-    assert (total["name"], total["datatype"], total["shape"]) == ("sum", "FP32", [1, 200_000])
-    assert total["data"] == [2.0 * n for n in range(200_000)] and set(difference["data"]) == {0.0}
-    assert unit.large_json.converted == 1  # 400,000 values are read on the loop
+@pytest.mark.parametrize("times", [1, 3])  # the third one is recognised
+async def test_large_answers_in_json_are_written_there(
+    unit: Unit, http: httpx.AsyncClient, accept: str, times: int
+) -> None:
+    values = np.arange(200_000, dtype="<f4")
+    parameters = {"binary_data_size": values.nbytes}
+    entry = {"shape": [1, values.size], "datatype": "FP32", "parameters": parameters}
+    head = json.dumps({"inputs": [{"name": "a", **entry}, {"name": "b", **entry}]}).encode()
+    headers = {"accept-encoding": accept, "inference-header-content-length": str(len(head))}
+    for _ in range(times):
+        answer = await http.post(PAIR, content=head + values.tobytes() * 2, headers=headers)
+        assert answer.status_code == 200 and answer.headers["content-type"] == "application/json"
+        assert answer.headers.get("content-encoding", "identity") == accept
+        total, difference = answer.json()["outputs"]
+        assert (total["name"], total["datatype"], total["shape"]) == ("sum", "FP32", [1, values.size])
+        assert total["data"] == (values * 2).tolist() and set(difference["data"]) == {0.0}
+    assert unit.large_json.converted == times
 
 
 async def test_small_requests_go_nowhere_else(unit: Unit, http: httpx.AsyncClient) -> None:
@@ -191,6 +202,47 @@ async def test_large_load_request_is_taken_apart_there(
             assert answer.status_code == 400 and "not what this request takes" in answer.json()["error"]
 
 
+async def test_generate_has_bounds_of_its_own(unit: Unit, http: httpx.AsyncClient) -> None:
+    for body, words in (
+        (b'{"x": [1]}' + PADDING, "bytes, at most"),
+        (b'{"x": [' + b"[]," * (1 << 16) + b"1]}", "lists and objects, at most 65536"),
+    ):
+        answer = await http.post("/v2/models/double/generate", content=body)
+        assert answer.status_code == 400 and words in answer.json()["error"]
+    assert unit.large_json.converted == 0
+
+
+async def test_large_bodies_are_joined_off_the_loop(unit: Unit, http: httpx.AsyncClient) -> None:
+    """Binary, compressed, and without any JSON: the loop only sees the whole."""
+    values = np.zeros((1, 3 << 20), "<f4")
+    entry = {"shape": list(values.shape), "datatype": "FP32", "parameters": {"binary_data_size": values.nbytes}}
+    document = {"inputs": [{"name": "a", **entry}, {"name": "b", **entry}], "outputs": [{"name": "sum"}]}
+    document["parameters"] = {"binary_data_output": True}  # type: ignore[assignment]
+    head = json.dumps(document).encode()
+    body = head + values.tobytes() * 2
+    length = {"inference-header-content-length": str(len(head))}
+    for content, headers in (
+        (body, {}),
+        (gzip.compress(body, 1), {"content-encoding": "gzip"}),
+        (gzip.compress(body, 0), {"content-encoding": "gzip"}),
+    ):
+        answer = await http.post(PAIR, content=content, headers={**length, **headers})
+        assert answer.status_code == 200 and answer.content.endswith(values.tobytes())
+    answer = await http.post(PAIR, content=b" " * (24 << 20))
+    assert answer.status_code == 400 and "the JSON part is not an infer message" in answer.json()["error"]
+
+
+async def test_client_that_leaves_a_large_body_behind_is_forgotten(unit: Unit, http: httpx.AsyncClient) -> None:
+    body = b" " * (24 << 20)
+    for _ in range(3):
+        _, writer = await asyncio.open_connection("127.0.0.1", unit.http_port)
+        writer.write(b"POST %b HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % (PAIR.encode(), len(body)))
+        writer.write(body)
+        await writer.drain()
+        writer.transport.abort()
+    assert (await http.post(PAIR, json=pair(4))).status_code == 200
+
+
 # --- its bounds, set small ----------------------------------------------------------------------------------------
 
 
@@ -213,27 +265,27 @@ class Waits:
 
 async def test_what_waits_is_bounded_in_number_and_bytes() -> None:
     for bounds in ({"max_waiting": 1}, {"max_waiting_bytes": 2 * len(SMALL) - 1}):
-        made = LargeJson(LoopClock(asyncio.get_running_loop()), **bounds)  # type: ignore[arg-type]
+        made = LargeJson(LoopClock(asyncio.get_running_loop()), 64 << 20, **bounds)  # type: ignore[arg-type]
         waits = Waits()
         leave = made.submit(Task.REQUEST, [SMALL], None, waits.then)
         with pytest.raises(QueueFull):
             made.submit(Task.REQUEST, [SMALL], None, waits.then)
         leave()  # its place is free at once
         made.submit(Task.REQUEST, [SMALL], None, waits.then)
-        body, length = await waits.one()  # type: ignore[misc]
+        (body,), length = await waits.one()  # type: ignore[misc]
         assert decode_request("m", "", body, length).inputs[0].array.tolist() == [1.0, 2.0]
         assert waits.results == []
         await asyncio.to_thread(made.close)
 
 
 async def test_single_text_may_be_larger_than_what_may_wait() -> None:
-    made = LargeJson(LoopClock(asyncio.get_running_loop()), max_waiting_bytes=1)
+    made = LargeJson(LoopClock(asyncio.get_running_loop()), 64 << 20, max_waiting_bytes=1)
     assert (await made.convert(Task.REQUEST, [SMALL]))[1] > 0
     await asyncio.to_thread(made.close)
 
 
 async def test_memory_of_the_child_is_bounded() -> None:
-    made = LargeJson(LoopClock(asyncio.get_running_loop()), memory_bytes=640 << 20)
+    made = LargeJson(LoopClock(asyncio.get_running_loop()), 64 << 20, memory_bytes=640 << 20)
     zeros = b",".join([b"0"] * (16 << 20))
     body = b'{"inputs":[{"name":"a","shape":[%d],"datatype":"FP64","data":[%b]}]}' % (16 << 20, zeros)
     with pytest.raises(RequestTooLarge, match="too much memory"):
@@ -244,8 +296,16 @@ async def test_memory_of_the_child_is_bounded() -> None:
     await asyncio.to_thread(made.close)
 
 
+async def test_binary_form_of_a_request_is_bounded_as_bodies_are() -> None:
+    made = LargeJson(LoopClock(asyncio.get_running_loop()), 100)
+    body = b'{"inputs":[{"name":"a","shape":[20],"datatype":"FP32","data":[%b]}]}' % b",".join([b"0"] * 20)
+    with pytest.raises(RequestTooLarge, match="bytes as binary data, at most 100 are accepted"):
+        await made.convert(Task.REQUEST, [body])
+    await asyncio.to_thread(made.close)
+
+
 async def test_time_of_one_text_is_bounded() -> None:
-    made = LargeJson(LoopClock(asyncio.get_running_loop()), timeout_s=0.0)
+    made = LargeJson(LoopClock(asyncio.get_running_loop()), 64 << 20, timeout_s=0.0)
     with pytest.raises(RequestTooLarge, match="took more than 0 s"):
         await made.convert(Task.REQUEST, [SMALL])
     assert made.pid is None
@@ -272,7 +332,7 @@ async def test_deadline_counts_while_waiting(large: LargeJson) -> None:
 
 
 async def test_idle_child_ends() -> None:
-    made = LargeJson(LoopClock(asyncio.get_running_loop()), idle_s=0.0)
+    made = LargeJson(LoopClock(asyncio.get_running_loop()), 64 << 20, idle_s=0.0)
     await made.convert(Task.REQUEST, [SMALL])
     while made.pid is not None:
         await asyncio.sleep(0)
@@ -281,7 +341,7 @@ async def test_idle_child_ends() -> None:
 
 
 async def test_nothing_is_taken_once_it_is_closed() -> None:
-    made = LargeJson(LoopClock(asyncio.get_running_loop()))
+    made = LargeJson(LoopClock(asyncio.get_running_loop()), 64 << 20)
     await made.convert(Task.REQUEST, [SMALL])
     pid = made.pid
     await asyncio.to_thread(made.close)

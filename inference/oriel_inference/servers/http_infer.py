@@ -5,7 +5,7 @@ Such a request is what that one was with other numbers: it fits, and its answer 
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from oriel_inference.backends import Outputs
@@ -24,7 +24,7 @@ from oriel_wire.context import CallContext
 from oriel_wire.engine.buffered import Exchange
 from oriel_wire.errors import BadMessage, TooLarge
 from oriel_wire.v2.answers import MAX_NUMBERS, BinaryAnswers, JsonAnswers
-from oriel_wire.v2.http import BodyParts, decode_request, encode_response, parse_header_length
+from oriel_wire.v2.http import decode_request, encode_response, parse_header_length
 from oriel_wire.v2.messages import Array, InferRequest, InferResponse
 from oriel_wire.v2.recognise import Template
 
@@ -180,7 +180,8 @@ class HttpInfer:
             try:
                 if isinstance(result, InferenceError):
                     raise result
-                exchange.on_abort = self._decoded(exchange, serving, *result, plan, ctx, trail)
+                (binary,), binary_length = result
+                exchange.on_abort = self._decoded(exchange, serving, binary, binary_length, plan, ctx, trail)
             except (InferenceError, BadMessage) as refusal:
                 error = as_inference_error(refusal)
                 refuse(exchange, error, trail.refused(error, serving.spec.name))
@@ -231,7 +232,7 @@ class HttpInfer:
                 completion.error = result
                 refuse(exchange, result, trail.ended(completion, model))
             else:
-                self._send(exchange, completion, model, [result[0]], None, plan, trail)
+                self._send(exchange, completion, model, result[0], None, plan, trail)
 
         parts, length = encode_response(response, InferRequest(model_name=model, binary_default=True))
         leave = self._large_json.submit(Task.RESPONSE, parts, length, converted, deadline=trail.deadline)
@@ -248,7 +249,7 @@ class HttpInfer:
         exchange: Exchange,
         completion: Completion,
         model: str,
-        parts: BodyParts,
+        parts: Sequence[bytes | memoryview],
         json_length: int | None,
         plan: HeadPlan,
         trail: Trail,

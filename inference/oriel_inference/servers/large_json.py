@@ -44,8 +44,8 @@ IDLE_S = 60.0
 _CHILD = "oriel_inference.servers.large_json_child"
 _Parts = Sequence[bytes | memoryview]
 
-# The bytes, and the length of the JSON part in front of binary data (-1: all is JSON).
-Converted = tuple[bytes, int]
+# The body's parts (one, unless it is a response) and the length of the JSON part before binary data (-1: all is JSON).
+Converted = tuple[list[bytes], int]
 Then = Callable[[Converted | InferenceError], None]
 
 
@@ -66,13 +66,15 @@ class Job:
 class LargeJson:
     """`submit` and the callbacks are for the loop. End with `close`.
 
-    max_waiting, max_waiting_bytes: jobs that wait or are worked on; a single job may be larger. memory_bytes: address
-    space of the child. timeout_s: for one job.
+    limit_bytes: what a request may have as binary data. max_waiting, max_waiting_bytes: jobs that wait or are worked
+    on; a single job may be larger. memory_bytes: address space of the child. timeout_s: for one job. idle_s: nothing
+    to do until the child ends.
     """
 
     def __init__(
         self,
         clock: Clock,
+        limit_bytes: int,
         *,
         max_waiting: int = MAX_WAITING,
         max_waiting_bytes: int = MAX_WAITING_BYTES,
@@ -81,6 +83,7 @@ class LargeJson:
         idle_s: float = IDLE_S,
     ) -> None:
         self._clock = clock
+        self._limit_bytes = limit_bytes
         self._max_waiting = max_waiting
         self._max_waiting_bytes = max_waiting_bytes
         self._memory_bytes = memory_bytes
@@ -189,8 +192,8 @@ class LargeJson:
             _write(into, FRAME.pack(job.task, job.length, job.size), deadline)
             for part in parts:
                 _write(into, part, deadline)
-            code, length, size = FRAME.unpack(_read(out, FRAME.size, deadline))
-            data = _read(out, size, deadline)
+            code, length, size = FRAME.unpack(b"".join(_read(out, FRAME.size, deadline)))
+            pieces = _read(out, size, deadline)
         except TimeoutError:
             self._end()
             return RequestTooLarge(f"the JSON took more than {self._timeout_s:g} s: send tensors as binary data")
@@ -200,16 +203,17 @@ class LargeJson:
             return ServerStopping() if self._closed else BackendFailed("the process that converts large JSON ended")
         if code == Result.DONE:
             self.converted += 1
-            return data, length
-        text = data.decode(errors="replace")
+            return pieces if job.task is Task.RESPONSE else [b"".join(pieces)], length
+        text = b"".join(pieces).decode(errors="replace")
         return InvalidRequest(text) if code == Result.INVALID else RequestTooLarge(text)
 
     def _running(self) -> "subprocess.Popen[bytes]":
         child = self._child
         if child is None or child.poll() is not None:
             self._end()
-            # A second more than ours: it ends itself only if nobody else does.
-            child = start_child(_CHILD, str(self._memory_bytes), str(int(self._timeout_s) + 5))
+            # A few seconds more than ours: it ends itself only if nobody else does.
+            bounds = (self._memory_bytes, int(self._timeout_s) + 5, self._limit_bytes)
+            child = start_child(_CHILD, *(str(each) for each in bounds))
             self._child = child
             assert child.stdin is not None and child.stdout is not None
             for pipe in (child.stdin, child.stdout):
@@ -252,7 +256,7 @@ def _write(descriptor: int, data: bytes | memoryview, deadline: float) -> None:
         view = view[os.write(descriptor, view[:PIECE_BYTES]) :]
 
 
-def _read(descriptor: int, size: int, deadline: float) -> bytes:
+def _read(descriptor: int, size: int, deadline: float) -> list[bytes]:
     pieces: list[bytes] = []
     while size:
         _ready(descriptor, select.POLLIN, deadline)
@@ -261,4 +265,4 @@ def _read(descriptor: int, size: int, deadline: float) -> bytes:
             raise BrokenPipeError
         pieces.append(piece)
         size -= len(piece)
-    return b"".join(pieces)
+    return pieces

@@ -1,10 +1,12 @@
-"""The process that reads and writes large JSON: `python -m oriel_inference.servers.large_json_child MEMORY SECONDS`.
+"""The process that reads and writes large JSON: `python -m ... MEMORY SECONDS LIMIT`.
 
-Frames in, frames out, one at a time (`large_json_frames`). It may run out of memory or time, or die: whoever sent the
-text gains nothing but that. Ends when its input ends.
+MEMORY, SECONDS: bounds of one text. LIMIT: bytes that a request may become. Frames in, frames out, one at a time
+(`large_json_frames`). It may run out of memory or time, or die: whoever sent the text gains nothing but that. Ends
+when its input ends.
 """
 
 import contextlib
+import gc
 import os
 import resource
 import signal
@@ -24,7 +26,8 @@ _Parts = Sequence[bytes | memoryview]
 
 def main() -> None:
     """Answer until the input ends."""
-    memory_bytes, timeout_s = int(sys.argv[1]), int(sys.argv[2])
+    memory_bytes, timeout_s, limit_bytes = [int(word) for word in sys.argv[1:4]]
+    gc.disable()  # looking for cycles among millions of lists took longer than reading them; there are none
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
@@ -37,13 +40,18 @@ def main() -> None:
         # Should nobody be left to kill this process, it ends itself.
         signal.alarm(timeout_s)
         code, length, size = FRAME.unpack(head)
-        _write(*_answer(Task(code), read(size), None if length < 0 else length))
+        _write(*_answer(Task(code), read(size), None if length < 0 else length, limit_bytes))
         signal.alarm(0)
 
 
-def _answer(task: Task, body: bytes, length: int | None) -> tuple[Result, int, _Parts]:
+def _answer(task: Task, body: bytes, length: int | None, limit_bytes: int) -> tuple[Result, int, _Parts]:
     try:
-        return Result.DONE, *_work(task, body, length)
+        length, parts = _work(task, body, length)
+        size = sum(len(part) for part in parts)
+        if task is Task.REQUEST and size > limit_bytes:
+            text = f"the request has {size} bytes as binary data, at most {limit_bytes} are accepted"
+            return Result.TOO_LARGE, 0, [text.encode()]
+        return Result.DONE, length, parts
     except BadMessage as error:
         return Result.INVALID, 0, [error.message.encode(errors="replace")]
     except MemoryError:

@@ -87,7 +87,7 @@ class HttpRepository:
     async def _load(self, body: bytes, model: str) -> bytes:
         to_bytes: Callable[[str, Any], bytes | memoryview] = from_base64
         if len(body) > INLINE_LOAD_BYTES:
-            body, length = await self._large_json.convert(Task.LOAD, [body])
+            (body,), length = await self._large_json.convert(Task.LOAD, [body])
             to_bytes, body = files_behind(body, length), body[:length]
         # Even a small configuration takes its time: the loop has requests to serve.
         config, files = await asyncio.to_thread(lambda: _override(decode_body(body).parameters, to_bytes))

@@ -20,6 +20,7 @@ from oriel_wire.v2.messages import (
 )
 
 __all__ = [
+    "MAX_LISTS",
     "DocumentDecoder",
     "InferDocument",
     "OutputEntry",
@@ -61,8 +62,8 @@ class ResponseDocument(msgspec.Struct, gc=False):
     parameters: _Parameters = None
 
 
-# A decoder gets through so many in some 30 ms; the loop has other requests to serve.
-MAX_VALUES = 1 << 19
+# A decoder gets through so many in some 20 ms; the loop has other requests to serve.
+MAX_VALUES = 1 << 17
 MAX_LISTS = 1 << 16
 
 

@@ -42,7 +42,7 @@ __all__ = [
     "to_json_response",
 ]
 
-JSON_LIMIT_BYTES = 4 << 20
+JSON_LIMIT_BYTES = 1 << 20
 RESPONSE_JSON_LIMIT_BYTES = 64 << 20
 _ALIGNMENT = 16
 
