@@ -37,6 +37,7 @@ from oriel_inference.servers.control import control_app
 from oriel_inference.servers.encoding import Encodings
 from oriel_inference.servers.grpc import GrpcFrontend, open_grpc
 from oriel_inference.servers.http import HttpFrontend
+from oriel_inference.servers.large_json import LargeJson
 from oriel_inference.servers.meter import Meter
 from oriel_inference.servers.peers import TrustedPeers
 from oriel_inference.servers.surface import Surface
@@ -68,6 +69,7 @@ class Unit:
     metrics_port: int
     catalog: Catalog
     surface: Surface
+    large_json: LargeJson
 
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
@@ -214,7 +216,8 @@ async def open_unit(
                 options=settings.grpc_options,
             )
         encodings = Encodings(settings.max_body_bytes)
-        frontend, http_server = HttpFrontend(surface, encodings), None
+        large_json = LargeJson(clock, settings.max_body_bytes)
+        frontend, http_server = HttpFrontend(surface, encodings, large_json), None
         if http_socket is not None:
             http_server = await serve_http(
                 frontend.handle,
@@ -238,6 +241,7 @@ async def open_unit(
                     metrics_port=metrics_socket.getsockname()[1] if metrics_socket is not None else 0,
                     catalog=catalog,
                     surface=surface,
+                    large_json=large_json,
                 )
             finally:
                 surface.stopping = True
@@ -257,6 +261,7 @@ async def open_unit(
                 await python.close()
                 end_control.set()
                 await asyncio.to_thread(encodings.close)
+                await asyncio.to_thread(large_json.close)
                 await asyncio.to_thread(surface.sink.close)
                 await asyncio.to_thread(surface.meter.close)
                 _log.info("stopped")

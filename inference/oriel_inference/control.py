@@ -169,7 +169,7 @@ class ModelControl:
             return set()
 
     async def load(
-        self, name: str, *, config: pb.ModelConfig | None = None, files: Mapping[str, bytes] | None = None
+        self, name: str, *, config: pb.ModelConfig | None = None, files: Mapping[str, bytes | memoryview] | None = None
     ) -> None:
         """Load or reload a model. config: instead of its file. files: `<version>/<path>` -> bytes, instead of its
         version folders. Goes on if the caller is cancelled. Raises InferenceError.
@@ -200,7 +200,7 @@ class ModelControl:
         if self._mode != "explicit":
             raise ControlRefused(f"explicit model load / unload is not allowed: --model-control-mode is {self._mode}")
 
-    async def _load(self, name: str, config: pb.ModelConfig | None, files: Mapping[str, bytes]) -> None:
+    async def _load(self, name: str, config: pb.ModelConfig | None, files: Mapping[str, bytes | memoryview]) -> None:
         if files:
             folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="oriel-upload-"))
             try:
@@ -307,7 +307,7 @@ class ModelControl:
             self._looks.applied(name, look)
 
 
-def _write(folder: Path, files: Mapping[str, bytes]) -> None:
+def _write(folder: Path, files: Mapping[str, bytes | memoryview]) -> None:
     """Files a client sent with its load. Raises LoadFailed for a name that is not `<version>/<path>`."""
     for name, data in files.items():
         parts = name.split("/")

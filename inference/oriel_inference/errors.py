@@ -147,6 +147,7 @@ class DeadlineExceeded(InferenceError):
     STAGES: ClassVar[dict[str, str]] = {
         "queue": "waited in the queue",
         "compute": "was being computed",
+        "json": "was being converted from or to JSON",
         "order": "was answered, but waited for the answers before it",
     }
 

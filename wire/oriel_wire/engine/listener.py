@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from email.utils import formatdate
 from itertools import islice
@@ -35,6 +36,7 @@ class HttpServer:
         self.date = b""
         self.port = 0
         self.loop = asyncio.get_running_loop()
+        self.joiner = ThreadPoolExecutor(1, thread_name_prefix="oriel-bodies")  # has no thread until it is used
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -76,6 +78,7 @@ class HttpServer:
             connection.transport.abort()
         if self._timer is not None:
             self._timer.cancel()
+        self.joiner.shutdown(wait=False, cancel_futures=True)
         await asyncio.sleep(0)
 
     async def _emptied_within(self, seconds: float) -> None:

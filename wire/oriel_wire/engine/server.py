@@ -28,7 +28,7 @@ from oriel_wire.engine.listener import HttpServer
 from oriel_wire.errors import BadMessage, TooLarge
 from oriel_wire.h1 import RequestHead, parse_request_head
 
-__all__ = ["ServerConnection"]
+__all__ = ["WAIT", "ServerConnection"]
 
 HEAD, BODY, WAIT, DRAIN, CLOSED = range(5)
 _DRAIN_S = 1.0

@@ -21,6 +21,7 @@ from oriel_wire.v2.messages import (
 )
 
 __all__ = [
+    "MAX_LISTS",
     "DocumentDecoder",
     "InferDocument",
     "OutputEntry",
@@ -62,17 +63,17 @@ class ResponseDocument(msgspec.Struct, gc=False):
     parameters: _Parameters = None
 
 
-# A decoder gets through so many in some 30 ms; the loop has other requests to serve.
-MAX_VALUES = 1 << 19
+# A decoder gets through so many in some 20 ms; the loop has other requests to serve.
+MAX_VALUES = 1 << 17
 MAX_LISTS = 1 << 16
 
 
 def _check_values(body: bytes, length: int, brackets: int) -> None:
-    """By their separators: a text of commas counts as well."""
+    """By their separators: a text of commas counts as well. Raises TooLarge."""
     if brackets > MAX_LISTS:
-        raise BadMessage(f"the JSON part has {brackets} lists and objects, at most {MAX_LISTS} are accepted")
+        raise TooLarge(f"the JSON part has {brackets} lists and objects, at most {MAX_LISTS} are accepted")
     if (commas := body.count(b",", 0, length)) >= MAX_VALUES:
-        raise BadMessage(
+        raise TooLarge(
             f"the JSON part has {commas + 1} values, at most {MAX_VALUES} are accepted: send tensors as binary data"
         )
 
@@ -83,7 +84,8 @@ _Document = TypeVar("_Document", InferDocument, ResponseDocument)
 class DocumentDecoder(Generic[_Document]):
     """Bodies -> (document, its tensors). `tensors` is the member that holds them, `kind` their name in errors.
 
-    bounded: refuse texts that would take a decoder long for their size, see MAX_VALUES and MAX_LISTS.
+    bounded: refuse texts that would take a decoder long for their size, see MAX_VALUES and MAX_LISTS. Whoever may take
+    long, because nothing waits for him, decodes without.
     """
 
     def __init__(self, document: type[_Document], tensors: str, kind: str, *, bounded: bool) -> None:
@@ -94,7 +96,7 @@ class DocumentDecoder(Generic[_Document]):
         self.decoder: msgspec.json.Decoder[_Document] = msgspec.json.Decoder(document)
 
     def decode(self, body: bytes, header_length: int | None, limit: int) -> tuple[_Document, list[Tensor]]:
-        """Raises BadMessage; TooLarge if the JSON part is longer than `limit` bytes."""
+        """Raises BadMessage; TooLarge if the JSON part is longer than `limit` bytes or has too many values."""
         length = len(body) if header_length is None else header_length
         if not 0 <= length <= len(body):
             raise BadMessage(f"Inference-Header-Content-Length is {length}, the body has {len(body)} bytes")
