@@ -13,14 +13,19 @@ from oriel_wire.v2 import http
 from oriel_wire.v2.messages import InferRequest, InferResponse, tensor
 
 VALUES: dict[str, st.SearchStrategy[Any]] = {
-    "FP32": st.floats(width=32),
-    "FP64": st.floats(),
+    "FP32": st.floats(width=32, allow_nan=False, allow_infinity=False),
+    "FP64": st.floats(allow_nan=False, allow_infinity=False),
     "INT64": st.integers(-(2**63), 2**63 - 1),
     "UINT8": st.integers(0, 255),
     "BOOL": st.booleans(),
     "BYTES": st.text(st.characters(exclude_categories=["Cs"]), max_size=5),
 }
-PLAIN = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text("ab\u00e9", max_size=4)
+PLAIN = (
+    st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text("ab\u00e9", max_size=4)
+)
 PARAMETERS = st.dictionaries(st.sampled_from(["a", "b", "timeout"]), PLAIN, max_size=2)
 
 
