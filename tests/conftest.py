@@ -1,6 +1,6 @@
 """What all tests run on: uvloop, as the units do, and as many processes as `make test` says."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -8,12 +8,22 @@ from typing import Any
 import pytest
 import uvloop
 
+from oriel_wire.engine import listener
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def pytest_asyncio_loop_factories(config: Any, item: Any) -> Mapping[str, Callable[[], uvloop.Loop]]:
     """uvloop's transports differ from asyncio's own."""
     return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def servers_in_process_end_soon() -> Iterator[None]:
+    """Hundreds of them are ended, and nobody asks them whether they are ready meanwhile; tests that do set it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(listener, "LAME_DUCK_S", 0.01)
+        yield
 
 
 @pytest.hookimpl(optionalhook=True)

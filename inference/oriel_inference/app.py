@@ -37,6 +37,7 @@ from oriel_inference.servers.control import control_app
 from oriel_inference.servers.encoding import Encodings
 from oriel_inference.servers.grpc import GrpcFrontend, open_grpc
 from oriel_inference.servers.http import HttpFrontend
+from oriel_inference.servers.large_json import LargeJson
 from oriel_inference.servers.meter import Meter
 from oriel_inference.servers.peers import TrustedPeers
 from oriel_inference.servers.surface import Surface
@@ -68,6 +69,7 @@ class Unit:
     metrics_port: int
     catalog: Catalog
     surface: Surface
+    large_json: LargeJson
 
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
@@ -159,8 +161,6 @@ async def open_unit(
             batcher.curve.observe(1, loaded.run_s)
         return batcher
 
-    log = LogSettings(settings.log_file)
-    log.change(settings.log)
     control = ModelControl(
         catalog,
         stores,
@@ -176,14 +176,17 @@ async def open_unit(
         load_threads=settings.load_threads,
     )
     dataplane = scripting.dataplane = Dataplane(catalog, clock.now)
+    peers = TrustedPeers(settings.trusted_peers)
+    meter = Meter(catalog, AccessLog(settings.access_log) if settings.access_log else None)
+    log = LogSettings(settings.log_file)  # from here on nothing may fail before it is in the hands of `sockets`
     surface = Surface(
         catalog=catalog,
         control=control,
         dataplane=dataplane,
-        peers=TrustedPeers(settings.trusted_peers),
+        peers=peers,
         sink=sink if sink is not None else open_sink("inference"),
         log=log,
-        meter=Meter(catalog, AccessLog(settings.access_log) if settings.access_log else None),
+        meter=meter,
         default_timeout_s=settings.default_timeout_s,
         strict_readiness=settings.strict_readiness,
         server_id=settings.server_id,
@@ -191,6 +194,7 @@ async def open_unit(
     with ExitStack() as sockets:
         sockets.callback(surface.log.close)
         sockets.callback(surface.meter.close)
+        log.change(settings.log)
 
         def bind(host: str, port: int, what: str) -> socket.socket:
             return sockets.enter_context(listen(host, port, f"inference {what}"))
@@ -212,7 +216,8 @@ async def open_unit(
                 options=settings.grpc_options,
             )
         encodings = Encodings(settings.max_body_bytes)
-        frontend, http_server = HttpFrontend(surface, encodings), None
+        large_json = LargeJson(clock, settings.max_body_bytes)
+        frontend, http_server = HttpFrontend(surface, encodings, large_json), None
         if http_socket is not None:
             http_server = await serve_http(
                 frontend.handle,
@@ -236,6 +241,7 @@ async def open_unit(
                     metrics_port=metrics_socket.getsockname()[1] if metrics_socket is not None else 0,
                     catalog=catalog,
                     surface=surface,
+                    large_json=large_json,
                 )
             finally:
                 surface.stopping = True
@@ -255,6 +261,7 @@ async def open_unit(
                 await python.close()
                 end_control.set()
                 await asyncio.to_thread(encodings.close)
+                await asyncio.to_thread(large_json.close)
                 await asyncio.to_thread(surface.sink.close)
                 await asyncio.to_thread(surface.meter.close)
                 _log.info("stopped")

@@ -1,8 +1,9 @@
 """Model control: what is loaded when. How versions take one another's place is `rollout`'s.
 
 Poll mode acts on a change when two looks in a row found the same: files that are still being copied are left alone. A
-repository that cannot be read changes nothing. Each model is followed by itself: one that takes long to load keeps no
-other waiting.
+change is looked at a second time shortly after the first, and the polls leave time for that: what is whole is being
+loaded one poll later at the latest. A repository that cannot be read changes nothing. Each model is followed by itself:
+one that takes long to load keeps no other waiting.
 
 Loading an ensemble loads the models of its steps first, those that do not serve yet. Unloading it with its dependents
 unloads them again, but for those that were asked for by name or that another ensemble runs on.
@@ -12,6 +13,8 @@ import asyncio
 import logging
 import shutil
 import tempfile
+import time
+from asyncio import sleep
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +41,7 @@ __all__ = ["ModelControl"]
 _log = logging.getLogger(__name__)
 
 OUTAGE_POLL_S = 10.0
+SETTLE_S = 0.5
 
 
 class ModelControl:
@@ -62,6 +66,7 @@ class ModelControl:
         self._stores = stores
         self._mode = mode
         self._poll_s = poll_s
+        self._settle_s = min(SETTLE_S, poll_s / 4)
         self._check = check
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
@@ -164,7 +169,7 @@ class ModelControl:
             return set()
 
     async def load(
-        self, name: str, *, config: pb.ModelConfig | None = None, files: Mapping[str, bytes] | None = None
+        self, name: str, *, config: pb.ModelConfig | None = None, files: Mapping[str, bytes | memoryview] | None = None
     ) -> None:
         """Load or reload a model. config: instead of its file. files: `<version>/<path>` -> bytes, instead of its
         version folders. Goes on if the caller is cancelled. Raises InferenceError.
@@ -195,7 +200,7 @@ class ModelControl:
         if self._mode != "explicit":
             raise ControlRefused(f"explicit model load / unload is not allowed: --model-control-mode is {self._mode}")
 
-    async def _load(self, name: str, config: pb.ModelConfig | None, files: Mapping[str, bytes]) -> None:
+    async def _load(self, name: str, config: pb.ModelConfig | None, files: Mapping[str, bytes | memoryview]) -> None:
         if files:
             folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="oriel-upload-"))
             try:
@@ -253,9 +258,9 @@ class ModelControl:
     # Following the repository -----------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        delay_s = self._poll_s
+        delay_s = self._poll_s - self._settle_s
         while True:
-            await asyncio.sleep(delay_s)
+            await sleep(delay_s)
             try:
                 delay_s = await self._poll()
             except Exception:
@@ -264,20 +269,31 @@ class ModelControl:
                 delay_s = max(self._poll_s, OUTAGE_POLL_S)
 
     async def _poll(self) -> float:
-        """One look; seconds until the next."""
+        """One look, two if something has changed; seconds until the next."""
+        began = time.monotonic()
+        looks = await self._look()
+        if looks and self._looks.unsettled:
+            await sleep(self._settle_s)
+            looks = await self._look()
+        if not looks:
+            return max(self._poll_s, OUTAGE_POLL_S)
+        return max(self._settle_s, began + self._poll_s - self._settle_s - time.monotonic())
+
+    async def _look(self) -> bool:
+        """False if the repository cannot be read."""
         try:
             looks = await asyncio.to_thread(survey, self._stores)
         except LoadFailed as failure:
             if not self._outage:
                 _log.error("the model repository cannot be read, what is loaded goes on serving: %s", failure.reason)
             self._outage = True
-            return max(self._poll_s, OUTAGE_POLL_S)
+            return False
         if self._outage:
             _log.info("the model repository can be read again")
         self._outage = False
         for name, look in self._looks.due(looks):
             self.spawn(self._follow(name, look, models=len(looks)))
-        return self._poll_s
+        return True
 
     async def _follow(self, name: str, look: Look, *, models: int) -> None:
         """Make what serves follow what the repository holds."""
@@ -291,7 +307,7 @@ class ModelControl:
             self._looks.applied(name, look)
 
 
-def _write(folder: Path, files: Mapping[str, bytes]) -> None:
+def _write(folder: Path, files: Mapping[str, bytes | memoryview]) -> None:
     """Files a client sent with its load. Raises LoadFailed for a name that is not `<version>/<path>`."""
     for name, data in files.items():
         parts = name.split("/")

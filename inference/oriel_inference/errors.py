@@ -5,6 +5,7 @@ InferenceError              one request cannot be answered; carries an Outcome a
 ├── RequestTooLarge         its body, decompressed, passes the limit
 ├── UnknownModel            no such model or version
 ├── ModelNotReady           known, but it does not serve
+│   └── NoVersion           nor will it before someone loads it, or mends what failed to load
 ├── NotSupported            this server does not do that
 ├── QueueFull               never entered the queue, or displaced by a more urgent call
 ├── QueueTimeout            the model's own queue policy gave up on it
@@ -25,6 +26,8 @@ LoadFailed                  a model version cannot serve; the text is for the op
 from enum import Enum
 from typing import ClassVar
 
+from oriel_wire.v2.proto import model_config_pb2 as pb
+
 __all__ = [
     "BackendFailed",
     "CallerLeft",
@@ -38,6 +41,7 @@ __all__ = [
     "LoadRefused",
     "ModelError",
     "ModelNotReady",
+    "NoVersion",
     "NotSupported",
     "Outcome",
     "QueueFull",
@@ -61,6 +65,7 @@ class Outcome(Enum):
     WRONG_METHOD = "method_not_allowed"
     UNKNOWN_MODEL = "unknown_model"
     NOT_READY = "model_not_ready"
+    NO_VERSION = "no_available_version"
     NOT_SUPPORTED = "not_supported"
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
@@ -112,6 +117,12 @@ class ModelNotReady(InferenceError):
     outcome = Outcome.NOT_READY
 
 
+class NoVersion(ModelNotReady):
+    """The model exists, but no version of it is loaded or on its way."""
+
+    outcome = Outcome.NO_VERSION
+
+
 class NotSupported(InferenceError):
     """A valid request for something this server does not do."""
 
@@ -136,6 +147,7 @@ class DeadlineExceeded(InferenceError):
     STAGES: ClassVar[dict[str, str]] = {
         "queue": "waited in the queue",
         "compute": "was being computed",
+        "json": "was being converted from or to JSON",
         "order": "was answered, but waited for the answers before it",
     }
 
@@ -208,7 +220,12 @@ class ModelError(InferenceError):
 
 
 class LoadFailed(Exception):
-    """A model version cannot serve; `reason` names what to mend, without absolute paths."""
+    """A model version cannot serve; `reason` names what to mend, without absolute paths.
+
+    config: what was read of its configuration, None if nothing was. Filled in by whoever loads.
+    """
+
+    config: pb.ModelConfig | None = None
 
     def __init__(self, reason: str) -> None:
         self.reason = reason if len(reason) <= MAX_TEXT else reason[: MAX_TEXT - 3] + "..."

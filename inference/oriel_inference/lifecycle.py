@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from oriel_inference.backends import Session, takes_requests
 from oriel_inference.batching.scheduler import Scheduler
-from oriel_inference.errors import ModelNotReady, UnknownModel
+from oriel_inference.errors import ModelNotReady, NoVersion, UnknownModel
 from oriel_inference.fitting import RequestFitter
 from oriel_inference.model import ModelSpec, ModelState, is_version
 from oriel_wire.v2.datatypes import quoted
@@ -82,6 +82,7 @@ class Entry:
     """A line of the repository index. version 0: the model as a whole. serving: only in state READY.
 
     reason: also of a READY version, if newer files of it were refused. needs: the model that an ensemble lacks.
+    config: of a version that failed to load, as far as it was read.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Entry:
     reason: str = ""
     needs: str = ""
     serving: ServingModel | None = None
+    config: pb.ModelConfig | None = None
 
 
 class Catalog:
@@ -146,7 +148,7 @@ class Catalog:
         return (name, "") in self._by_request
 
     def get(self, name: str, version: str = "") -> ServingModel:
-        """The version asked for, the latest one by default. Raises UnknownModel or ModelNotReady."""
+        """The version asked for, the latest one by default. Raises UnknownModel, NoVersion or ModelNotReady."""
         found = self._by_request.get((name, version))
         if found is not None:
             return found
@@ -157,11 +159,26 @@ class Catalog:
             raise UnknownModel(f"unknown model: {quoted(name)} is not found")
         if not version:
             needed = next((entry.needs for entry in entries.values() if entry.needs), "")
+            states = [entry.state for entry in entries.values()]
+            states += [ModelState.UNLOADING for each in self.leaving if each.spec.name == name]
+            if not needed and all(state is ModelState.UNAVAILABLE for state in states):
+                raise NoVersion(f"model {quoted(name)} has no available version: the repository index says why")
             lacks = f": it needs model {quoted(needed)}, which is not ready" if needed else ""
             raise ModelNotReady(f"model {quoted(name)} has no version that is ready{lacks}")
         if is_version(version) and int(version) in entries:
             raise ModelNotReady(f"model {quoted(name)} version {version[:18]} is not ready")
         raise UnknownModel(f"unknown model: {quoted(name)} has no version {quoted(version)}")
+
+    def config(self, name: str, version: str = "") -> pb.ModelConfig:
+        """The configuration of what `get` gives, or else of what failed to load. Raises as `get`."""
+        try:
+            return self.get(name, version).config
+        except ModelNotReady:
+            failed = [entry for entry in self.entries(name) if entry.config is not None]
+            wanted = [entry for entry in failed if not version or entry.version == int(version)]
+            if not wanted or wanted[-1].config is None:
+                raise
+            return wanted[-1].config
 
     def metadata(self, serving: ServingModel) -> ModelMetadata:
         """What clients are told about a model."""

@@ -125,7 +125,8 @@ class Rollout:
         ready = [e for e in self._catalog.entries(name) if e.serving is not None]
         self._want(name, self._serving(name))
         entries = [_refused(name, entry.version, reason, entry.serving) for entry in ready]
-        self._set(name, entries or [_refused(name, 0, reason, None)])
+        config = failure.config if failure is not None else None
+        self._set(name, entries or [_refused(name, 0, reason, None, config)])
         return reason
 
     def _publish(self, name: str, versions: _Versions, old: Mapping[int, ServingModel], load_s: float) -> str:
@@ -141,7 +142,7 @@ class Rollout:
         for version, loaded in versions.items():
             if isinstance(loaded, LoadFailed):
                 self.failures.add(name, loaded)
-                entry = _refused(name, version, loaded.reason, current.get(version))
+                entry = _refused(name, version, loaded.reason, current.get(version), loaded.config)
             else:
                 entry = self._entry(made[version], current.get(version))
             entries[version] = entry
@@ -205,7 +206,7 @@ class Rollout:
         if current is not None and current is not newest:
             if not current.spec.steps or self._bind(current)[0] is ModelState.READY:
                 return _refused(name, version, reason, current)
-        return Entry(name=name, version=version, state=state, reason=reason, needs=needs)
+        return Entry(name=name, version=version, state=state, reason=reason, needs=needs, config=newest.config)
 
     def _bind(self, ensemble: ServingModel) -> tuple[ModelState, str, str]:
         scheduler = ensemble.batcher
@@ -322,9 +323,11 @@ class Rollout:
         _log.info("model %s version %s has left", serving.spec.name, serving.version)
 
 
-def _refused(name: str, version: int, reason: str, serving: ServingModel | None) -> Entry:
+def _refused(
+    name: str, version: int, reason: str, serving: ServingModel | None, config: pb.ModelConfig | None = None
+) -> Entry:
     if serving is None:
-        return Entry(name=name, version=version, state=ModelState.UNAVAILABLE, reason=reason)
+        return Entry(name=name, version=version, state=ModelState.UNAVAILABLE, reason=reason, config=config)
     kept = f"the files it was loaded from still serve, newer ones were refused: {reason}"
     return Entry(name=name, version=version, state=ModelState.READY, reason=kept, serving=serving)
 

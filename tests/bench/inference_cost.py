@@ -95,7 +95,7 @@ async def measure(args: argparse.Namespace) -> None:
         settings = Settings(repositories=(root,), http_port=0, grpc_port=0, metrics_port=0, cores=1)
         settings = dataclasses.replace(settings, access_log=str(root / "access.json") if args.access_log else "")
         async with open_unit(settings) as unit:
-            frontend = HttpFrontend(unit.surface, Encodings(1 << 20))
+            frontend = HttpFrontend(unit.surface, Encodings(1 << 20), unit.large_json)
             sock = socket.socket()
             sock.bind(("127.0.0.1", 0))
             server = await serve_http(frontend.handle, sock, limits=HttpLimits())

@@ -99,9 +99,11 @@ async def test_a_unit_that_dies_is_started_again_and_said() -> None:
 async def test_restarts_of_a_unit_that_keeps_dying_come_slower_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(spec("one"), timings=Timings(start_s=30, probe_every_s=0.01, grace_s=30))
     slept: list[float] = []
-    real_sleep = asyncio.sleep
+    real_sleep, loop = asyncio.sleep, asyncio.get_running_loop()
 
     async def sleep(delay_s: float) -> None:
+        if asyncio.get_running_loop() is not loop:  # a server that other tests of this process share
+            return await real_sleep(delay_s)
         if delay_s >= 0.1:
             slept.append(delay_s)
         await real_sleep(0.001)

@@ -24,6 +24,7 @@ from oriel_wire.errors import StartFailed
 from oriel_wire.trace import ListSink
 
 from .certificates import certificate, needs_openssl
+from .process import gateway_process
 from .stack import Client, documents, upstream
 from .test_ingress_http import INFER, settle
 
@@ -177,3 +178,40 @@ async def test_without_a_usable_pair_nothing_starts(
     with pytest.raises(StartFailed, match="--tls-key") as refused:
         await serve(settings, asyncio.Event())
     assert str(tmp_path) not in str(refused.value)
+
+
+async def test_the_command_serves_tls_and_looks_at_its_files(
+    files: Pair, pairs: dict[str, Pair], tmp_path: Path
+) -> None:
+    words = ("--tls-cert", str(files[0]), "--tls-key", str(files[1]))
+    async with upstream() as up, gateway_process(tmp_path, documents([up.port]), *words, plain=False) as process:
+        context = trusting(*pairs.values())
+        body = bytes(700_000)
+        async with TlsClient(process.port, context) as client:
+            for _ in range(2):
+                assert (await client.ask(INFER, body)).status == 200 and up.seen[-1].body == body
+            put(pairs["second"], files)
+            name = ""
+            while name != "second":  # within a second; the test's own timeout bounds it
+                await asyncio.sleep(0.05)
+                async with TlsClient(process.port, context) as late:
+                    name = common_name(late.writer)
+                    assert (await late.ask(INFER)).status == 200
+            assert (await client.ask(INFER)).status == 200
+
+
+async def test_a_handshake_that_does_not_go_on_is_cut(files: Pair) -> None:
+    server = HttpServer(HttpLimits(head_timeout_s=0.1))
+    core = Gateway(compile_documents(documents([1])), limiter=EmbeddedLimiter(), sink=ListSink())
+    sock = socket.create_server(("127.0.0.1", 0))
+    await server.open(lambda: ClientConnection(server, core), sock, tls=Certificates(*files).context)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b"\x16\x03\x01")
+    try:
+        async with asyncio.timeout(5):
+            assert await reader.read() == b""
+    except ConnectionError:
+        pass
+    writer.close()
+    await server.drain(0.0)
+    await core.close()

@@ -90,7 +90,7 @@ async def test_every_way_to_end_has_its_line(unit: Unit, http: httpx.AsyncClient
         (INFER, ONES, {"x-oriel-timeout-ms": "0"}, Outcome.DEADLINE),
         ("/v2/models/lookup/infer", bad, {}, Outcome.INVALID),
         ("/v2/models/absent/infer", ONES, {}, Outcome.UNKNOWN_MODEL),
-        ("/v2/models/broken/infer", ONES, {}, Outcome.NOT_READY),
+        ("/v2/models/broken/infer", ONES, {}, Outcome.NO_VERSION),
         (INFER, ONES, {"content-encoding": "br"}, Outcome.NOT_SUPPORTED),
         ("/v2/models/double/generate", {"x": [1, 2, 3, 4]}, {}, Outcome.OK),
         ("/nowhere", ONES, {}, Outcome.NOT_FOUND),

@@ -106,7 +106,7 @@ ROWS = [
     works("name", 'name: "double"', lambda v: v.spec.name == "double"),
     refused("name", 'name: "other"', "name: 'other' differs from the folder's name 'double'"),
     works("platform", 'platform: "onnxruntime_onnx"', lambda v: v.spec.platform == "onnxruntime_onnx"),
-    refused("platform", 'platform: "tensorrt_plan"', "pip install 'oriel[tensorrt]'", alone=True),
+    refused("platform", 'platform: "tensorrt_plan"', "engine files are not executed by this version", alone=True),
     refused("platform", 'platform: "pytorch_libtorch"', "docs/convert-to-onnx.md", alone=True),
     refused("platform", 'platform: "torch_aoti"', "docs/convert-to-onnx.md", alone=True),
     refused("platform", 'platform: "tensorflow_graphdef"', "docs/convert-to-onnx.md", alone=True),
@@ -115,8 +115,8 @@ ROWS = [
     refused("platform", 'platform: "steam_engine"', "'steam_engine' is not supported", alone=True),
     refused("platform", 'platform: "tensorrt_plan"', "contradicts platform"),
     works("backend", "", lambda v: v.spec.backend == "onnxruntime"),
-    refused("backend", 'backend: "tensorrt"', "pip install 'oriel[tensorrt]'", alone=True),
-    refused("backend", 'backend: "openvino"', "pip install 'oriel[openvino]'", alone=True),
+    refused("backend", 'backend: "tensorrt"', 'gpu_execution_accelerator { name: "tensorrt" }', alone=True),
+    refused("backend", 'backend: "openvino"', 'cpu_execution_accelerator { name: "openvino" }', alone=True),
     refused("backend", 'backend: "pytorch"', "docs/convert-to-onnx.md", alone=True),
     refused("backend", 'backend: "tensorflow"', "docs/convert-to-onnx.md", alone=True),
     refused("backend", 'backend: "vllm"', "behind the gateway", alone=True),
@@ -149,7 +149,7 @@ ROWS = [
     refused("input.reshape.shape", tensor("reshape { shape: [ 5 ] }"), "number of elements", alone=True),
     works("input.format", tensor("format: FORMAT_NONE"), lambda v: v.spec.name, alone=True),
     refused("input.format", tensor("format: FORMAT_NCHW"), "FORMAT_NCHW needs three dims, not 1", alone=True),
-    refused("input.is_shape_tensor", tensor("is_shape_tensor: true"), "pip install 'oriel[tensorrt]'", alone=True),
+    refused("input.is_shape_tensor", tensor("is_shape_tensor: true"), "only TensorRT engine files have", alone=True),
     refused("input.allow_ragged_batch", tensor("allow_ragged_batch: true"), NOT_YET, alone=True),
     works("input.optional", tensor("optional: true"), lambda v: v.spec.inputs[0].optional, alone=True),
     refused("input.is_non_linear_format_io", tensor("is_non_linear_format_io: true"), "row-major", alone=True),
@@ -170,7 +170,7 @@ ROWS = [
     ),
     refused("output.label_filename", out('label_filename: "../l.txt"'), "stay inside the model's folder", alone=True),
     works("output.reshape.shape", out("reshape { shape: [ 4 ] }"), lambda v: v.spec.outputs[0].engine_dims, alone=True),
-    refused("output.is_shape_tensor", out("is_shape_tensor: true"), "pip install 'oriel[tensorrt]'", alone=True),
+    refused("output.is_shape_tensor", out("is_shape_tensor: true"), "only TensorRT engine files have", alone=True),
     refused("output.is_non_linear_format_io", out("is_non_linear_format_io: true"), "row-major", alone=True),
     # ragged helpers: judged, then refused
     refused("batch_input.kind", f"batch_input [ {{ {BATCH_INPUT} }} ]", f"batch_input[0]: {NOT_YET}"),
@@ -189,8 +189,8 @@ ROWS = [
     works("instance_group.kind", group("kind: KIND_CPU"), lambda v: v.sessions[0].provider == "CPUExecutionProvider"),
     works("instance_group.kind", group("kind: KIND_AUTO"), lambda v: v.sessions[0].provider == "CPUExecutionProvider"),
     works("instance_group.kind", group("kind: KIND_MODEL"), lambda v: v.sessions[0].provider == "CPUExecutionProvider"),
-    refused("instance_group.kind", group("kind: KIND_GPU"), "pip install 'oriel[gpu]'"),
-    refused("instance_group.gpus", group("gpus: [ 0 ]"), "pip install 'oriel[gpu]'"),
+    refused("instance_group.kind", group("kind: KIND_GPU"), "the extra oriel[gpu]"),
+    refused("instance_group.gpus", group("gpus: [ 0 ]"), "the extra oriel[gpu]"),
     refused("instance_group.gpus", group("kind: KIND_CPU gpus: [ 0 ]"), "does not go with KIND_CPU"),
     refused("instance_group.gpus", group("gpus: [ 0, 0 ]"), "each once"),
     warned("instance_group.profile", group('profile: "0"')),
@@ -261,12 +261,12 @@ ROWS = [
     refused(
         "optimization.execution_accelerators.gpu_execution_accelerator.name",
         accelerator("gpu", "tensorrt"),
-        "pip install 'oriel[tensorrt]'",
+        "TensorRT is not available here: it takes an NVIDIA GPU, its driver and the extra oriel[tensorrt]",
     ),
     refused(
         "optimization.execution_accelerators.gpu_execution_accelerator.name",
         accelerator("gpu", "cuda"),
-        "pip install 'oriel[gpu]'",
+        "CUDA is not available here: it takes an NVIDIA GPU, its driver and the extra oriel[gpu]",
     ),
     refused(
         "optimization.execution_accelerators.gpu_execution_accelerator.name",
@@ -482,7 +482,12 @@ def test_field(row: Row, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
         assert isinstance(version, LoadFailed), "it was loaded"
         assert row.text in version.reason and len(version.reason) <= 500 and str(tmp_path) not in version.reason
         assert version.reason.startswith(("double/", "file name")), "the file is not named"
-        assert warnings == []
+        assert warnings in ([], [f"double/config.pbtxt: {row.field.partition('.graph_spec')[0]} has no effect here"])
+        # Shown to clients all the same, if it could be read.
+        if version.config is None:
+            assert " column " in version.reason
+        else:
+            assert row.field.partition(".")[0] in {field.name for field, _ in version.config.ListFields()}
         return
     assert isinstance(version, LoadedVersion), version
     # Shown to clients as it was written, whatever it does.
@@ -593,6 +598,34 @@ def test_places_are_those_asked_for_or_none(groups: list[pb.ModelInstanceGroup],
     assert [dict(place.options.providers).get(CUDA, {}).get("device_id", "") for place in found] == on
 
 
+@pytest.mark.parametrize("asked", ["graphs: true", f"graph_spec {{ {SPEC} }}"])
+def test_cuda_graphs_are_refused_where_they_could_be_made(tmp_path: Path, asked: str) -> None:
+    """On the CPU, where there are none, they are a warning; see the table."""
+    snippet = optimization(f"cuda {{ {asked} }}")
+    assert opened(tmp_path / "cpu", snippet + group("kind: KIND_CPU")) == [("model.onnx", [])]
+    write(tmp_path / "gpu", Row("", snippet, REFUSED))
+    store, backend = LocalStore(tmp_path / "gpu"), FakeBackend((), (), gpus=TWO)
+    (version,) = load_model(store, "double", find_backend=lambda _: backend, cores=4, models=1).values()
+    assert isinstance(version, LoadFailed) and NOT_YET in version.reason and backend.opened == []
+    assert f"optimization.cuda.{asked.split(':')[0].split()[0]}" in version.reason
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ('batch_size: 4 input { key: "x" value { dim: 4 } }', ""),
+        ('batch_size: 4 input { key: "nope" value { dim: 4 } }', "the model has no input 'nope'"),
+        ("batch_size: 5", "must lie between 0 and max_batch_size 4"),
+    ],
+)
+def test_cuda_graphs_are_judged_by_what_was_completed(tmp_path: Path, spec: str, text: str) -> None:
+    models.put(tmp_path, "double", models.double(), optimization(f"cuda {{ graph_spec {{ {spec} }} }}"))
+    (version,) = load_model(LocalStore(tmp_path), "double", find_backend=find_backend, cores=1, models=1).values()
+    assert isinstance(version, LoadFailed if text else LoadedVersion), version
+    if isinstance(version, LoadFailed):
+        assert text in version.reason and [each.name for each in (version.config or pb.ModelConfig()).input] == ["x"]
+
+
 def test_file_for_a_compute_capability(tmp_path: Path) -> None:
     snippet = 'cc_model_filenames { key: "9.0" value: "h.onnx" }'
     assert [file for file, _ in opened(tmp_path, snippet)] == ["h.onnx", "model.onnx"]
@@ -692,8 +725,8 @@ def test_cuda_parameters_in_both_places(tmp_path: Path) -> None:
         ("resnet.pth", "docs/convert-to-onnx.md"),
         ("model.savedmodel/saved_model.pb", "TensorFlow models are not executed by this server"),
         ("model.graphdef", "docs/convert-to-onnx.md"),
-        ("model.plan", "pip install 'oriel[tensorrt]'"),
-        ("model.xml", "pip install 'oriel[openvino]'"),
+        ("model.plan", "TensorRT engine files are not executed by this version"),
+        ("model.xml", "OpenVINO IR files are not executed by this version"),
         ("xgboost.json", "docs/convert-to-onnx.md"),
         ("notes.txt", "names no backend and holds no model.onnx"),
     ],

@@ -61,8 +61,8 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def serving(root: Path, mode: str, **more: Any) -> AsyncIterator[Served]:
-    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
-    settings = Settings(repositories=(root,), cores=2, drain_s=5.0, control_mode=mode, poll_s=0.1, **ports, **more)
+    more = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "poll_s": 0.1, **more}
+    settings = Settings(repositories=(root,), cores=2, drain_s=5.0, control_mode=mode, **more)
     async with open_unit(settings, sink=ListSink()) as unit:
         address = f"http://127.0.0.1:{unit.http_port}"
         async with httpx.AsyncClient(base_url=address, trust_env=False, timeout=20) as client:
@@ -230,11 +230,11 @@ async def test_bad_configuration_keeps_the_old_one(tmp_path: Path) -> None:
 
 async def test_files_that_still_change_are_left_alone(tmp_path: Path) -> None:
     put(tmp_path, 2)
-    async with serving(tmp_path, "poll") as served:
+    async with serving(tmp_path, "poll", poll_s=2.0) as served:  # the second look at a change comes half a second later
         folder = tmp_path / "double" / "2"
         folder.mkdir()
         whole = times(3).SerializeToString()
-        for length in range(0, len(whole), 4):  # grows faster than two looks are apart
+        for length in range(0, len(whole), 4):  # grows faster than those looks are apart
             (folder / "model.onnx").write_bytes(whole[:length])
             assert ("double", "2") not in await served.lines()
             await asyncio.sleep(0.03)

@@ -1,13 +1,19 @@
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 
 import grpc
 import grpc.aio
 import numpy as np
 import pytest
+import tritonclient.grpc
 
-from oriel_inference.app import Unit
+from oriel_cli.load import tally as load_tally
+from oriel_cli.load.bodies import Prepared
+from oriel_cli.load.senders import GrpcSender, Ticket
+from oriel_inference.app import Unit, open_unit
 from oriel_inference.errors import Outcome
+from oriel_inference.settings import Settings
 from oriel_wire.trace import ListSink
 from oriel_wire.v2.grpc import HEALTH_SERVICE, SERVICE, encode_infer_request
 from oriel_wire.v2.messages import InferRequest, tensor
@@ -58,16 +64,31 @@ async def test_answer_is_raw_and_carries_identity_stages_and_cost(channel: grpc.
 
 
 @pytest.mark.parametrize(
-    ("model", "code"),
-    [("absent", grpc.StatusCode.NOT_FOUND), ("broken", grpc.StatusCode.UNAVAILABLE), ("echo", None)],
+    ("model", "code", "reason"),
+    [
+        ("absent", grpc.StatusCode.NOT_FOUND, "unknown_model"),
+        ("broken", grpc.StatusCode.NOT_FOUND, "no_available_version"),
+        ("echo", grpc.StatusCode.INVALID_ARGUMENT, "invalid_request"),
+    ],
 )
-async def test_refusals_have_their_status(
-    kept_channel: grpc.aio.Channel, model: str, code: grpc.StatusCode | None
+async def test_refusals_have_their_status_and_reason(
+    kept_channel: grpc.aio.Channel, model: str, code: grpc.StatusCode, reason: str
 ) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await infer(kept_channel)(ones(model), metadata=METADATA)
-    assert refused.value.code() == (code or grpc.StatusCode.INVALID_ARGUMENT)
-    assert dict(refused.value.trailing_metadata())["x-request-id"] == "find-me"
+    assert refused.value.code() == code
+    trailing = dict(refused.value.trailing_metadata())
+    assert (trailing["x-request-id"], trailing["x-oriel-reason"]) == ("find-me", reason)
+
+
+async def test_other_methods_say_the_reason_too(kept_channel: grpc.aio.Channel) -> None:
+    for method, request, reason in (
+        ("ModelMetadata", v2_pb2.ModelMetadataRequest(name="absent"), "unknown_model"),
+        ("RepositoryModelLoad", v2_pb2.RepositoryModelLoadRequest(model_name="double"), "control_refused"),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await kept_channel.unary_unary(f"/{SERVICE}/{method}")(request.SerializeToString())
+        assert dict(refused.value.trailing_metadata())["x-oriel-reason"] == reason
 
 
 async def test_expired_deadline_is_deadline_exceeded(kept_channel: grpc.aio.Channel) -> None:
@@ -100,14 +121,59 @@ async def test_methods_this_server_does_not_have_are_unimplemented(channel: grpc
     assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_compressed_message_is_refused(unit: Unit) -> None:
-    address = f"127.0.0.1:{unit.grpc_port}"
-    async with grpc.aio.insecure_channel(address, compression=grpc.Compression.Gzip) as channel:
-        big = ones()
-        big.id = "a" * 4096  # worth compressing
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await infer(channel)(big)
-    assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
+async def test_oriel_load_shows_the_reasons(kept_unit: Unit) -> None:
+    """Refusals of one status are told apart."""
+    prepared = Prepared(
+        host="127.0.0.1",
+        port=kept_unit.grpc_port,
+        grpc=True,
+        method="POST",
+        path=f"/{SERVICE}/ModelInfer",
+        fields=[],
+        body=ones("broken").SerializeToString(),
+    )
+    sender = GrpcSender(prepared, 1, deadline_s=30.0)
+    ended = asyncio.get_running_loop().create_future()
+    sender.send(Ticket(0, 0.0, 0.0, lambda _, outcome: ended.set_result(outcome)))
+    assert await ended == load_tally.Outcome("refused", "NOT_FOUND no_available_version")
+    await sender.close()
+
+
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+async def test_tritonclient_compresses(unit: Unit, algorithm: str) -> None:
+    rows = np.zeros((1, 50_000), np.float32)  # worth compressing
+
+    def ask() -> None:
+        with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{unit.grpc_port}") as client:
+            inputs = []
+            for name in "ab":
+                inputs.append(tritonclient.grpc.InferInput(name, [1, 50_000], "FP32"))
+                inputs[-1].set_data_from_numpy(rows)
+            result = client.infer("pair", inputs, compression_algorithm=algorithm)
+            np.testing.assert_array_equal(result.as_numpy("sum"), rows)
+
+    await asyncio.to_thread(ask)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_compressed_message_unfolds_no_further_than_a_message_may_be_large(
+    settings: Settings, stream: bool
+) -> None:
+    small = dataclasses.replace(settings, max_body_bytes=1 << 20)
+    async with open_unit(small, sink=ListSink()) as unit:
+        address, options = f"127.0.0.1:{unit.grpc_port}", [("grpc.max_send_message_length", -1)]
+        async with grpc.aio.insecure_channel(address, options=options, compression=grpc.Compression.Gzip) as channel:
+            big = ones()
+            big.id = "a" * (8 << 20)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                if stream:
+                    messages = [big.SerializeToString()]
+                    async for _ in channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")(iter(messages)):
+                        pass
+                else:
+                    await infer(channel)(big)
+            assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert (await infer(channel)(ones())).id == "seven"
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,7 @@ async def test_request_that_does_not_fit_the_model_is_told_why(
         ("GET", INFER, 405),
         ("DELETE", "/v2/models/double", 405),
         ("POST", "/v2/health/live", 405),
-        ("POST", "/v2/models/broken/infer", 503),
+        ("POST", "/v2/models/broken/infer", 404),
         ("GET", "/v2/models/broken/ready", 400),
         ("GET", "/v2/models/absent/ready", 404),
     ],

@@ -97,7 +97,7 @@ async def test_compressed_answers_take_the_long_way(http: httpx.AsyncClient) -> 
         assert np.array_equal(np.array(answer.json()["outputs"][0]["data"], np.float32), 2 * values)
 
 
-async def test_a_text_that_only_the_lenient_decoder_reads_is_not_learned(http: httpx.AsyncClient) -> None:
+async def test_a_text_that_is_no_json_is_not_learned(http: httpx.AsyncClient) -> None:
     x = np.ones((1, 4), np.float32)
     parts, _ = encode_request(InferRequest(model_name="double", inputs=[tensor("x", x)]))
     head = parts[0].rstrip().replace(b'"parameters":{"binary_data_output":true}', b'"parameters":{"a":NaN}')
@@ -105,5 +105,16 @@ async def test_a_text_that_only_the_lenient_decoder_reads_is_not_learned(http: h
     headers = {"Inference-Header-Content-Length": str(len(head))}
     for _ in range(4):
         answer = await http.post(INFER, content=head + b"".join(parts[1:]), headers=headers)
-        assert answer.status_code == 200, answer.text
-        assert answer.json()["outputs"][0]["data"] == [2.0] * 4
+        assert answer.status_code == 400 and "holds NaN" in answer.json()["error"]
+
+
+async def test_nan_in_a_known_request_is_refused_as_in_any_other(http: httpx.AsyncClient) -> None:
+    """By its position, before and after the text around the numbers is known."""
+    text = '{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,%s,3,4]}]}'
+    for word in ("2", "2", "2", "NaN", "Infinity", "-Infinity", "2"):
+        answer = await http.post(INFER, content=text % word)
+        if word == "2":
+            assert answer.json()["outputs"][0]["data"] == [2, 4, 6, 8]
+        else:
+            assert answer.status_code == 400
+            assert f"input 'x': data holds {word} at position 1" in answer.json()["error"]

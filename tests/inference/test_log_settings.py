@@ -17,6 +17,7 @@ from oriel_inference.app import Unit, open_unit
 from oriel_inference.errors import InvalidRequest, NotSupported
 from oriel_inference.log_settings import LogSettings
 from oriel_inference.settings import Settings
+from oriel_wire.errors import StartFailed
 from oriel_wire.trace import ListSink
 from oriel_wire.v2.grpc import SERVICE
 from oriel_wire.v2.proto import v2_pb2
@@ -182,3 +183,12 @@ async def test_steps_of_an_ensemble_say_whose_they_are(lines: Lines, tmp_path: P
             given = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}
             await client.post("/v2/models/pipe/infer", json={"inputs": [given]}, headers={"x-request-id": "whose"})
     assert [line for line in lines.found if "model double version 1: executed" in line and "whose" in line]
+
+
+async def test_a_server_that_cannot_start_leaves_the_log_as_it_was(tmp_path: Path) -> None:
+    settings = Settings(repositories=(tmp_path,), access_log=str(tmp_path / "absent" / "log"))
+    before = [list(handler.filters) for handler in logging.getLogger().handlers]
+    with pytest.raises(StartFailed):
+        async with open_unit(settings, sink=ListSink()):
+            raise AssertionError("it started")
+    assert [list(handler.filters) for handler in logging.getLogger().handlers] == before

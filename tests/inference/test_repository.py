@@ -81,7 +81,7 @@ def test_scalar_per_row_is_completed_with_a_reshape(tmp_path: Path) -> None:
     ("config", "field", "reason"),
     [
         ('name: "other"', "name", "differs from the folder's name"),
-        ('platform: "tensorrt_plan"', "platform", "pip install 'oriel[tensorrt]'"),
+        ('platform: "tensorrt_plan"', "platform", "with the extra oriel[tensorrt]"),
         ('backend: "cobol"', "backend", "not supported"),
         ("max_batch_size: -1", "max_batch_size", "negative"),
         ("flux: 3", "", 'no field named "flux"'),
@@ -125,12 +125,23 @@ def test_wrong_configuration_names_file_field_and_reason(tmp_path: Path, config:
     ],
 )
 def test_version_policies(policy: str, versions: list[int]) -> None:
-    assert select_versions(parse(policy, FILE), [1, 3, 12], FILE) == versions
+    assert select_versions(parse(policy, FILE), [1, 3, 12], FILE) == (versions, [])
 
 
-def test_version_that_the_policy_names_but_nobody_wrote_is_refused() -> None:
+def test_versions_that_the_policy_names_and_nobody_wrote(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The others serve, as in Triton; none at all is refused, naming them."""
+    policy = "version_policy { specific { versions: [ 1, 2, 7 ] } }"
+    models.put(tmp_path, "double", models.double(), models.DOUBLE + policy)
+    assert list(load(tmp_path)) == [1]
+    assert f"{FILE}: version_policy.specific: versions 2, 7 have no folder" in caplog.text
+    with pytest.raises(ConfigInvalid, match="versions 1, 2, 7 have no folder"):
+        select_versions(parse(policy, FILE), [3], FILE)
     with pytest.raises(ConfigInvalid, match="version 7 has no folder"):
         select_versions(parse("version_policy { specific { versions: 7 } }", FILE), [1], FILE)
+    named = " ".join(f"versions: {number}" for number in range(1, 1000))
+    many = parse(f"version_policy {{ specific {{ {named} }} }}", FILE)
+    with pytest.raises(ConfigInvalid, match="7, 8 and 991 more have no folder"):
+        select_versions(many, [1000], FILE)
 
 
 # --- loading ------------------------------------------------------------------------------------------------------

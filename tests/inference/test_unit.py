@@ -19,6 +19,7 @@ from oriel_inference.app import open_unit
 from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.errors import Outcome
 from oriel_inference.settings import Settings
+from oriel_wire.engine import listener
 from oriel_wire.errors import StartFailed
 from oriel_wire.trace import ListSink
 
@@ -136,6 +137,29 @@ async def test_same_name_in_two_repositories_is_refused_in_both(tmp_path: Path, 
         (entry,) = [each for each in unit.catalog.index() if each.name == "double"]
         assert entry.reason == "model 'double' is in more than one model repository"
         assert unit.catalog.get("echo")
+
+
+async def test_new_connections_hear_503_while_it_stops_and_nothing_fails(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "LAME_DUCK_S", 1.5)
+    stop, started = asyncio.Event(), asyncio.get_running_loop().create_future()
+
+    async def serve() -> None:
+        async with open_unit(settings, sink=ListSink()) as unit:
+            started.set_result(unit)
+            await stop.wait()
+
+    serving = asyncio.create_task(serve())
+    unit = await started
+    stop.set()
+    while not unit.surface.stopping:
+        await asyncio.sleep(0)
+    for path, status in (("/v2/health/ready", 503), ("/v2/health/ready", 503), (INFER, 200)):
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{unit.http_port}", trust_env=False) as client:
+            answer = await (client.post(path, json=ROW) if status == 200 else client.get(path))
+            assert (answer.status_code, answer.headers["connection"]) == (status, "close")
+    await serving
 
 
 def test_process_serves_and_stops_on_sigterm(repository: Path) -> None:

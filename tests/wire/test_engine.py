@@ -7,6 +7,7 @@ from time import monotonic
 
 import pytest
 
+from oriel_wire.engine import listener
 from oriel_wire.engine.buffered import Exchange, HttpLimits, HttpServer, explain, serve
 from oriel_wire.engine.client import HttpClient
 from oriel_wire.errors import UpstreamBroken, UpstreamTimedOut, UpstreamUnreachable
@@ -187,13 +188,32 @@ async def test_drain_finishes_what_is_in_flight(echo: tuple[Echo, HttpServer]) -
     while not handler.held:
         await asyncio.sleep(0)
     draining = asyncio.ensure_future(server.drain(5.0))
-    await asyncio.sleep(0)
+    while server.accepting:
+        await asyncio.sleep(0)
     with pytest.raises(OSError):
         await talk(server.port, GET)
     handler.held[0].respond(200, [], b"done")
     got = await talking
     assert got.endswith(b"done") and b"connection: close" in got
     await draining
+
+
+async def test_a_draining_server_still_answers_new_connections_for_a_while(
+    echo: tuple[Echo, HttpServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks whether it is ready hears an answer instead of a refused connection, also when nothing runs."""
+    monkeypatch.setattr(listener, "LAME_DUCK_S", 30.0)
+    draining = asyncio.ensure_future(echo[1].drain(60.0))
+    for _ in range(2):
+        await asyncio.sleep(0)
+        got = await talk(echo[1].port, GET)
+        assert got.startswith(b"HTTP/1.1 200 ") and b"connection: close" in got
+    assert not draining.done()
+    draining.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await draining
+    with pytest.raises(OSError):
+        await talk(echo[1].port, GET)
 
 
 async def test_client_reuses_its_connection(echo: tuple[Echo, HttpServer]) -> None:

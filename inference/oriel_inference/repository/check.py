@@ -9,13 +9,13 @@ import json
 import os
 import select
 import subprocess
-import sys
 import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
+from oriel_inference.child_process import start_child
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import EngineOptions
 
@@ -26,7 +26,6 @@ MAX_ANSWER_BYTES = 64 * 1024
 BASE_MEMORY_BYTES = 2 << 30
 MEMORY_PER_BYTE = 4
 _BUILDS = "TensorrtExecutionProvider"
-_KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "HOME", "TMPDIR", "CUDA_VISIBLE_DEVICES")
 
 
 class ModelCheck(Protocol):
@@ -102,7 +101,7 @@ class CheckProcess:
         child = self._child
         if child is None or child.poll() is not None:
             self._end()
-            child = self._child = _start()
+            child = self._child = start_child("oriel_inference.repository.check_child")
         assert child.stdin is not None and child.stdout is not None
         if self._killed:
             return None
@@ -185,16 +184,3 @@ class CheckPool:
 def _at_end(descriptor: int) -> bool:
     ready, _, _ = select.select([descriptor], [], [], 0)
     return bool(ready) and not os.read(descriptor, 1)
-
-
-def _start() -> "subprocess.Popen[bytes]":
-    environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    environment["OMP_NUM_THREADS"] = "1"
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "oriel_inference.repository.check_child"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=environment,
-    )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from oriel_inference.errors import ConfigInvalid
 from oriel_inference.repository.accelerators import check_accelerators
-from oriel_inference.repository.engines import name_engine, needs
+from oriel_inference.repository.engines import name_engine
 from oriel_inference.repository.ensembles import check_ensemble, is_ensemble
 from oriel_inference.repository.metrics_config import check_metrics, other_families
 from oriel_inference.repository.not_executed import refuse_not_executed
@@ -20,16 +20,17 @@ from oriel_wire.v2.datatypes import from_config_name
 from oriel_wire.v2.metadata import parse_config_text
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
-__all__ = ["CONFIG_FILE", "parse", "select_versions", "validate"]
+__all__ = ["CONFIG_FILE", "no_folder", "parse", "select_versions", "validate"]
 
 CONFIG_FILE = "config.pbtxt"
 STRATEGY = "TRITON_BATCH_STRATEGY_PATH"
 MAX_TENSORS = 1024
 MAX_INSTANCES = 256
+MAX_SHOWN = 8
 _CAPABILITY = re.compile(r"[0-9]{1,2}\.[0-9]\Z")
 _LINE = re.compile(r"^(\d+):(\d+) : (?:'.*?': )?(?:Message type )?")
 _GRAPH_LEVELS = (-1, 0, 1, 2)
-_SHAPE_TENSOR = "only TensorRT has shape tensors, and " + needs("tensorrt")
+_SHAPE_TENSOR = "only TensorRT engine files have shape tensors, and this version does not execute those"
 
 _Refuse = Callable[[str, str], ConfigInvalid]
 
@@ -76,25 +77,36 @@ def validate(config: pb.ModelConfig, model: str, file: str, files: Sequence[str]
     return _without_effect(config)
 
 
-def select_versions(config: pb.ModelConfig, available: Sequence[int], file: str) -> list[int]:
-    """The versions the policy serves, ascending. Raises ConfigInvalid if that is none or one is missing."""
+def select_versions(config: pb.ModelConfig, available: Sequence[int], file: str) -> tuple[list[int], list[int]]:
+    """The versions the policy serves, ascending, and those it names that have no folder.
+
+    Raises ConfigInvalid if it serves none.
+    """
     if not available:
         raise ConfigInvalid(file.split("/")[0], "", "has no version folder (1, 2, ...)")
     policy = config.version_policy
     match policy.WhichOneof("policy_choice"):
         case "all":
-            return list(available)
+            return list(available), []
         case "specific":
             wanted = sorted(set(policy.specific.versions))
+            if not wanted:
+                raise ConfigInvalid(file, "version_policy.specific", "is empty")
+            present = [version for version in wanted if version in available]
             missing = [version for version in wanted if version not in available]
-            if missing or not wanted:
-                raise ConfigInvalid(
-                    file, "version_policy.specific", f"version {missing[0]} has no folder" if missing else "is empty"
-                )
-            return wanted
+            if not present:
+                raise ConfigInvalid(file, "version_policy.specific", no_folder(missing))
+            return present, missing
         case _:
             count = policy.latest.num_versions if policy.HasField("latest") else 1
-            return list(available[-max(1, count) :])
+            return list(available[-max(1, count) :]), []
+
+
+def no_folder(versions: Sequence[int]) -> str:
+    """What is said of versions that are asked for and not there."""
+    names = ", ".join(str(version) for version in versions[:MAX_SHOWN])
+    more = f" and {len(versions) - MAX_SHOWN} more" if len(versions) > MAX_SHOWN else ""
+    return f"versions {names}{more} have no folder" if len(versions) > 1 else f"version {names} has no folder"
 
 
 def _tensors(kind: str, tensors: Iterable[pb.ModelInput | pb.ModelOutput], refuse: _Refuse) -> None:
@@ -168,19 +180,6 @@ def _optimization(config: pb.ModelConfig, refuse: _Refuse) -> None:
     level = config.optimization.graph.level
     if level not in _GRAPH_LEVELS:
         raise refuse("optimization.graph.level", "must be -1 (basic), 0 (all), 1 (extended) or 2 (none)")
-    for index, spec in enumerate(config.optimization.cuda.graph_spec):
-        field = f"optimization.cuda.graph_spec[{index}]"
-        low = spec.graph_lower_bound
-        if spec.batch_size < 0 or spec.batch_size > config.max_batch_size:
-            raise refuse(f"{field}.batch_size", f"must lie between 0 and max_batch_size {config.max_batch_size}")
-        if low.batch_size < 0 or low.batch_size > spec.batch_size:
-            raise refuse(f"{field}.graph_lower_bound.batch_size", "must lie between 0 and the batch_size above it")
-        known = {tensor.name for tensor in config.input}
-        for name, shape in (*spec.input.items(), *low.input.items()):
-            if known and name not in known:
-                raise refuse(f"{field}.input", f"the model has no input {name[:128]!r}")
-            if any(dim < 1 for dim in shape.dim):
-                raise refuse(f"{field}.input[{name[:128]!r}].dim", "each must be positive")
 
 
 def _names(config: pb.ModelConfig, refuse: _Refuse) -> None:

@@ -10,9 +10,8 @@ __all__ = ["PLATFORM_OF", "default_file", "name_engine", "needs"]
 
 _CONVERT = "export the model to ONNX: docs/convert-to-onnx.md shows how"
 _NEEDS = {
-    "tensorrt": "TensorRT is not available here: on a machine with an NVIDIA GPU, pip install 'oriel[tensorrt]'",
-    "cuda": "CUDA is not available here: on a machine with an NVIDIA GPU, pip install 'oriel[gpu]'",
-    "openvino": "OpenVINO is not available here: pip install 'oriel[openvino]'",
+    "tensorrt": "TensorRT is not available here: it takes an NVIDIA GPU, its driver and the extra oriel[tensorrt]",
+    "cuda": "CUDA is not available here: it takes an NVIDIA GPU, its driver and the extra oriel[gpu]",
 }
 _PYTORCH = f"PyTorch models are not executed by this server, {_CONVERT}"
 _TENSORFLOW = f"TensorFlow models are not executed by this server, {_CONVERT}"
@@ -21,12 +20,14 @@ _TEACHING = "is one of Triton's example backends and has no model; remove the fo
 # engine -> why its models are refused
 _REFUSED = {
     "tensorrt": (
-        "TensorRT engine files need the tensorrt backend, which is not available here (pip install 'oriel[tensorrt]'); "
-        'the ONNX file they were built from runs with gpu_execution_accelerator { name: "tensorrt" }'
+        "TensorRT engine files are not executed by this version, whatever is installed. The ONNX file they were built "
+        'from runs on TensorRT: backend: "onnxruntime" and optimization { execution_accelerators { '
+        'gpu_execution_accelerator { name: "tensorrt" } } }, on an NVIDIA GPU with the extra oriel[tensorrt]'
     ),
     "openvino": (
-        "OpenVINO IR files need the openvino backend, which is not available here (pip install 'oriel[openvino]'); "
-        'the ONNX file they were made from runs with cpu_execution_accelerator { name: "openvino" }'
+        "OpenVINO IR files are not executed by this version, whatever is installed. The ONNX file they were made from "
+        'runs on OpenVINO: backend: "onnxruntime" and optimization { execution_accelerators { '
+        'cpu_execution_accelerator { name: "openvino" } } }, with the extra oriel[openvino]'
     ),
     **dict.fromkeys(("pytorch", "torch_aoti", "libtorch"), _PYTORCH),
     **dict.fromkeys(("tensorflow", "tensorflow1", "tensorflow2"), _TENSORFLOW),
@@ -85,7 +86,7 @@ _SUFFIXES = {
 
 
 def needs(engine: str) -> str:
-    """The sentence about an engine that is absent, with the extra that brings it."""
+    """The sentence about an engine that needs a GPU and found none, with the extra that belongs to it."""
     return _NEEDS[engine]
 
 

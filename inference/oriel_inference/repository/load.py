@@ -11,17 +11,18 @@ from oriel_inference.backends import Backend, ConfiguredBackend, Session, lacks,
 from oriel_inference.errors import ConfigInvalid, InferenceError, LoadFailed
 from oriel_inference.model import EngineOptions, ModelSpec
 from oriel_inference.repository.check import ModelCheck
-from oriel_inference.repository.config import CONFIG_FILE, parse, select_versions, validate
+from oriel_inference.repository.config import CONFIG_FILE, no_folder, parse, select_versions, validate
 from oriel_inference.repository.defaults import LoadDefaults
 from oriel_inference.repository.engines import default_file
 from oriel_inference.repository.ensembles import as_ensemble, is_ensemble, part_names
+from oriel_inference.repository.graphs import check_graph_specs, refuse_graphs
 from oriel_inference.repository.instances import Place, field_of, places
 from oriel_inference.repository.private import private_files
 from oriel_inference.repository.python_model import check_python, instance_count, is_configured, open_first
 from oriel_inference.repository.spec import build_spec, check_against_file, complete, fill_defaults, require_complete
 from oriel_inference.repository.warmup import run_warmup
 from oriel_inference.repository.zeros import row_of_zeros
-from oriel_inference.stores import ModelStore
+from oriel_inference.stores import Fingerprint, ModelStore
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
 __all__ = ["LoadedVersion", "load_model", "read_parts"]
@@ -69,7 +70,8 @@ def load_model(
     cores, models: the machine's cores and how many models share them (versions that serve at once count each); they
     size the default number of threads. check: tries each file elsewhere first. override: takes the place of the
     configuration file. have: version -> identity of what serves. defaults: the operator's. Raises LoadFailed if
-    the model as a whole is unusable (its configuration, no versions) or if its files changed meanwhile.
+    the model as a whole is unusable (its configuration, no versions) or if its files changed meanwhile. A failure
+    carries the configuration as far as it was read.
     """
     file = f"{model}/{CONFIG_FILE}"
     before = store.fingerprint(model)
@@ -79,11 +81,45 @@ def load_model(
     else:
         text = store.text(model, CONFIG_FILE)
         config = parse(text, file) if text is not None else pb.ModelConfig()
+    try:
+        return _load_versions(
+            store,
+            config,
+            file,
+            before,
+            find_backend=find_backend,
+            cores=cores,
+            models=models,
+            check=check,
+            have=have or {} if override is None else None,
+            defaults=defaults or LoadDefaults(),
+        )
+    except LoadFailed as failure:
+        failure.config = config
+        raise
+
+
+def _load_versions(
+    store: ModelStore,
+    config: pb.ModelConfig,
+    file: str,
+    before: Fingerprint,
+    *,
+    find_backend: Callable[[str], Backend],
+    cores: int,
+    models: int,
+    check: ModelCheck | None,
+    have: Mapping[int, str] | None,
+    defaults: LoadDefaults,
+) -> dict[int, LoadedVersion | LoadFailed | None]:
+    """have: None if the configuration did not come from the store."""
+    model = file.partition("/")[0]
     available = store.versions(model)
     for warning in validate(config, model, file, store.files(model, available[-1]) if available else ("model.onnx",)):
         _log.warning("%s: %s", file, warning)
-    defaults = defaults or LoadDefaults()
-    versions = select_versions(config, available, file)
+    versions, missing = select_versions(config, available, file)
+    if missing:
+        _log.warning("%s: version_policy.specific: %s", file, no_folder(missing))
     try:
         backend = None if is_ensemble(config) else find_backend(config.backend)
     except LoadFailed as failure:
@@ -94,8 +130,8 @@ def load_model(
 
     loaded: dict[int, LoadedVersion | LoadFailed | None] = {}
     for version in versions:
-        identity = f"{before.shared}.{before.versions.get(version, '')}" if override is None else ""
-        if identity and (have or {}).get(version) == identity:
+        identity = f"{before.shared}.{before.versions.get(version, '')}" if have is not None else ""
+        if have and have.get(version) == identity:
             loaded[version] = None
             continue
         copy = pb.ModelConfig()
@@ -118,6 +154,7 @@ def load_model(
                 defaults=defaults,
             )
         except LoadFailed as failure:
+            failure.config = copy
             loaded[version] = failure
     if not unchanged():
         for each in loaded.values():
@@ -130,6 +167,7 @@ def load_model(
 def _load_ensemble(store: ModelStore, config: pb.ModelConfig, version: int, file: str, identity: str) -> LoadedVersion:
     """Nothing to open: what it is made of is judged when it is known what the models of its steps are."""
     fill_defaults(config)
+    check_graph_specs(config, file)
     spec = build_spec(config, version, file, instances=1, labels=lambda name: _labels(store, config.name, name))
     return LoadedVersion(
         spec=as_ensemble(spec, config), config=config, sessions=(), units=0, run_s=None, identity=identity
@@ -160,6 +198,7 @@ def _load_version(
     share = max(1, cores // max(instances, min(2, models)))
     threads, inter_threads = defaults.intra_op_threads or share, defaults.inter_op_threads or 1
     found = places(config, file, threads=threads, gpus=gpus, inter_threads=inter_threads)
+    refuse_graphs(config, file, [name for place in found for name, _ in place.options.providers])
     for place in found:
         for name, _ in place.options.providers:
             if lack := lacks(backend, name):
@@ -280,6 +319,7 @@ def _opened(
     sessions = [first]
     try:
         settle()
+        check_graph_specs(config, file)
         spec = build_spec(
             config, version, file, instances=instances, labels=lambda name: _labels(store, config.name, name)
         )

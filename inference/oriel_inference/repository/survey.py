@@ -43,6 +43,11 @@ class Looks:
                 ready.append((name, look))
         return ready
 
+    @property
+    def unsettled(self) -> bool:
+        """Whether a change was seen only once so far."""
+        return bool(self._seen)
+
     def applied(self, name: str, look: Look) -> None:
         """It was acted on."""
         self._under_way.discard(name)

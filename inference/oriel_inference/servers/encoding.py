@@ -22,6 +22,7 @@ _LEVEL = 1
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 _WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 _THREADS = 2
+_SLICE = 256 * 1024
 
 _T = TypeVar("_T")
 Parts = Sequence[bytes | memoryview]
@@ -96,18 +97,36 @@ class Encodings:
 
 
 def _inflate(body: bytes, limit: int) -> bytes | InferenceError:
+    """In slices: zlib frees the interpreter while it works, but copies what it was given and what it has made with
+    the interpreter held.
+    """
     stream = zlib.decompressobj(_GZIP_OR_ZLIB)
+    pieces: list[bytes] = []
+    left = limit + 1
+    position = 0
+    given: bytes | memoryview = b""
+    view = memoryview(body)
     try:
-        data = stream.decompress(body, limit + 1)
+        while left and not stream.eof:
+            if not given:
+                given = view[position : position + _SLICE]
+                position += len(given)
+            piece = stream.decompress(given, min(left, _SLICE))
+            given = stream.unconsumed_tail
+            if piece:
+                pieces.append(piece)
+                left -= len(piece)
+            elif not given and position == len(body):
+                break
     except zlib.error:
         return InvalidRequest("the body is not what its Content-Encoding says")
-    if len(data) > limit:
+    if not left:
         return RequestTooLarge(f"the body is larger than {limit} bytes once decompressed")
     if not stream.eof:
         return InvalidRequest("the compressed body ends early")
-    if stream.unused_data:
+    if stream.unused_data or position < len(body):
         return InvalidRequest("the compressed body is followed by other bytes")
-    return data
+    return b"".join(pieces)
 
 
 def _deflate(parts: Parts, encoding: str) -> bytes:

@@ -97,7 +97,7 @@ class GrpcFrontend:
         return metadata_message(catalog.metadata(catalog.get(request.name, request.version)))
 
     async def _model_config(self, request: v2_pb2.ModelConfigRequest, context: Context) -> Message:
-        return v2_pb2.ModelConfigResponse(config=self._surface.catalog.get(request.name, request.version).config)
+        return v2_pb2.ModelConfigResponse(config=self._surface.catalog.config(request.name, request.version))
 
     async def _model_statistics(self, request: v2_pb2.ModelStatisticsRequest, context: Context) -> Message:
         return self._surface.statistics(request.name, request.version)
@@ -138,8 +138,6 @@ async def open_grpc(
         "grpc.max_metadata_size": MAX_METADATA_BYTES,
         "grpc.absolute_max_metadata_size": MAX_METADATA_BYTES + MAX_METADATA_BYTES // 4,
         "grpc.http2.min_ping_interval_without_data_ms": MIN_PING_INTERVAL_MS,
-        # A compressed message may be far larger than what is allowed to arrive: identity only.
-        "grpc.compression_enabled_algorithms_bitset": 1,
         "grpc.so_reuseport": 0,
         **dict(options),
     }

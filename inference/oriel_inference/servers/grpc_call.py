@@ -85,7 +85,8 @@ class ContextPlans:
 
 
 async def abort(context: Context, error: InferenceError) -> NoReturn:
-    """End the call. Raises AbortError."""
+    """End the call; its trailing metadata also says why in one word. Raises AbortError."""
+    context.set_trailing_metadata((*(context.trailing_metadata() or ()), ("x-oriel-reason", error.outcome.value)))
     # An error that a frame of its own traceback holds keeps the whole message until the collector comes.
     error.__traceback__ = error.__context__ = error.__cause__ = None
     await context.abort(grpc_status(error), error.message)

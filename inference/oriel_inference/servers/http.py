@@ -18,6 +18,7 @@ from oriel_inference.servers.encoding import ACCEPTED, Encodings, is_encoded, is
 from oriel_inference.servers.generate import generate
 from oriel_inference.servers.http_call import answer, json_object, refuse
 from oriel_inference.servers.http_infer import HttpInfer
+from oriel_inference.servers.large_json import LargeJson
 from oriel_inference.servers.not_served import why_not_served
 from oriel_inference.servers.statuses import head_outcome, head_refusal, http_status, identity
 from oriel_inference.servers.surface import EXTENSIONS, SERVER_VERSION, Surface
@@ -55,12 +56,12 @@ class _Route:
 class HttpFrontend:
     """`refuse` and `handle` for `oriel_wire.engine.buffered.serve`."""
 
-    def __init__(self, surface: Surface, encodings: Encodings) -> None:
+    def __init__(self, surface: Surface, encodings: Encodings, large_json: LargeJson) -> None:
         self._surface = surface
         self._encodings = encodings
-        self._infer = HttpInfer(surface, encodings)
+        self._infer = HttpInfer(surface, encodings, large_json)
         self._routes: dict[tuple[str, str], _Route] = {}
-        self._repository = repository_api.HttpRepository(surface, refuse)
+        self._repository = repository_api.HttpRepository(surface, large_json, refuse)
         self._plain: dict[str, Callable[[Exchange, _Route], None]] = {
             "metadata": self._server_metadata,
             "live": self._live,
@@ -177,7 +178,7 @@ class HttpFrontend:
         answer(exchange, msgspec.json.encode({"name": route.model, "ready": ready}), 200 if ready else 400)
 
     def _config(self, exchange: Exchange, route: _Route) -> None:
-        answer(exchange, message_json(self._surface.catalog.get(route.model, route.version).config))
+        answer(exchange, message_json(self._surface.catalog.config(route.model, route.version)))
 
     def _stats(self, exchange: Exchange, route: _Route) -> None:
         answer(exchange, message_json(self._surface.statistics(route.model, route.version)))

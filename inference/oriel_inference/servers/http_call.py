@@ -14,12 +14,13 @@ from oriel_wire.engine.buffered import Exchange
 from oriel_wire.errors import BadMessage
 from oriel_wire.orca import LOAD_FORMAT, report_form
 from oriel_wire.v2.depth import check_depth
-from oriel_wire.v2.http import JSON_LIMIT_BYTES
+from oriel_wire.v2.document import MAX_LISTS
 
 __all__ = ["JSON", "HeadPlan", "answer", "begin", "json_object", "refuse"]
 
 JSON = ("content-type", "application/json")
 RETRY_AFTER = ("retry-after", "1")
+MAX_OBJECT_BYTES = 4 << 20
 _objects = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -75,8 +76,10 @@ def refuse(exchange: Exchange, error: InferenceError, headers: Sequence[tuple[st
 
 def json_object(body: bytes) -> dict[str, Any]:
     """A body that has to be one JSON object; an empty one is an empty object. Raises InvalidRequest."""
-    if len(body) > JSON_LIMIT_BYTES:
-        raise InvalidRequest(f"the body has {len(body)} bytes, at most {JSON_LIMIT_BYTES} are accepted")
+    if len(body) > MAX_OBJECT_BYTES:
+        raise InvalidRequest(f"the body has {len(body)} bytes, at most {MAX_OBJECT_BYTES} are accepted")
+    if len(body) > MAX_LISTS and (lists := body.count(b"[") + body.count(b"{")) > MAX_LISTS:
+        raise InvalidRequest(f"the body has {lists} lists and objects, at most {MAX_LISTS} are accepted")
     try:
         check_depth(body)
         return _objects.decode(body) if body.strip() else {}

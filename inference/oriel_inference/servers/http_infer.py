@@ -4,25 +4,27 @@ A text is known when one like it, but for the numbers of its one input, was deco
 Such a request is what that one was with other numbers: it fits, and its answer differs only in numbers as well.
 """
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from oriel_inference.backends import Outputs
 from oriel_inference.batching.call import Answer
 from oriel_inference.dataplane import Completion, respond
-from oriel_inference.errors import CallerLeft, InferenceError
+from oriel_inference.errors import BackendFailed, CallerLeft, InferenceError
 from oriel_inference.fitting import Fitted
 from oriel_inference.lifecycle import ServingModel
 from oriel_inference.servers.encoding import MIN_BYTES, Encodings, negotiate
 from oriel_inference.servers.http_call import JSON, HeadPlan, begin, refuse
+from oriel_inference.servers.large_json import Converted, LargeJson, Task
 from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.surface import Surface
 from oriel_inference.servers.trail import Trail
 from oriel_wire.context import CallContext
 from oriel_wire.engine.buffered import Exchange
-from oriel_wire.errors import BadMessage
-from oriel_wire.v2.answers import BinaryAnswers, JsonAnswers
+from oriel_wire.errors import BadMessage, TooLarge
+from oriel_wire.v2.answers import MAX_NUMBERS, BinaryAnswers, JsonAnswers
 from oriel_wire.v2.http import decode_request, encode_response, parse_header_length
 from oriel_wire.v2.messages import Array, InferRequest, InferResponse
 from oriel_wire.v2.recognise import Template
@@ -33,6 +35,8 @@ BINARY = ("content-type", "application/octet-stream")
 HEADER_LENGTH = "inference-header-content-length"
 _JSON_LINE = f"{JSON[0]}: {JSON[1]}\r\n"
 _BINARY_LINE = f"{BINARY[0]}: {BINARY[1]}\r\n"
+
+_log = logging.getLogger(__name__)
 
 _Answers = JsonAnswers | BinaryAnswers
 
@@ -51,9 +55,10 @@ class _Known:
 class HttpInfer:
     """Starts inferences and answers them."""
 
-    def __init__(self, surface: Surface, encodings: Encodings) -> None:
+    def __init__(self, surface: Surface, encodings: Encodings, large_json: LargeJson) -> None:
         self._surface = surface
         self._encodings = encodings
+        self._large_json = large_json
 
     def start(self, exchange: Exchange, model: str, version: str, body: bytes) -> None:
         """Answer one request, now or when its batch has run."""
@@ -66,7 +71,10 @@ class HttpInfer:
             if found is not None:
                 exchange.on_abort = self._known(exchange, serving, *found, len(body), plan, ctx, trail)
             else:
-                exchange.on_abort = self._decoded(exchange, serving, body, length, plan, ctx, trail)
+                try:
+                    exchange.on_abort = self._decoded(exchange, serving, body, length, plan, ctx, trail)
+                except TooLarge:
+                    exchange.on_abort = self._large(exchange, serving, body, length, plan, ctx, trail)
         except (InferenceError, BadMessage) as refusal:
             error = as_inference_error(refusal)
             refuse(exchange, error, trail.refused(error, model))
@@ -156,6 +164,44 @@ class HttpInfer:
                 template.note = _Known(serving.fitter.fit(request), *answers)
         return leave
 
+    # More JSON than the loop has time for --------------------------------------------------------------------------
+
+    def _large(
+        self,
+        exchange: Exchange,
+        serving: ServingModel,
+        body: bytes,
+        length: int | None,
+        plan: HeadPlan,
+        ctx: CallContext,
+        trail: Trail,
+    ) -> Callable[[], None]:
+        """Go on once another process has made binary data of it. Raises QueueFull."""
+
+        def converted(result: Converted | InferenceError) -> None:
+            try:
+                if isinstance(result, InferenceError):
+                    raise result
+                (binary,), binary_length = result
+                exchange.on_abort = self._decoded(exchange, serving, binary, binary_length, plan, ctx, trail)
+            except (InferenceError, BadMessage) as refusal:
+                error = as_inference_error(refusal)
+                refuse(exchange, error, trail.refused(error, serving.spec.name))
+            except Exception:
+                # This is another turn of the loop than the one whose caller catches such things.
+                _log.exception("a request failed unexpectedly")
+                failed = BackendFailed("the server failed on this request")
+                refuse(exchange, failed, trail.refused(failed, serving.spec.name))
+
+        leave = self._large_json.submit(Task.REQUEST, [body], length, converted, deadline=ctx.deadline)
+        exchange.body = b""  # not needed any more once it is converted
+
+        def left() -> None:
+            leave()
+            trail.refused(CallerLeft(), serving.spec.name)
+
+        return left
+
     def _answer(
         self,
         exchange: Exchange,
@@ -167,11 +213,49 @@ class HttpInfer:
     ) -> None:
         model = response.model_name
         try:
+            if sum([output.array.size for output in response.outputs]) > MAX_NUMBERS and _is_numbers(response, request):
+                self._answer_large(exchange, completion, response, plan, trail)
+                return
             parts, json_length = encode_response(response, request)
-        except BadMessage as error:
+        except (InferenceError, BadMessage) as error:
             completion.error = as_inference_error(error)
             refuse(exchange, completion.error, trail.ended(completion, model))
             return
+        self._send(exchange, completion, model, parts, json_length, plan, trail)
+
+    def _answer_large(
+        self, exchange: Exchange, completion: Completion, response: InferResponse, plan: HeadPlan, trail: Trail
+    ) -> None:
+        """Another process writes the numbers. Raises BadMessage, QueueFull."""
+        model = response.model_name
+
+        def converted(result: Converted | InferenceError) -> None:
+            if isinstance(result, InferenceError):
+                completion.error = result
+                refuse(exchange, result, trail.ended(completion, model))
+            else:
+                self._send(exchange, completion, model, result[0], None, plan, trail)
+
+        parts, length = encode_response(response, InferRequest(model_name=model, binary_default=True))
+        leave = self._large_json.submit(Task.RESPONSE, parts, length, converted, deadline=trail.deadline)
+
+        def left() -> None:
+            leave()
+            completion.error = CallerLeft()
+            trail.left(completion)
+
+        exchange.on_abort = left
+
+    def _send(
+        self,
+        exchange: Exchange,
+        completion: Completion,
+        model: str,
+        parts: Sequence[bytes | memoryview],
+        json_length: int | None,
+        plan: HeadPlan,
+        trail: Trail,
+    ) -> None:
         headers = trail.ended(completion, model)
         if json_length is None:
             headers.append(JSON)
@@ -184,6 +268,12 @@ class HttpInfer:
             return
         headers += (("content-encoding", encoding), ("vary", "accept-encoding"))
         self._encodings.compress(parts, encoding, lambda packed: exchange.respond(200, headers, packed))
+
+
+def _is_numbers(response: InferResponse, request: InferRequest) -> bool:
+    """Whether all of an answer is JSON, and none of it text."""
+    binary = [output.binary for output in request.outputs] if request.outputs else [request.binary_default]
+    return not any(binary) and all(output.datatype != "BYTES" for output in response.outputs)
 
 
 def _answers(serving: ServingModel, request: InferRequest) -> tuple[list[int], _Answers] | None:

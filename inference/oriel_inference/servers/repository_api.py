@@ -1,8 +1,6 @@
 """The model repository extension, over HTTP and gRPC: index, load, unload."""
 
 import asyncio
-import base64
-import binascii
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
@@ -14,6 +12,8 @@ from google.protobuf.message import Message
 from oriel_inference.errors import BackendFailed, InferenceError, InvalidRequest, NotSupported
 from oriel_inference.lifecycle import Entry
 from oriel_inference.model import is_model_name
+from oriel_inference.servers.large_json import LargeJson, Task
+from oriel_inference.servers.load_body import FILE_PREFIX, decode_body, files_behind, from_base64
 from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.surface import Surface
 from oriel_wire.engine.buffered import Exchange
@@ -27,9 +27,9 @@ __all__ = ["GrpcRepository", "HttpRepository", "resolve"]
 
 _log = logging.getLogger(__name__)
 
-FILE_PREFIX = "file:"
 MAX_FLAGS_BYTES = 64 << 10
 MAX_FILES = 1000
+INLINE_LOAD_BYTES = 1 << 20
 _JSON = ("content-type", "application/json")
 _Fail = Callable[[Exchange, InferenceError, list[tuple[str, str]]], None]
 
@@ -53,16 +53,12 @@ def resolve(path: str) -> tuple[str, str, str] | None:
     return (f"repository_{what}", repository, model) if is_model_name(model) else None
 
 
-class _Body(msgspec.Struct):
-    ready: bool = False
-    parameters: dict[str, Any] = {}
-
-
 class HttpRepository:
     """`start` takes one request; its answer comes later, unless the caller has left."""
 
-    def __init__(self, surface: Surface, refuse: _Fail) -> None:
+    def __init__(self, surface: Surface, large_json: LargeJson, refuse: _Fail) -> None:
         self._surface = surface
+        self._large_json = large_json
         self._refuse = refuse
 
     def start(self, exchange: Exchange, kind: str, repository: str, model: str) -> None:
@@ -84,18 +80,22 @@ class HttpRepository:
             exchange.respond(200, [_JSON], body)
 
     async def _index(self, body: bytes, model: str) -> bytes:
-        wanted = _decode(_short(body))
+        wanted = decode_body(_short(body))
         lines = [_line(entry) for entry in await self._surface.control.index(ready=wanted.ready)]
         return msgspec.json.encode(lines)
 
     async def _load(self, body: bytes, model: str) -> bytes:
-        # A large body is decoded elsewhere: the loop has requests to serve.
-        config, files = await asyncio.to_thread(lambda: _override(_decode(body).parameters, _from_base64))
+        to_bytes: Callable[[str, Any], bytes | memoryview] = from_base64
+        if len(body) > INLINE_LOAD_BYTES:
+            (body,), length = await self._large_json.convert(Task.LOAD, [body])
+            to_bytes, body = files_behind(body, length), body[:length]
+        # Even a small configuration takes its time: the loop has requests to serve.
+        config, files = await asyncio.to_thread(lambda: _override(decode_body(body).parameters, to_bytes))
         await self._surface.control.load(model, config=config, files=files)
         return b""
 
     async def _unload(self, body: bytes, model: str) -> bytes:
-        dependents = _unload_parameters(_decode(_short(body)).parameters)
+        dependents = _unload_parameters(decode_body(_short(body)).parameters)
         await self._surface.control.unload(model, dependents=dependents)
         return b""
 
@@ -164,13 +164,6 @@ def _short(body: bytes) -> bytes:
     return body
 
 
-def _decode(body: bytes) -> _Body:
-    try:
-        return msgspec.json.decode(body, type=_Body) if body.strip() else _Body()
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"the body is not what this request takes: {str(error)[:200]}") from error
-
-
 def _values(parameters: Mapping[str, v2_pb2.ModelRepositoryParameter]) -> dict[str, Any]:
     return {
         name: getattr(value, choice)
@@ -180,10 +173,10 @@ def _values(parameters: Mapping[str, v2_pb2.ModelRepositoryParameter]) -> dict[s
 
 
 def _override(
-    parameters: Mapping[str, Any], to_bytes: Callable[[str, Any], bytes]
-) -> tuple[pb.ModelConfig | None, dict[str, bytes]]:
+    parameters: Mapping[str, Any], to_bytes: Callable[[str, Any], bytes | memoryview]
+) -> tuple[pb.ModelConfig | None, dict[str, bytes | memoryview]]:
     config: pb.ModelConfig | None = None
-    files: dict[str, bytes] = {}
+    files: dict[str, bytes | memoryview] = {}
     for name, value in parameters.items():
         if name == "config":
             if not isinstance(value, str):
@@ -198,13 +191,6 @@ def _override(
     if len(files) > MAX_FILES:
         raise InvalidRequest(f"more than {MAX_FILES} files are given")
     return config, files
-
-
-def _from_base64(name: str, value: Any) -> bytes:
-    try:
-        return base64.b64decode(value, validate=True)
-    except (TypeError, ValueError, binascii.Error) as error:
-        raise InvalidRequest(f"parameter {name[:100]!r} must be a string of base64") from error
 
 
 def _bytes(name: str, value: Any) -> bytes:

@@ -91,6 +91,11 @@ class Trail:
             headers.append((LOAD_METRICS, load))
         return headers
 
+    @property
+    def deadline(self) -> float:
+        """Of its call, monotonic seconds."""
+        return self._ctx.deadline
+
     def answered(self, completion: Completion, answer: Answer) -> str:
         """What `ended` gives for an answer, as header lines."""
         ctx, span = self._ctx, self._span

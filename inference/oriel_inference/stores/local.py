@@ -17,6 +17,7 @@ from typing import BinaryIO
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import is_model_name, is_version
 from oriel_inference.stores import Fingerprint
+from oriel_inference.stores.names import relative_parts
 
 __all__ = ["LocalStore"]
 
@@ -100,10 +101,10 @@ class LocalStore:
     def artifact(self, model: str, version: int, filename: str) -> Path:
         # The runtime opens files named inside the model file (external weights): none of them may lead out.
         self._survey(model, version)
-        path = self._inside(model, str(version), *_parts(filename))
+        path = self._inside(model, str(version), *relative_parts(filename))
         if path.is_dir():
             # The folder form of a model: model.onnx and its weights lie in it.
-            path = self._inside(model, str(version), *_parts(filename), "model.onnx")
+            path = self._inside(model, str(version), *relative_parts(filename), "model.onnx")
         if not path.is_file():
             raise LoadFailed(f"{model}/{version}/{filename} is missing")
         return path
@@ -172,7 +173,7 @@ class LocalStore:
     def _read(self, model: str, filename: str, limit: int) -> bytes | None:
         """A small file, None if there is none."""
         shown = f"{model}/{filename}"
-        path = self._inside(model, *_parts(filename))
+        path = self._inside(model, *relative_parts(filename))
         try:
             with self._open(path, shown) as file:
                 data: bytes = file.read(limit + 1)
@@ -251,11 +252,3 @@ class LocalStore:
                 if count > MAX_ENTRIES:
                     raise LoadFailed(f"{what} has more than {MAX_ENTRIES} entries")
                 yield Path(parent, name)
-
-
-def _parts(filename: str) -> Sequence[str]:
-    """The parts of a relative file name; anything that could climb is refused before it touches the disk."""
-    parts = filename.split("/")
-    if not filename or "\0" in filename or any(part in ("", ".", "..") for part in parts):
-        raise LoadFailed(f"file name {filename[:64]!r} must be relative and stay inside the model's folder")
-    return parts

@@ -75,8 +75,23 @@ def test_nan_and_infinities_as_other_servers_write_them() -> None:
     outputs = http.decode_response(body, None).outputs
     assert np.array_equal(outputs[0].array, array, equal_nan=True)
     assert outputs[1].array.tolist() == [b"NaN"]
-    inputs = http.decode_request("m", "", body.replace(b'"outputs"', b'"inputs"'), None).inputs
-    assert np.array_equal(inputs[0].array, array, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ([1, float("nan"), 3, float("inf")], "'x': data holds NaN at position 1, "),
+        ([1, 2, float("-inf"), 4], "'x': data holds -Infinity at position 2, "),
+        ([[1, 2], [3, float("inf")]], "'x': data holds Infinity at position 3, "),
+    ],
+)
+def test_nan_and_infinities_in_a_request_are_refused_where_they_are(data: list[Any], said: str) -> None:
+    for inputs in ([x(shape=[2, 2], data=data)], [x(name="w"), x(shape=[2, 2], data=data)]):
+        with pytest.raises(BadMessage, match="send the tensor as binary data") as caught:
+            http.decode_request("m", "", request_body(inputs=inputs), None)
+        assert said in caught.value.message
+    with pytest.raises(BadMessage, match="it holds NaN, which is no JSON number"):
+        http.decode_request("m", "", request_body(inputs=[x()], parameters={"a": float("nan")}), None)
 
 
 def test_each_output_travels_as_it_was_asked_for() -> None:

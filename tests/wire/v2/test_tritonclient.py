@@ -70,10 +70,14 @@ def test_their_several_inputs_are_read_in_order() -> None:
         assert plain(each.array) == plain(ARRAYS[each.datatype])
 
 
-def test_their_nan_in_json_is_read() -> None:
+def test_their_nan_is_read_but_not_in_json() -> None:
+    """What they write then is no JSON; binary is their default."""
     array = np.array([np.nan, -np.inf, 1], np.float32)
     each = triton_http.InferInput("x", [3], "FP32")
     each.set_data_from_numpy(array, binary_data=False)
+    with pytest.raises(BadMessage, match="data holds NaN at position 0"):
+        http.decode_request("m", "", *triton_http.InferenceServerClient.generate_request_body([each]))
+    each.set_data_from_numpy(array)
     got = http.decode_request("m", "", *triton_http.InferenceServerClient.generate_request_body([each]))
     assert np.array_equal(got.inputs[0].array, array, equal_nan=True)
 

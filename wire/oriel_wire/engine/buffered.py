@@ -1,5 +1,6 @@
 """Whole requests in, answers whole or piece by piece: what an inference server needs of HTTP/1.1."""
 
+import asyncio
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import msgspec
 from oriel_wire.chunked import LAST_CHUNK, chunk
 from oriel_wire.engine.limits import HttpLimits, reason_phrase
 from oriel_wire.engine.listener import HttpServer
-from oriel_wire.engine.server import ServerConnection
+from oriel_wire.engine.server import WAIT, ServerConnection
 from oriel_wire.h1 import RequestHead
 
 __all__ = ["Exchange", "HttpLimits", "HttpServer", "Refusal", "serve"]
@@ -20,6 +21,7 @@ Handler = Callable[["Exchange"], None]
 Refuse = Callable[[RequestHead], "Refusal | None"]
 Explain = Callable[[RequestHead | None, int, str], "Refusal"]
 _INLINE_BYTES = 64 * 1024
+_INLINE_PARTS = 32  # of at most 256 KiB each
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +162,28 @@ class _Buffered(ServerConnection):
         parts, self._parts = self._parts, []
         head = self.head
         assert head is not None
+        if len(parts) > _INLINE_PARTS:
+            self._join_apart(head, parts)
+            return
         body = b"".join(parts) if len(parts) > 1 else parts[0] if parts else b""
         self._exchange = Exchange(self, head, body, self._received_s)
         self._handler(self._exchange)
+
+    def _join_apart(self, head: RequestHead, parts: list[bytes]) -> None:
+        """A large body in a thread: joining bytes frees the interpreter, and its pages cost more than the copy."""
+
+        def join() -> bytes:
+            body = b"".join(parts)
+            parts.clear()
+            return body
+
+        def joined(done: "asyncio.Future[bytes]") -> None:
+            # The client may have left meanwhile, or the server cut it.
+            if not done.cancelled() and self.state == WAIT and self.head is head:
+                self._exchange = Exchange(self, head, done.result(), self._received_s)
+                self._handler(self._exchange)
+
+        self.server.loop.run_in_executor(self.server.joiner, join).add_done_callback(joined)
 
     def on_lost(self) -> None:
         self._parts = []

@@ -4,6 +4,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from email.utils import formatdate
 from itertools import islice
@@ -33,10 +34,12 @@ class HttpServer:
         self.connections: set[ServerConnection] = set()
         self.draining = False
         self.secure = False
+        self.accepting = True
         self.emptied = asyncio.Event()  # set when the last connection of a draining server has gone
         self.date = b""
         self.port = 0
         self.loop = asyncio.get_running_loop()
+        self.joiner = ThreadPoolExecutor(1, thread_name_prefix="oriel-bodies")  # has no thread until it is used
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -77,16 +80,21 @@ class HttpServer:
         return True
 
     async def drain(self, grace_s: float) -> None:
-        """Stop accepting, let requests in flight finish (at most `grace_s`), close everything.
+        """Let requests in flight finish (at most `grace_s`), then close everything.
 
-        Answers say `Connection: close` from now on. Connections between two requests stay open for `LAME_DUCK_S`: their
-        clients may be sending already, and a request that arrives is still answered. Cancelling it leaves the server
-        closed to new connections with the rest still open.
+        Answers say `Connection: close` from now on. For `LAME_DUCK_S` connections are still accepted, so that whoever
+        asks whether the server is ready hears that it is not, and those between two requests stay open: their clients
+        may be sending already, and a request that arrives is still answered. Cancelling it leaves the server closed to
+        new connections with the rest still open.
         """
         self.draining = True
-        if self._server is not None:
-            self._server.close()
-        await self._emptied_within(min(grace_s, LAME_DUCK_S))
+        try:
+            await asyncio.sleep(max(0.0, min(grace_s, LAME_DUCK_S)))
+        finally:
+            self.accepting = False
+            if self._server is not None:
+                self._server.close()
+        self.emptied.clear()
         for connection in list(self.connections):
             connection.close_if_idle()
         await self._emptied_within(grace_s - LAME_DUCK_S)
@@ -94,6 +102,7 @@ class HttpServer:
             connection.transport.abort()
         if self._timer is not None:
             self._timer.cancel()
+        self.joiner.shutdown(wait=False, cancel_futures=True)
         await asyncio.sleep(0)
 
     async def _emptied_within(self, seconds: float) -> None:

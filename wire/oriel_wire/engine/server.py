@@ -28,7 +28,7 @@ from oriel_wire.engine.listener import HttpServer
 from oriel_wire.errors import BadMessage, TooLarge
 from oriel_wire.h1 import RequestHead, parse_request_head
 
-__all__ = ["ServerConnection"]
+__all__ = ["WAIT", "ServerConnection"]
 
 HEAD, BODY, WAIT, DRAIN, CLOSED = range(5)
 _DRAIN_S = 1.0
@@ -119,7 +119,7 @@ class ServerConnection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are not registered as such
         server = self.server
         full = len(server.connections) >= self.limits.max_connections and not server.evict_idle()
-        if full or server.draining:
+        if full or not server.accepting:
             self.state = CLOSED
             self.transport.abort()
             return

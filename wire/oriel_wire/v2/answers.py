@@ -13,9 +13,10 @@ from oriel_wire.v2.datatypes import DATATYPES, raw_view
 from oriel_wire.v2.http import BodyParts, padded
 from oriel_wire.v2.messages import Array
 
-__all__ = ["BinaryAnswers", "JsonAnswers"]
+__all__ = ["MAX_NUMBERS", "BinaryAnswers", "JsonAnswers"]
 
 MAX_SHAPES = 64
+MAX_NUMBERS = 1 << 17  # written in some 15 ms
 
 _encode = msgspec.json.encode
 Outputs = Sequence[tuple[str, str]]
@@ -44,10 +45,13 @@ class JsonAnswers:
         return bool(outputs) and all(DATATYPES[kind].size and DATATYPES[kind].json for _, kind in outputs)
 
     def encode(self, arrays: Sequence[Array]) -> Body | None:
-        """The body with these outputs, and None; None if it has to be written the long way (NaN, another dtype)."""
+        """The body with these outputs, and None.
+
+        None if it has to be written the long way: NaN, another dtype, more than MAX_NUMBERS in one output.
+        """
         parts = [self._begin]
         for output, array in zip(self._outputs, arrays, strict=True):
-            if array.dtype != output.dtype:
+            if array.dtype != output.dtype or array.size > MAX_NUMBERS:
                 return None
             data = _encode(array.reshape(-1).tolist())
             if b"null" in data:  # how NaN and infinities come out

@@ -152,30 +152,36 @@ def check_bytes_count(count: int, what: str) -> None:
         raise BadMessage(f"{what}: {count} BYTES elements, at most {MAX_BYTES_ELEMENTS} are accepted in one tensor")
 
 
-def deserialize_bytes(data: bytes | memoryview, count: int, what: str) -> NDArray[Any]:
-    """`count` length-prefixed elements -> object array [count] of bytes.
+def deserialize_bytes(
+    data: bytes | memoryview, count: int, what: str, *, begin: int = 0, end: int | None = None
+) -> NDArray[Any]:
+    """`count` length-prefixed elements of data[begin:end] -> object array [count] of bytes.
 
-    Raises BadMessage unless the elements fill `data` exactly; nothing is allocated before
-    `count` prefixes are known to fit.
+    Raises BadMessage unless the elements fill it exactly; nothing is allocated before `count` prefixes are known to
+    fit.
     """
-    total = len(data)
-    if count > total // 4:
-        raise BadMessage(f"{what}: {total} bytes cannot hold {count} BYTES elements with their 4-byte lengths")
+    stop = len(data) if end is None else end
+    if count > (stop - begin) // 4:
+        raise BadMessage(f"{what}: {stop - begin} bytes cannot hold {count} BYTES elements with their 4-byte lengths")
     check_bytes_count(count, what)
-    array = np.empty(count, dtype=object)
-    offset = 0
+    unpack = _LENGTH.unpack_from
+    elements: list[bytes | memoryview] = []
+    add = elements.append
+    offset = begin
     for index in range(count):
         start = offset + 4
-        if start > total:
+        if start > stop:
             raise BadMessage(f"{what}: the data ends before BYTES element {index} of {count}")
-        offset = start + _LENGTH.unpack_from(data, start - 4)[0]
-        if offset > total:
+        offset = start + unpack(data, offset)[0]
+        if offset > stop:
             raise BadMessage(
-                f"{what}: BYTES element {index} says {offset - start} bytes, {total - start} are left in the data"
+                f"{what}: BYTES element {index} says {offset - start} bytes, {stop - start} are left in the data"
             )
-        array[index] = bytes(data[start:offset])
-    if offset != total:
-        raise BadMessage(f"{what}: {total - offset} bytes are left over after {count} BYTES elements")
+        add(data[start:offset])
+    if offset != stop:
+        raise BadMessage(f"{what}: {stop - offset} bytes are left over after {count} BYTES elements")
+    array = np.empty(count, dtype=object)
+    array[:] = elements if isinstance(data, bytes) else [bytes(each) for each in elements]
     return array
 
 
@@ -215,7 +221,7 @@ def decode_raw(
     """
     count = element_count(shape, what)
     if not entry.size:
-        return deserialize_bytes(memoryview(data)[offset : offset + size], count, what).reshape(shape)
+        return deserialize_bytes(data, count, what, begin=offset, end=offset + size).reshape(shape)
     if size != count * entry.size:
         raise BadMessage(f"{what}: {entry.name} {shown(shape)} needs {count * entry.size} bytes, {size} were given")
     return np.ndarray(shape, entry.dtype, data, offset)  # one object; frombuffer and reshape would be two

@@ -1,6 +1,7 @@
 """The JSON part of v2 REST bodies: what it may contain, and its tensors."""
 
 import json
+from math import isfinite, isnan
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -20,6 +21,7 @@ from oriel_wire.v2.messages import (
 )
 
 __all__ = [
+    "MAX_LISTS",
     "DocumentDecoder",
     "InferDocument",
     "OutputEntry",
@@ -61,17 +63,17 @@ class ResponseDocument(msgspec.Struct, gc=False):
     parameters: _Parameters = None
 
 
-# A decoder gets through so many in some 30 ms; the loop has other requests to serve.
-MAX_VALUES = 1 << 19
+# A decoder gets through so many in some 20 ms; the loop has other requests to serve.
+MAX_VALUES = 1 << 17
 MAX_LISTS = 1 << 16
 
 
 def _check_values(body: bytes, length: int, brackets: int) -> None:
-    """By their separators: a text of commas counts as well."""
+    """By their separators: a text of commas counts as well. Raises TooLarge."""
     if brackets > MAX_LISTS:
-        raise BadMessage(f"the JSON part has {brackets} lists and objects, at most {MAX_LISTS} are accepted")
+        raise TooLarge(f"the JSON part has {brackets} lists and objects, at most {MAX_LISTS} are accepted")
     if (commas := body.count(b",", 0, length)) >= MAX_VALUES:
-        raise BadMessage(
+        raise TooLarge(
             f"the JSON part has {commas + 1} values, at most {MAX_VALUES} are accepted: send tensors as binary data"
         )
 
@@ -82,7 +84,8 @@ _Document = TypeVar("_Document", InferDocument, ResponseDocument)
 class DocumentDecoder(Generic[_Document]):
     """Bodies -> (document, its tensors). `tensors` is the member that holds them, `kind` their name in errors.
 
-    bounded: refuse texts that would take a decoder long for their size, see MAX_VALUES and MAX_LISTS.
+    bounded: refuse texts that would take a decoder long for their size, see MAX_VALUES and MAX_LISTS. Whoever may take
+    long, because nothing waits for him, decodes without.
     """
 
     def __init__(self, document: type[_Document], tensors: str, kind: str, *, bounded: bool) -> None:
@@ -93,7 +96,7 @@ class DocumentDecoder(Generic[_Document]):
         self.decoder: msgspec.json.Decoder[_Document] = msgspec.json.Decoder(document)
 
     def decode(self, body: bytes, header_length: int | None, limit: int) -> tuple[_Document, list[Tensor]]:
-        """Raises BadMessage; TooLarge if the JSON part is longer than `limit` bytes."""
+        """Raises BadMessage; TooLarge if the JSON part is longer than `limit` bytes or has too many values."""
         length = len(body) if header_length is None else header_length
         if not 0 <= length <= len(body):
             raise BadMessage(f"Inference-Header-Content-Length is {length}, the body has {len(body)} bytes")
@@ -119,12 +122,20 @@ class DocumentDecoder(Generic[_Document]):
         return document, self._tensors(found, lists, body, length)
 
     def _decode_loosely(self, text: bytes) -> tuple[_Document, list[Any]]:
-        """NaN and infinities are no JSON, yet the protocol's own clients and servers write them."""
+        """NaN and infinities are no JSON, yet servers of this protocol write them: taken in answers alone."""
+        words: list[str] = []
+
+        def constant(word: str) -> float:
+            words.append(word)
+            return float(word)
+
         try:
-            loose = json.loads(text)
+            loose = json.loads(text, parse_constant=constant)
             found = loose.get(self._member) if isinstance(loose, dict) else None
             entries = [each if isinstance(each, dict) else {} for each in found] if isinstance(found, list) else []
             lists = [each.pop("data", _NO_DATA) for each in entries]
+            if words and self._kind == "input":
+                raise BadMessage(_no_number(entries, lists, words[0]))
             if b"\\u" in text:
                 # Half a character could be read, but never written into an answer.
                 json.dumps(loose, ensure_ascii=False).encode()
@@ -175,6 +186,30 @@ class DocumentDecoder(Generic[_Document]):
         if offset != len(body):
             raise BadMessage(f"the body has {len(body) - offset} bytes that belong to no {self._kind}")
         return tensors
+
+
+def _no_number(entries: list[dict[str, Any]], lists: list[Any], word: str) -> str:
+    """Where the first word is that JSON does not have. word: which it is."""
+    why = "which is no JSON number"
+    for entry, data in zip(entries, lists, strict=True):
+        position = 0
+        left = [data]
+        while left:
+            value = left.pop()
+            if isinstance(value, list):
+                left.extend(reversed(value))
+            elif isinstance(value, float) and not isfinite(value):
+                what = f"input {quoted(str(entry.get('name', '')))}"
+                return (
+                    f"{what}: data holds {_word(value)} at position {position}, {why}: send the tensor as binary data"
+                )
+            else:
+                position += 1
+    return f"the JSON part is not an infer message: it holds {word}, {why}"
+
+
+def _word(value: float) -> str:
+    return "NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def requested_outputs(found: list[OutputEntry] | None, binary_default: bool) -> list[RequestedOutput] | None:

@@ -6,6 +6,7 @@ it is one tensor without any JSON (a raw request). Parameters that only steer th
 among the parameters. JSON parts are padded with spaces so that the tensor behind them starts aligned.
 """
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,15 +38,18 @@ __all__ = [
     "padded",
     "parse_header_length",
     "resolve_raw",
+    "to_binary_request",
+    "to_json_response",
 ]
 
-JSON_LIMIT_BYTES = 4 << 20
+JSON_LIMIT_BYTES = 1 << 20
 RESPONSE_JSON_LIMIT_BYTES = 64 << 20
 _ALIGNMENT = 16
 
 BodyParts = list[bytes | memoryview]
 
 _requests = DocumentDecoder(InferDocument, "inputs", "input", bounded=True)
+_large_requests = DocumentDecoder(InferDocument, "inputs", "input", bounded=False)
 _responses = DocumentDecoder(ResponseDocument, "outputs", "output", bounded=False)
 _encoder = msgspec.json.Encoder()
 
@@ -66,7 +70,7 @@ def decode_request(
 
     Binary tensors are views of `body`. A raw request (header_length 0) comes back with one input without
     name and datatype that holds the whole body as uint8: `resolve_raw` gives it the model's.
-    Raises BadMessage; TooLarge if the JSON part is longer than `json_limit` bytes.
+    Raises BadMessage; TooLarge if the JSON part is longer than `json_limit` bytes or has too many values.
     """
     if header_length == 0:
         raw = Tensor("", "", (len(body),), np.frombuffer(body, np.uint8))
@@ -175,6 +179,33 @@ def decode_response(
     )
 
 
+def to_binary_request(body: bytes, header_length: int | None) -> tuple[BodyParts, int]:
+    """A request of any size -> the body parts that say the same with binary inputs, and the length of their JSON part.
+
+    Only the inputs change: what `decode_request` refuses about the rest it still has to refuse. Takes time and memory
+    in proportion to the JSON part. Raises BadMessage.
+    """
+    document, inputs = _large_requests.decode(body, header_length, len(body))
+    parts: BodyParts = []
+    head: dict[str, Any] = {"inputs": [_encode_tensor("input", each, True, parts) for each in inputs]}
+    if document.id is not None:
+        head["id"] = document.id
+    if document.parameters is not None:
+        head["parameters"] = document.parameters
+    if document.outputs is not None:
+        head["outputs"] = msgspec.to_builtins(document.outputs)
+    # Not msgspec, which would write NaN among the parameters as null.
+    text = padded(json.dumps(head).encode())
+    return [text, *parts], len(text)
+
+
+def to_json_response(body: bytes, header_length: int) -> BodyParts:
+    """The body of a response with binary outputs -> one of JSON alone. Raises BadMessage."""
+    response = decode_response(body, header_length)
+    request = InferRequest(model_name=response.model_name, model_version=response.model_version)
+    return encode_response(response, request)[0]
+
+
 def _encode_tensor(kind: str, each: Tensor, binary: bool, parts: BodyParts) -> dict[str, Any]:
     what = f"{kind} {quoted(each.name)}"
     encoded: dict[str, Any] = {"name": each.name, "datatype": each.datatype, "shape": each.shape}
@@ -185,7 +216,10 @@ def _encode_tensor(kind: str, each: Tensor, binary: bool, parts: BodyParts) -> d
         return encoded
     if each.parameters:
         encoded["parameters"] = each.parameters
-    encoded["data"] = encode_data(each.array, lookup(each.datatype, what), each.shape, what)
+    data = encode_data(each.array, lookup(each.datatype, what), each.shape, what)
+    if kind == "input" and isinstance(data, msgspec.Raw):
+        raise BadMessage(f"{what}: JSON has neither NaN nor infinities, send it as binary data")
+    encoded["data"] = data
     return encoded
 
 

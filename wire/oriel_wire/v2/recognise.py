@@ -120,9 +120,11 @@ class Templates:
             known = self._binary.get(body[:header_length]) if header_length <= MAX_FIXED_BYTES else None
             inputs = known.inputs(body) if known is not None else None
             return None if known is None or inputs is None else (known, inputs)
+        if len(body) > MAX_BYTES:
+            return None
         start = body.find(b"[", body.find(b'"data"'))
         template = self._lists.get(body[:start])
-        if template is None or len(body) > MAX_BYTES:
+        if template is None:
             return None
         stop = body.find(b"]", start) + 1
         if body[stop:] != template.end:

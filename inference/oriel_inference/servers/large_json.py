@@ -1,0 +1,268 @@
+"""JSON that would hold the loop up is read and written in a process of its own.
+
+msgspec and base64 keep the interpreter to themselves, in a thread as well: the 64 MiB a body may have would stall every
+other request for most of a second. So a long-lived child turns such a request into one with binary tensors, which then
+goes the way of all others, and a binary answer into JSON. The child is started when first needed, replaced when it
+dies or takes too long, and ended when nothing was asked of it for a while.
+
+Who owns what: the loop owns the counts and every `Job`; one thread owns the child and its pipes. A job is answered
+exactly once, on the loop: by the thread's result, by its deadline, or not at all once its caller has left.
+"""
+
+import asyncio
+import logging
+import os
+import select
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+
+from oriel_inference.child_process import start_child
+from oriel_inference.clock import Clock, Timer
+from oriel_inference.errors import (
+    BackendFailed,
+    DeadlineExceeded,
+    InferenceError,
+    InvalidRequest,
+    QueueFull,
+    RequestTooLarge,
+    ServerStopping,
+)
+from oriel_inference.servers.large_json_frames import FRAME, PIECE_BYTES, Result, Task
+
+__all__ = ["Converted", "LargeJson", "Task"]
+
+_log = logging.getLogger(__name__)
+
+MAX_WAITING = 64
+MAX_WAITING_BYTES = 256 << 20
+MEMORY_BYTES = 4 << 30
+TIMEOUT_S = 30.0
+IDLE_S = 60.0
+_CHILD = "oriel_inference.servers.large_json_child"
+_Parts = Sequence[bytes | memoryview]
+
+# The body's parts (one, unless it is a response) and the length of the JSON part before binary data (-1: all is JSON).
+Converted = tuple[list[bytes], int]
+Then = Callable[[Converted | InferenceError], None]
+
+
+class Job:
+    """One text. `then` is None once it is answered or its caller has left; parts are let go as well."""
+
+    __slots__ = ("length", "parts", "size", "task", "then", "timer")
+
+    def __init__(self, task: Task, parts: _Parts, length: int, then: Then) -> None:
+        self.task = task
+        self.parts = parts
+        self.length = length
+        self.size = sum(len(part) for part in parts)
+        self.then: Then | None = then
+        self.timer: Timer | None = None
+
+
+class LargeJson:
+    """`submit` and the callbacks are for the loop. End with `close`.
+
+    limit_bytes: what a request may have as binary data. max_waiting, max_waiting_bytes: jobs that wait or are worked
+    on; a single job may be larger. memory_bytes: address space of the child. timeout_s: for one job. idle_s: nothing
+    to do until the child ends.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        limit_bytes: int,
+        *,
+        max_waiting: int = MAX_WAITING,
+        max_waiting_bytes: int = MAX_WAITING_BYTES,
+        memory_bytes: int = MEMORY_BYTES,
+        timeout_s: float = TIMEOUT_S,
+        idle_s: float = IDLE_S,
+    ) -> None:
+        self._clock = clock
+        self._limit_bytes = limit_bytes
+        self._max_waiting = max_waiting
+        self._max_waiting_bytes = max_waiting_bytes
+        self._memory_bytes = memory_bytes
+        self._timeout_s = timeout_s
+        self._idle_s = idle_s
+        self._waiting = 0
+        self._waiting_bytes = 0
+        self._queue: SimpleQueue[Job | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._child: subprocess.Popen[bytes] | None = None
+        self._closed = False
+        self.converted = 0  # jobs that were done
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id while there is one."""
+        child = self._child
+        return None if child is None else child.pid
+
+    def submit(
+        self, task: Task, parts: _Parts, length: int | None, then: Then, *, deadline: float | None = None
+    ) -> Callable[[], None]:
+        """Convert `parts`; `then` is called later, on the loop. length: of the JSON part, None if all is JSON.
+
+        deadline: monotonic seconds. Returns what to call when the caller leaves: then `then` is not called.
+        Raises QueueFull, ServerStopping.
+        """
+        if self._closed:
+            raise ServerStopping
+        job = Job(task, parts, -1 if length is None else length, then)
+        if self._waiting and (
+            self._waiting >= self._max_waiting or self._waiting_bytes + job.size > self._max_waiting_bytes
+        ):
+            raise QueueFull("too much large JSON waits to be converted: send tensors as binary data, or try again")
+        if deadline is not None:
+            job.timer = self._clock.call_at(deadline, lambda: self._finish(job, DeadlineExceeded("json")))
+        self._waiting += 1
+        self._waiting_bytes += job.size
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="oriel-large-json", daemon=True)
+            self._thread.start()
+        self._queue.put(job)
+        return lambda: self._finish(job, None)
+
+    async def convert(self, task: Task, parts: _Parts) -> Converted:
+        """The same for a coroutine. Raises InferenceError."""
+        answer: asyncio.Future[Converted] = asyncio.get_running_loop().create_future()
+
+        def then(result: Converted | InferenceError) -> None:
+            if isinstance(result, InferenceError):
+                answer.set_exception(result)
+            else:
+                answer.set_result(result)
+
+        leave = self.submit(task, parts, None, then)
+        try:
+            return await answer
+        finally:
+            leave()
+
+    def close(self) -> None:
+        """Convert nothing more; what waits is refused, the child ends. Blocks for a moment."""
+        self._closed = True
+        self._kill()
+        self._queue.put(None)
+        if self._thread is not None:
+            self._thread.join(self._timeout_s)
+
+    def _finish(self, job: Job, result: Converted | InferenceError | None) -> None:
+        """On the loop: the first to come ends the job. None: nobody wants the answer."""
+        then, job.then, job.parts = job.then, None, ()
+        if then is None:
+            return
+        self._waiting -= 1
+        self._waiting_bytes -= job.size
+        if job.timer is not None:
+            job.timer.cancel()
+        if result is not None:
+            then(result)
+
+    # The thread -------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while True:
+            try:
+                job = self._queue.get(timeout=self._idle_s if self._child is not None else None)
+            except Empty:
+                self._end()
+                continue
+            if job is None:
+                break
+            parts = job.parts
+            if job.then is None:
+                continue
+            result = ServerStopping() if self._closed else self._convert(job, parts)
+            self._clock.call_from_thread(lambda job=job, result=result: self._finish(job, result))  # type: ignore[misc]
+            del job, parts, result  # not until the next one comes
+        self._end()
+
+    def _convert(self, job: Job, parts: _Parts) -> Converted | InferenceError:
+        deadline = time.monotonic() + self._timeout_s
+        try:
+            child = self._running()
+            assert child.stdin is not None and child.stdout is not None
+            into, out = child.stdin.fileno(), child.stdout.fileno()
+            _write(into, FRAME.pack(job.task, job.length, job.size), deadline)
+            for part in parts:
+                _write(into, part, deadline)
+            code, length, size = FRAME.unpack(b"".join(_read(out, FRAME.size, deadline)))
+            pieces = _read(out, size, deadline)
+        except TimeoutError:
+            self._end()
+            return RequestTooLarge(f"the JSON took more than {self._timeout_s:g} s: send tensors as binary data")
+        except OSError:
+            _log.warning("the process that converts large JSON ended in the middle of a request")
+            self._end()
+            return ServerStopping() if self._closed else BackendFailed("the process that converts large JSON ended")
+        if code == Result.DONE:
+            self.converted += 1
+            return pieces if job.task is Task.RESPONSE else [b"".join(pieces)], length
+        text = b"".join(pieces).decode(errors="replace")
+        return InvalidRequest(text) if code == Result.INVALID else RequestTooLarge(text)
+
+    def _running(self) -> "subprocess.Popen[bytes]":
+        child = self._child
+        if child is None or child.poll() is not None:
+            self._end()
+            # A few seconds more than ours: it ends itself only if nobody else does.
+            bounds = (self._memory_bytes, int(self._timeout_s) + 5, self._limit_bytes)
+            child = start_child(_CHILD, *(str(each) for each in bounds))
+            self._child = child
+            assert child.stdin is not None and child.stdout is not None
+            for pipe in (child.stdin, child.stdout):
+                os.set_blocking(pipe.fileno(), False)
+            if self._closed:
+                child.kill()
+        return child
+
+    def _kill(self) -> None:
+        child = self._child
+        if child is not None:
+            child.kill()
+
+    def _end(self) -> None:
+        child, self._child = self._child, None
+        if child is None:
+            return
+        child.kill()
+        child.wait()
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except OSError:
+                    pass  # nothing is buffered: the process is gone
+
+
+def _ready(descriptor: int, event: int, deadline: float) -> None:
+    """Wait until the pipe can be used or is broken. Raises TimeoutError."""
+    poll = select.poll()  # not select: there may be more descriptors than it counts
+    poll.register(descriptor, event)
+    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1e3):
+        raise TimeoutError
+
+
+def _write(descriptor: int, data: bytes | memoryview, deadline: float) -> None:
+    view = memoryview(data)
+    while view:
+        _ready(descriptor, select.POLLOUT, deadline)
+        view = view[os.write(descriptor, view[:PIECE_BYTES]) :]
+
+
+def _read(descriptor: int, size: int, deadline: float) -> list[bytes]:
+    pieces: list[bytes] = []
+    while size:
+        _ready(descriptor, select.POLLIN, deadline)
+        piece = os.read(descriptor, min(size, PIECE_BYTES))
+        if not piece:
+            raise BrokenPipeError
+        pieces.append(piece)
+        size -= len(piece)
+    return pieces

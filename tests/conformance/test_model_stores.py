@@ -1,0 +1,55 @@
+"""The shipped stores, by the suite that any store can run."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from oriel_inference.stores.local import LocalStore
+from oriel_inference.stores.memory import MemoryStore
+
+from .model_store import ModelStoreSuite, Written
+
+
+class Folder:
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.store = LocalStore(root)
+
+    def put(self, name: str, data: bytes) -> None:
+        path = self._root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+    def remove(self, name: str) -> None:
+        shutil.rmtree(self._root / name)
+
+
+class TestLocalStore(ModelStoreSuite):
+    @pytest.fixture
+    def written(self, tmp_path: Path) -> Written:
+        root = tmp_path / "repository"
+        root.mkdir()
+        return Folder(root)
+
+
+class Memory:
+    def __init__(self, store: MemoryStore) -> None:
+        self.store = store
+        self.put, self.remove = store.put, store.remove
+
+
+class TestMemoryStore(ModelStoreSuite):
+    @pytest.fixture
+    def written(self) -> Iterator[Written]:
+        with MemoryStore() as store:
+            yield Memory(store)
+
+
+def test_large_versions_are_not_copied_and_the_folder_ends_with_the_double(tmp_path: Path) -> None:
+    with MemoryStore({"m/1/model.onnx": b"12345"}, max_copy_bytes=4) as store:
+        assert not store.copy("m", 1, tmp_path) and list(tmp_path.iterdir()) == []
+        path = store.artifact("m", 1, "model.onnx")
+        assert path.exists()
+    assert not path.exists()

@@ -1,0 +1,350 @@
+"""JSON beyond what the loop reads and writes: another process does it, and the answers are those of small JSON."""
+
+import asyncio
+import base64
+import dataclasses
+import gzip
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from oriel_inference.app import Unit, open_unit
+from oriel_inference.clock import LoopClock
+from oriel_inference.errors import (
+    BackendFailed,
+    DeadlineExceeded,
+    InferenceError,
+    QueueFull,
+    RequestTooLarge,
+    ServerStopping,
+)
+from oriel_inference.servers import repository_api
+from oriel_inference.servers.large_json import Converted, LargeJson, Task
+from oriel_inference.settings import Settings
+from oriel_wire.trace import ListSink
+from oriel_wire.v2.http import decode_request
+
+from . import models
+
+PAIR = "/v2/models/pair/infer"
+SMALL = b'{"inputs":[{"name":"a","shape":[2],"datatype":"FP32","data":[1, 2]}]}'
+# As 5 MiB of JSON: more than the loop reads.
+PADDING = b" " * (5 << 20)
+
+
+@pytest.fixture
+async def large() -> AsyncIterator[LargeJson]:
+    made = LargeJson(LoopClock(asyncio.get_running_loop()), 64 << 20)
+    yield made
+    await asyncio.to_thread(made.close)
+
+
+def pair(width: int, **members: Any) -> dict[str, Any]:
+    data = list(range(width))
+    inputs = [{"name": name, "shape": [1, width], "datatype": "FP32", "data": data} for name in "ab"]
+    return {"inputs": inputs, **members}
+
+
+# --- through the server -------------------------------------------------------------------------------------------
+
+
+async def test_more_values_and_more_bytes_than_the_loop_reads_are_answered(unit: Unit, http: httpx.AsyncClient) -> None:
+    binary = [{"name": "sum", "parameters": {"binary_data": True}}]
+    for body in (
+        json.dumps(pair(300_000, outputs=binary, id="me")).encode(),  # too many values
+        json.dumps(pair(4, outputs=binary, id="me")).encode() + PADDING,  # too many bytes
+    ):
+        answer = await http.post(PAIR, content=body)
+        assert answer.status_code == 200, answer.text
+        length = int(answer.headers["inference-header-content-length"])
+        head = json.loads(answer.content[:length])
+        width = head["outputs"][0]["shape"][1]
+        assert head["id"] == "me"
+        np.testing.assert_array_equal(np.frombuffer(answer.content[length:], "<f4"), np.arange(width) * 2)
+    assert unit.large_json.converted == 2
+
+
+async def test_many_lists_are_read_there_as_well(unit: Unit, http: httpx.AsyncClient) -> None:
+    rows = 70_000
+    data = [[n] for n in range(rows)]
+    inputs = [{"name": name, "shape": [1, rows], "datatype": "FP32", "data": data} for name in "ab"]
+    answer = await http.post(PAIR, json={"inputs": inputs, "outputs": [{"name": "sum"}]})
+    assert answer.status_code == 200 and answer.json()["outputs"][0]["data"][-1] == 2.0 * (rows - 1)
+    assert unit.large_json.converted == 1
+
+
+@pytest.mark.parametrize("accept", ["identity", "gzip"])
+@pytest.mark.parametrize("times", [1, 3])  # the third one is recognised
+async def test_large_answers_in_json_are_written_there(
+    unit: Unit, http: httpx.AsyncClient, accept: str, times: int
+) -> None:
+    values = np.arange(200_000, dtype="<f4")
+    parameters = {"binary_data_size": values.nbytes}
+    entry = {"shape": [1, values.size], "datatype": "FP32", "parameters": parameters}
+    head = json.dumps({"inputs": [{"name": "a", **entry}, {"name": "b", **entry}]}).encode()
+    headers = {"accept-encoding": accept, "inference-header-content-length": str(len(head))}
+    for _ in range(times):
+        answer = await http.post(PAIR, content=head + values.tobytes() * 2, headers=headers)
+        assert answer.status_code == 200 and answer.headers["content-type"] == "application/json"
+        assert answer.headers.get("content-encoding", "identity") == accept
+        total, difference = answer.json()["outputs"]
+        assert (total["name"], total["datatype"], total["shape"]) == ("sum", "FP32", [1, values.size])
+        assert total["data"] == (values * 2).tolist() and set(difference["data"]) == {0.0}
+    assert unit.large_json.converted == times
+
+
+async def test_small_requests_go_nowhere_else(unit: Unit, http: httpx.AsyncClient) -> None:
+    assert (await http.post(PAIR, json=pair(4))).status_code == 200
+    assert (unit.large_json.converted, unit.large_json.pid) == (0, None)
+
+
+async def test_text_becomes_bytes_as_in_small_json(unit: Unit, http: httpx.AsyncClient) -> None:
+    text = {"name": "text", "shape": [2, 1], "datatype": "BYTES", "data": ["é", ""]}
+    answer = await http.post("/v2/models/echo/infer", content=json.dumps({"inputs": [text]}).encode() + PADDING)
+    assert answer.json()["outputs"][0]["data"] == ["é", ""]
+    assert unit.large_json.converted == 1
+
+
+GOOD = json.dumps(pair(2))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{",
+        GOOD.replace("[0, 1]", "[0, true]"),
+        GOOD.replace("[0, 1]", "[0, 1e39]"),
+        GOOD.replace("[0, 1]", "[" * 65 + "]" * 65),
+        GOOD.replace("[0, 1]", "[0]"),
+        GOOD.replace("FP32", "FP16"),
+        GOOD.replace("FP32", "INT32"),
+        GOOD.replace('"a"', '"\\ud800"'),
+        GOOD.replace('"b"', '"a"'),
+        GOOD.replace('"b"', '"c"'),
+        GOOD[:-1] + ', "outputs": [{"name": "nothing"}]}',
+        GOOD[:-1] + ', "outputs": [{"name": "sum"}, {"name": "sum"}]}',
+        GOOD[:-1] + ', "parameters": {"triton_x": 1}}',
+        GOOD[:-1] + ', "parameters": {"timeout": NaN}}',
+        GOOD[:-1] + ', "parameters": {"binary_data_output": 1}}',
+    ],
+)
+async def test_refusals_are_those_of_small_json(http: httpx.AsyncClient, text: str) -> None:
+    small = await http.post(PAIR, content=text.encode())
+    large = await http.post(PAIR, content=text.encode() + PADDING)
+    assert small.status_code == 400
+    assert (large.status_code, large.json()) == (400, small.json())
+    assert large.headers["x-request-id"]
+
+
+async def test_header_beyond_the_limit_is_refused_and_not_sent_round_twice(unit: Unit, http: httpx.AsyncClient) -> None:
+    body = json.dumps(pair(2, id="i" * (5 << 20))).encode()
+    answer = await http.post(PAIR, content=body)
+    assert answer.status_code == 400 and "send tensors as binary" in answer.json()["error"]
+    assert unit.large_json.converted == 1
+
+
+async def test_json_part_in_front_of_binary_tensors(http: httpx.AsyncClient) -> None:
+    document = pair(2)
+    del document["inputs"][1]["data"]
+    document["inputs"][1]["parameters"] = {"binary_data_size": 8}
+    head = json.dumps(document).encode() + PADDING
+    body = head + np.array([5, 7], "<f4").tobytes()
+    answer = await http.post(PAIR, content=body, headers={"inference-header-content-length": str(len(head))})
+    assert answer.json()["outputs"][0]["data"] == [5.0, 8.0]
+
+
+async def test_the_child_is_replaced_when_it_dies(unit: Unit, http: httpx.AsyncClient) -> None:
+    for _ in range(2):
+        assert (await http.post(PAIR, content=GOOD.encode() + PADDING)).status_code == 200
+        pid = unit.large_json.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.to_thread(os.waitid, os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert (await http.post(PAIR, json=pair(4))).status_code == 200
+    assert unit.large_json.converted == 2
+
+
+async def test_passed_deadline_is_said(http: httpx.AsyncClient) -> None:
+    answer = await http.post(PAIR, content=GOOD.encode() + PADDING, headers={"x-request-timeout-ms": "1"})
+    assert answer.status_code == 504 and answer.json()["reason"] == "deadline_exceeded"
+
+
+async def test_large_load_request_is_taken_apart_there(
+    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repository_api, "INLINE_LOAD_BYTES", 0)
+    explicit = dataclasses.replace(settings, repositories=(tmp_path,), control_mode="explicit")
+    file = base64.b64encode(models.double().SerializeToString()).decode()
+    config = '{"backend": "onnxruntime"}'
+    load = "/v2/repository/models/sent/load"
+    async with open_unit(explicit, sink=ListSink()) as unit:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{unit.http_port}", trust_env=False) as http:
+            parameters: dict[str, Any] = {"file:1/model.onnx": file, "config": config}
+            answer = await http.post(load, json={"parameters": parameters})
+            assert answer.status_code == 200, answer.text
+            assert unit.large_json.converted == 1
+            x = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}
+            answer = await http.post("/v2/models/sent/infer", json={"inputs": [x]})
+            assert answer.json()["outputs"][0]["data"] == [2, 4, 6, 8]
+            for wrong in ("?", 5, None, ["a"]):
+                answer = await http.post(load, json={"parameters": {**parameters, "file:1/model.onnx": wrong}})
+                assert answer.status_code == 400 and "must be a string of base64" in answer.json()["error"]
+            answer = await http.post(load, content=b"{")
+            assert answer.status_code == 400 and "not what this request takes" in answer.json()["error"]
+
+
+async def test_generate_has_bounds_of_its_own(unit: Unit, http: httpx.AsyncClient) -> None:
+    for body, words in (
+        (b'{"x": [1]}' + PADDING, "bytes, at most"),
+        (b'{"x": [' + b"[]," * (1 << 16) + b"1]}", "lists and objects, at most 65536"),
+    ):
+        answer = await http.post("/v2/models/double/generate", content=body)
+        assert answer.status_code == 400 and words in answer.json()["error"]
+    assert unit.large_json.converted == 0
+
+
+async def test_large_bodies_are_joined_off_the_loop(unit: Unit, http: httpx.AsyncClient) -> None:
+    """Binary, compressed, and without any JSON: the loop only sees the whole."""
+    values = np.zeros((1, 3 << 20), "<f4")
+    entry = {"shape": list(values.shape), "datatype": "FP32", "parameters": {"binary_data_size": values.nbytes}}
+    document = {"inputs": [{"name": "a", **entry}, {"name": "b", **entry}], "outputs": [{"name": "sum"}]}
+    document["parameters"] = {"binary_data_output": True}  # type: ignore[assignment]
+    head = json.dumps(document).encode()
+    body = head + values.tobytes() * 2
+    length = {"inference-header-content-length": str(len(head))}
+    for content, headers in (
+        (body, {}),
+        (gzip.compress(body, 1), {"content-encoding": "gzip"}),
+        (gzip.compress(body, 0), {"content-encoding": "gzip"}),
+    ):
+        answer = await http.post(PAIR, content=content, headers={**length, **headers})
+        assert answer.status_code == 200 and answer.content.endswith(values.tobytes())
+    answer = await http.post(PAIR, content=b" " * (24 << 20))
+    assert answer.status_code == 400 and "the JSON part is not an infer message" in answer.json()["error"]
+
+
+async def test_client_that_leaves_a_large_body_behind_is_forgotten(unit: Unit, http: httpx.AsyncClient) -> None:
+    body = b" " * (24 << 20)
+    for _ in range(3):
+        _, writer = await asyncio.open_connection("127.0.0.1", unit.http_port)
+        writer.write(b"POST %b HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % (PAIR.encode(), len(body)))
+        writer.write(body)
+        await writer.drain()
+        writer.transport.abort()
+    assert (await http.post(PAIR, json=pair(4))).status_code == 200
+
+
+# --- its bounds, set small ----------------------------------------------------------------------------------------
+
+
+class Waits:
+    """Collects what `submit` hands over."""
+
+    def __init__(self) -> None:
+        self.results: list[Converted | InferenceError] = []
+        self.came = asyncio.Event()
+
+    def then(self, result: Converted | InferenceError) -> None:
+        self.results.append(result)
+        self.came.set()
+
+    async def one(self) -> Converted | InferenceError:
+        await asyncio.wait_for(self.came.wait(), 30)
+        self.came.clear()
+        return self.results.pop(0)
+
+
+async def test_what_waits_is_bounded_in_number_and_bytes() -> None:
+    for bounds in ({"max_waiting": 1}, {"max_waiting_bytes": 2 * len(SMALL) - 1}):
+        made = LargeJson(LoopClock(asyncio.get_running_loop()), 64 << 20, **bounds)  # type: ignore[arg-type]
+        waits = Waits()
+        leave = made.submit(Task.REQUEST, [SMALL], None, waits.then)
+        with pytest.raises(QueueFull):
+            made.submit(Task.REQUEST, [SMALL], None, waits.then)
+        leave()  # its place is free at once
+        made.submit(Task.REQUEST, [SMALL], None, waits.then)
+        (body,), length = await waits.one()  # type: ignore[misc]
+        assert decode_request("m", "", body, length).inputs[0].array.tolist() == [1.0, 2.0]
+        assert waits.results == []
+        await asyncio.to_thread(made.close)
+
+
+async def test_single_text_may_be_larger_than_what_may_wait() -> None:
+    made = LargeJson(LoopClock(asyncio.get_running_loop()), 64 << 20, max_waiting_bytes=1)
+    assert (await made.convert(Task.REQUEST, [SMALL]))[1] > 0
+    await asyncio.to_thread(made.close)
+
+
+async def test_memory_of_the_child_is_bounded() -> None:
+    made = LargeJson(LoopClock(asyncio.get_running_loop()), 64 << 20, memory_bytes=640 << 20)
+    zeros = b",".join([b"0"] * (16 << 20))
+    body = b'{"inputs":[{"name":"a","shape":[%d],"datatype":"FP64","data":[%b]}]}' % (16 << 20, zeros)
+    with pytest.raises(RequestTooLarge, match="too much memory"):
+        await made.convert(Task.REQUEST, [body])
+    pid = made.pid
+    assert (await made.convert(Task.REQUEST, [SMALL]))[1] > 0
+    assert made.pid == pid  # it went on
+    await asyncio.to_thread(made.close)
+
+
+async def test_binary_form_of_a_request_is_bounded_as_bodies_are() -> None:
+    made = LargeJson(LoopClock(asyncio.get_running_loop()), 100)
+    body = b'{"inputs":[{"name":"a","shape":[20],"datatype":"FP32","data":[%b]}]}' % b",".join([b"0"] * 20)
+    with pytest.raises(RequestTooLarge, match="bytes as binary data, at most 100 are accepted"):
+        await made.convert(Task.REQUEST, [body])
+    await asyncio.to_thread(made.close)
+
+
+async def test_time_of_one_text_is_bounded() -> None:
+    made = LargeJson(LoopClock(asyncio.get_running_loop()), 64 << 20, timeout_s=0.0)
+    with pytest.raises(RequestTooLarge, match="took more than 0 s"):
+        await made.convert(Task.REQUEST, [SMALL])
+    assert made.pid is None
+    await asyncio.to_thread(made.close)
+
+
+async def test_child_that_dies_at_work_fails_that_text_only(large: LargeJson) -> None:
+    await large.convert(Task.REQUEST, [SMALL])
+    assert large.pid is not None
+    os.kill(large.pid, signal.SIGSTOP)
+    waits = Waits()
+    large.submit(Task.REQUEST, [SMALL], None, waits.then)
+    os.kill(large.pid, signal.SIGKILL)
+    result = await waits.one()
+    assert isinstance(result, BackendFailed | tuple)  # a tuple if the thread had not begun: then another child did it
+    assert (await large.convert(Task.REQUEST, [SMALL]))[1] > 0
+
+
+async def test_deadline_counts_while_waiting(large: LargeJson) -> None:
+    waits = Waits()
+    large.submit(Task.REQUEST, [SMALL], None, waits.then, deadline=0.0)
+    result = await waits.one()
+    assert isinstance(result, DeadlineExceeded) and result.stage == "json"
+
+
+async def test_idle_child_ends() -> None:
+    made = LargeJson(LoopClock(asyncio.get_running_loop()), 64 << 20, idle_s=0.0)
+    await made.convert(Task.REQUEST, [SMALL])
+    while made.pid is not None:
+        await asyncio.sleep(0)
+    await made.convert(Task.REQUEST, [SMALL])
+    await asyncio.to_thread(made.close)
+
+
+async def test_nothing_is_taken_once_it_is_closed() -> None:
+    made = LargeJson(LoopClock(asyncio.get_running_loop()), 64 << 20)
+    await made.convert(Task.REQUEST, [SMALL])
+    pid = made.pid
+    await asyncio.to_thread(made.close)
+    assert made.pid is None and pid is not None and not Path(f"/proc/{pid}").exists()
+    with pytest.raises(ServerStopping):
+        made.submit(Task.REQUEST, [SMALL], None, lambda result: None)

@@ -1,0 +1,70 @@
+"""The wall clock jumps by a year, both ways: deadlines, queue timeouts and queues do not know."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from oriel_inference.backends.fake import FakeBackend
+
+from . import models
+from .gated import INFER, ROW, gated, until
+
+YEAR_S = 365 * 86_400.0
+QUEUE_TIMEOUT = "default_queue_policy { default_timeout_microseconds: 60000 timeout_action: REJECT }"
+
+
+class WallClock:
+    """In place of the functions of `time` that say what the time of day is."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.ahead_s = 0.0
+        seconds, nanoseconds = time.time, time.time_ns
+        patch.setattr(time, "time", lambda: seconds() + self.ahead_s)
+        patch.setattr(time, "time_ns", lambda: nanoseconds() + int(self.ahead_s * 1e9))
+
+
+@pytest.fixture
+def wall(monkeypatch: pytest.MonkeyPatch) -> WallClock:
+    return WallClock(monkeypatch)
+
+
+def ask(client: httpx.AsyncClient, timeout_ms: int) -> "asyncio.Task[httpx.Response]":
+    return asyncio.create_task(client.post(INFER, json=ROW, headers={"x-oriel-timeout-ms": str(timeout_ms)}))
+
+
+@pytest.mark.parametrize("jumps", [(YEAR_S, -YEAR_S), (-YEAR_S, YEAR_S)], ids=["forward", "back"])
+async def test_deadlines_and_queues(
+    tmp_path: Path, fake: FakeBackend, wall: WallClock, jumps: tuple[float, ...]
+) -> None:
+    async with gated(tmp_path, fake) as (unit, client):
+        batcher = unit.catalog.get("double").batcher
+        running = ask(client, 60_000)
+        await until(lambda: batcher.running == 1)
+        patient = [ask(client, 60_000) for _ in range(3)]
+        await until(lambda: batcher.pending == 3)
+        for jump in jumps:
+            wall.ahead_s = jump
+            short = await ask(client, 30)  # behind what runs: it cannot be answered before it expires
+            assert (short.status_code, short.json()["reason"]) == (504, "deadline_exceeded")
+            assert batcher.pending == 3 and not any(each.done() for each in patient)
+        fake.gate.open()
+        assert [(await each).status_code for each in (running, *patient)] == [200] * 4
+
+
+@pytest.mark.parametrize("jump", [YEAR_S, -YEAR_S], ids=["forward", "back"])
+async def test_timeouts_of_a_queue_policy(tmp_path: Path, fake: FakeBackend, wall: WallClock, jump: float) -> None:
+    config = models.DOUBLE + f"dynamic_batching {{ {QUEUE_TIMEOUT} }}"
+    async with gated(tmp_path, fake, config) as (unit, client):
+        batcher = unit.catalog.get("double").batcher
+        running = ask(client, 60_000)
+        await until(lambda: batcher.running == 1)
+        waiting = ask(client, 60_000)
+        await until(lambda: batcher.pending == 1)
+        wall.ahead_s = jump
+        answer = await waiting
+        assert (answer.status_code, answer.json()["reason"]) == (503, "queue_timeout")
+        fake.gate.open()
+        assert (await running).status_code == 200
