@@ -1,15 +1,19 @@
 """Bodies and answers on their way: what they weigh, who is made to wait, what is copied."""
 
 import asyncio
+import json
 import socket
 import tracemalloc
 from contextlib import suppress
 from typing import Any
 
+import pytest
+
+from oriel_wire.engine import listener
 from oriel_wire.engine.limits import HttpLimits
 
 from .stack import BRONZE, GOLD, Client, Seen, documents, gateway, upstream
-from .test_attacks import HEAD, FakeTransport, wired
+from .test_attacks import HEAD, FakeTransport, core_connections, wired
 from .test_ingress_http import INFER, Gate, idle, settle
 
 
@@ -238,3 +242,64 @@ async def test_an_encoded_body_is_passed_on_as_it_is() -> None:
     async with upstream() as up, gateway(documents([up.port])) as (port, _), Client(port) as client:
         assert (await client.ask(INFER, b"\x1f\x8b...", headers="content-encoding: gzip\r\n")).status == 200
         assert (up.seen[0].get("content-encoding"), up.seen[0].body) == ("gzip", b"\x1f\x8b...")
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /v2?%b HTTP/1.1\r\nhost: x\r\n" % (b"a" * 300), 414),
+        (b"GET /v2 HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * 20, 431),
+        (b"GET /v2 HTTP/1.1\r\nhost: x\r\na: %b\r\n" % (b"b" * 2000), 431),
+        (b"POST /v2/models/digits/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 5001\r\n", 413),
+    ],
+)
+async def test_what_is_too_large_is_refused_at_its_head(head: bytes, status: int) -> None:
+    """R22. The body of the last one is never asked for."""
+    limits = HttpLimits(max_head_bytes=1024, max_fields=16, max_target_bytes=200, max_body_bytes=5000)
+    async with upstream() as up, gateway(documents([up.port]), limits=limits) as (port, core):
+        async with Client(port) as client:
+            client.writer.write(head + b"x-api-key: key-gold\r\n\r\n")
+            reply = await client.reply()
+            assert (reply.status, reply.headers["connection"]) == (status, "close")
+            assert json.loads(reply.body)["reason"] == "too_large" and not up.seen
+        assert core.pools["p"].held_bytes == 0
+
+
+async def test_a_client_that_waits_for_its_head_hears_before_it_sends_its_body() -> None:
+    async with upstream() as up, gateway(documents([up.port])) as (port, _):
+        asked = b"expect: 100-continue\r\ncontent-length: 4\r\n\r\n"
+        async with Client(port) as client:
+            client.writer.write(HEAD % GOLD.encode() + asked)
+            assert await client.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            client.writer.write(b"body")
+            assert (await client.reply()).status == 200
+            assert up.seen[0].body == b"body" and up.seen[0].get("expect") is None
+        async with Client(port) as stranger:
+            stranger.writer.write(HEAD % b"wrong" + asked)
+            reply = await stranger.reply()
+            assert (reply.status, reply.headers["connection"]) == (401, "close")
+
+
+async def test_a_gateway_that_leaves_says_so_to_new_connections_and_still_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever asks whether it is ready used to find a closed port."""
+    monkeypatch.setattr(listener, "LAME_DUCK_S", 30.0)
+    async with upstream() as up, gateway(documents([up.port])) as (port, core):
+        async with Client(port) as kept:
+            assert (await kept.ask(INFER)).status == 200
+            server = core_connections(core)[0].server
+            core.draining = True
+            draining = asyncio.ensure_future(server.drain(60.0))
+            await asyncio.sleep(0)
+            async with Client(port) as late:
+                ready = await late.ask("/v2/health/ready", key=None, method="GET")
+                assert (ready.status, ready.headers["connection"]) == (503, "close")
+            async with Client(port) as late:
+                reply = await late.ask(INFER)
+                assert (reply.status, reply.headers["connection"]) == (200, "close")
+            assert (await kept.ask(INFER)).headers["connection"] == "close"
+            draining.cancel()
+            await asyncio.wait((draining,))
+        with pytest.raises(OSError):
+            await asyncio.open_connection("127.0.0.1", port)
