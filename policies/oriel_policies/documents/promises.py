@@ -87,7 +87,10 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issuer:
-    """Whose tokens count. jwks: a file name or an https URL; tier_claim: the claim that may name another tier."""
+    """Whose tokens count. jwks: a file name or an https URL; tier_claim: the claim that may name another tier.
+
+    key_set: the content of the file, b"" for a URL.
+    """
 
     name: str
     issuer: str
@@ -98,6 +101,7 @@ class Issuer:
     refresh_s: int
     tenant_claim: str
     tier_claim: str | None
+    key_set: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

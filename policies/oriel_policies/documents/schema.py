@@ -18,6 +18,7 @@ __all__ = [
     "ScopedLimitTable",
     "ShadowTable",
     "SplitTable",
+    "TenantLine",
     "TenantTable",
     "TierTable",
 ]
@@ -78,6 +79,12 @@ class TenantTable(_Table):
     weight: float = 1.0
     limit: LimitTable | None = None
     limits: list[ScopedLimitTable] = []
+
+
+class TenantLine(TenantTable, kw_only=True):
+    """One line of a `*.ndjson` beside the TOML documents: the same fields, and the tenant's name."""
+
+    name: str
 
 
 class IssuerTable(_Table):
