@@ -14,9 +14,10 @@ __all__ = ["admin_app"]
 
 
 def admin_app(gateway: Gateway) -> Starlette:
-    """`/health/live`, `/health/ready`, `/metrics`, `/queues`."""
+    """`/health/live`, `/health/ready`, `/metrics`, `/queues`, `/policies`."""
     registry = CollectorRegistry()
     registry.register(StatsCollector(gateway.stats, lambda: gateway.pools))
+    registry.register(gateway.documents)
 
     def ready() -> tuple[bool, str]:
         return not gateway.draining, "the gateway is shutting down" if gateway.draining else ""
@@ -39,4 +40,9 @@ def admin_app(gateway: Gateway) -> Starlette:
             }
         )
 
-    return Starlette(routes=[*health_routes(ready, registry), Route("/queues", queues)])
+    async def policies(_: Request) -> Response:
+        report = gateway.documents.report(gateway.snapshot)
+        return JSONResponse({**report, "key_sets": gateway.key_sets.report() if gateway.key_sets else []})
+
+    routes = [Route("/queues", queues), Route("/policies", policies)]
+    return Starlette(routes=[*health_routes(ready, registry), *routes])

@@ -37,6 +37,7 @@ _CODES = {
     Outcome.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
     Outcome.AMBIGUOUS_CREDENTIALS: grpc.StatusCode.INVALID_ARGUMENT,
     Outcome.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
+    Outcome.IDENTITY_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     Outcome.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     Outcome.METHOD_NOT_ALLOWED: grpc.StatusCode.UNIMPLEMENTED,
     Outcome.TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -191,7 +192,7 @@ class GrpcIngress(_GenericHandler):
     def _identify(self, caller: "_Caller", method: str) -> None:
         """identify, limit and deadline, from the metadata alone; raises Refused."""
         gateway = self._gateway
-        caller.tenant = tenant = gateway.identify(caller.credentials)
+        caller.tenant = tenant = gateway.identify(caller.credentials).tenant
         gateway.limiter.take(tenant, caller.received_s)
         if method in _OPERATOR_METHODS and "operator" not in tenant.scopes:
             raise Refused(Outcome.METHOD_NOT_ALLOWED, f"{method} is not offered here")

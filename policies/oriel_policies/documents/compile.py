@@ -91,9 +91,9 @@ def compile_documents(files: Mapping[str, bytes]) -> Snapshot:
     all_of("issuers", issuers, lambda file, path, name, item: issuer(file, path, name, item, issuers, reading.attached))
     bad_pools = reading.bad["pools"] | {name for d in documents.values() for name in d.pools} - pools.keys()
     tenants = Tenants(tiers, bad_tiers)
-    for file, name, table in reading.tenants():
+    for file, name, tenant in reading.tenants():
         try:
-            tenants.add(file, f"tenants.{name}", name, table)
+            tenants.add(file, f"tenants.{name}", name, tenant)
         except BadDocument as error:
             mistakes.found.append(error)
     names: set[str] = set()

@@ -1,0 +1,66 @@
+"""Documents to snapshot without holding the loop: a child process compiles, this process maps what it wrote."""
+
+import asyncio
+import mmap
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from oriel_policies.documents import Snapshot
+from oriel_policies.documents.packed import unpack
+from oriel_policies.errors import BadDocument
+
+__all__ = ["compile_folder"]
+
+COMPILE_TIMEOUT_S = 120.0
+_MAX_STDERR = 4096
+
+
+async def compile_folder(folder: Path) -> Snapshot:
+    """The snapshot of the documents in `folder`. Raises BadDocument, with `others` for the mistakes after the first.
+
+    Cancelled: the child is killed and nothing is left behind.
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    # Without a name: nobody else can open it, and it goes with the last map of it.
+    with tempfile.TemporaryFile(prefix="oriel-policies-") as out:
+        child = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "oriel_gateway.compile_child", str(folder)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=out,
+            stderr=asyncio.subprocess.PIPE,
+            env=environment,
+        )
+        try:
+            async with asyncio.timeout(COMPILE_TIMEOUT_S):
+                _, said = await child.communicate()
+        except TimeoutError as error:
+            raise BadDocument(folder.name, "", f"compiling took more than {COMPILE_TIMEOUT_S:g} s") from error
+        finally:
+            if child.returncode is None:
+                child.kill()
+                await child.wait()
+        if child.returncode != 0:
+            last = said[-_MAX_STDERR:].decode("utf-8", "replace").strip().rpartition("\n")[2]
+            raise BadDocument(folder.name, "", f"the compiler ended with code {child.returncode}: {last[:300]}")
+        return _read(out.fileno(), folder)
+
+
+def _read(descriptor: int, folder: Path) -> Snapshot:
+    size = os.fstat(descriptor).st_size
+    if size and os.pread(descriptor, 1, 0) == b"[":
+        mistakes = [
+            BadDocument(file, path, reason)
+            for file, path, reason in msgspec.json.decode(
+                os.pread(descriptor, size, 0), type=list[tuple[str, str, str]]
+            )
+        ]
+        mistakes[0].others = tuple(mistakes[1:])
+        raise mistakes[0]
+    try:
+        return unpack(memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)))
+    except (ValueError, msgspec.DecodeError) as error:
+        raise BadDocument(folder.name, "", "the compiler's answer cannot be read") from error
