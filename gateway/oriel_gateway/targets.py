@@ -22,7 +22,8 @@ _MODEL = re.compile(rf"/v2/models/{_NAME}(?:/versions/(?P<version>[0-9]{{1,18}})
 _ONLY_NAME = re.compile(rf"{_NAME}\Z")
 _OPERATOR = re.compile(
     r"/v2/(?:repository(?:/[A-Za-z0-9._-]{1,128})?/(?:index|models/[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}/(?:load|unload))"
-    r"|logging|trace/setting|models/stats|models/[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}/trace/setting)\Z"
+    r"|logging|trace/setting|models/stats|models/[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}/trace/setting"
+    r"|(?:system|cuda)sharedmemory(?:/region/[A-Za-z0-9_-][A-Za-z0-9._-]{0,127})?/(?:status|register|unregister))\Z"
 )
 _GET = frozenset({"GET", "HEAD"})
 _VERBS = {

@@ -113,6 +113,6 @@ tier = "p"
     assert [bad.path for bad in (caught.value, *caught.value.others)] == [
         "tiers.gold.band",
         "pools.p.endpoints",
-        "tenants.b.tier",
         "routes[1].pool",
+        "tenants.b.tier",
     ]

@@ -90,12 +90,6 @@ def compile_documents(files: Mapping[str, bytes]) -> Snapshot:
     )
     all_of("issuers", issuers, lambda file, path, name, item: issuer(file, path, name, item, issuers, reading.attached))
     bad_pools = reading.bad["pools"] | {name for d in documents.values() for name in d.pools} - pools.keys()
-    tenants = Tenants(tiers, bad_tiers)
-    for file, name, tenant in reading.tenants():
-        try:
-            tenants.add(file, f"tenants.{name}", name, tenant)
-        except BadDocument as error:
-            mistakes.found.append(error)
     names: set[str] = set()
     for file, document in documents.items():
         for number, table in enumerate(document.routes):
@@ -110,6 +104,13 @@ def compile_documents(files: Mapping[str, bytes]) -> Snapshot:
                 mistakes.found.append(BadDocument(file, "http", "defined twice"))
             ports = document.http
             http = mistakes.run(lambda file=file, ports=ports: _http(file, ports))  # type: ignore[misc]
+    asked = sum(len(document.routes) for document in documents.values())
+    tenants = Tenants(tiers, bad_tiers, names if len(routes) == asked and not reading.bad_routes else None)
+    for file, name, tenant in reading.tenants():
+        try:
+            tenants.add(file, f"tenants.{name}", name, tenant)
+        except BadDocument as error:
+            mistakes.found.append(error)
     mistakes.check()
     return Snapshot(
         tiers=tiers,

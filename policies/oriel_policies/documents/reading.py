@@ -36,6 +36,7 @@ class Reading:
         self.mistakes: list[BadDocument] = []
         self.unreadable = False  # a whole file is missing: what others say of its names cannot be judged
         self.bad: dict[str, set[str]] = {section: set() for section in _SECTIONS}
+        self.bad_routes = False
         self.documents: dict[str, DocumentTable] = {}
         self.attached = {name: data for name, data in files.items() if name.endswith(".json")}
         self._lines = {name: data for name, data in files.items() if name.endswith(".ndjson")}
@@ -85,6 +86,7 @@ class Reading:
             elif section == "routes" and isinstance(table, list):
                 (kind,) = get_args(hints[section])
                 kept[section] = [e for i, e in enumerate(table) if self._walk(file, f"routes[{i}]", e, kind)]
+                self.bad_routes |= len(kept[section]) < len(table)
             elif self._walk(file, section, table, hints[section]):
                 kept[section] = table
         if len(self.mistakes) == before:

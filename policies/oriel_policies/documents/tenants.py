@@ -1,7 +1,7 @@
 """Tables of tenants to tenants, their keys and their limits."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 
 from oriel_policies.documents.promises import Allowance, ApiKey, RateLimit, Selector, Tenant, Tier
@@ -20,9 +20,13 @@ _MAX_ITEMS = 4096
 
 
 class Tenants:
-    """The tenants of a set so far. compiled: by name; keys: by the SHA-256 of the credential."""
+    """The tenants of a set so far. compiled: by name; keys: by the SHA-256 of the credential.
 
-    def __init__(self, tiers: Mapping[str, Tier], bad_tiers: set[str]) -> None:
+    routes: the names of all routes; None when they are not known, because one of them is wrong.
+    """
+
+    def __init__(self, tiers: Mapping[str, Tier], bad_tiers: set[str], routes: Collection[str] | None) -> None:
+        self._routes = routes
         self._tiers = tiers
         self._bad_tiers = bad_tiers
         self.compiled: dict[str, Tenant] = {}
@@ -52,9 +56,9 @@ class Tenants:
         if tenant.limit is not None:
             allowances.append(_allowance(file, f"{path}.limit", "all", Selector(), tenant.limit))
         for number, limit in enumerate(tenant.limits):
-            allowance = _scoped(file, f"{path}.limits[{number}]", limit)
+            allowance = _scoped(file, f"{path}.limits[{number}]", limit, self._routes)
             if any(other.name == allowance.name for other in allowances):
-                raise BadDocument(file, f"{path}.limits[{number}]", f"there is another limit for {allowance.name}")
+                raise BadDocument(file, f"{path}.limits[{number}]", f"{allowance.name} has a limit already: join them")
             allowances.append(allowance)
         compiled = Tenant(
             name=name,
@@ -84,14 +88,20 @@ def unique(file: str, path: str, name: str, known: Mapping[str, object]) -> None
         raise BadDocument(file, path, "defined twice")
 
 
-def _scoped(file: str, path: str, limit: ScopedLimitTable) -> Allowance:
-    if (limit.model is None) == (limit.service is None):
-        raise BadDocument(file, path, "a scoped limit names either a model or a service; for all calls use `limit`")
-    pattern = limit.model if limit.model is not None else limit.service
-    assert pattern is not None
-    check_pattern(file, path, pattern)
-    name = f"{'model' if limit.model is not None else 'service'}:{pattern}"
-    return _allowance(file, path, name, Selector(model=limit.model, service=limit.service), limit)
+def _scoped(file: str, path: str, limit: ScopedLimitTable, routes: Collection[str] | None) -> Allowance:
+    scopes = {"model": limit.model, "service": limit.service, "route": limit.route}
+    named = [(scope, pattern) for scope, pattern in scopes.items() if pattern is not None]
+    if len(named) != 1:
+        raise BadDocument(
+            file, path, "a scoped limit names one model, one service or one route; for all calls use `limit`"
+        )
+    ((scope, pattern),) = named
+    if scope != "route":
+        check_pattern(file, path, pattern)
+    elif routes is not None and pattern not in routes:
+        raise BadDocument(file, f"{path}.route", f"no route is named {pattern!r}{nearest(pattern, set(routes))}")
+    selector = Selector(model=limit.model, service=limit.service, route=limit.route)
+    return _allowance(file, path, f"{scope}:{pattern}", selector, limit)
 
 
 def _allowance(file: str, path: str, name: str, selector: Selector, limit: LimitTable) -> Allowance:
