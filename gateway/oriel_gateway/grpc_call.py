@@ -215,7 +215,7 @@ class GrpcCall:
         onward = [
             (key, value)
             for key, value in self._metadata.items()
-            if key not in _DROPPED and not key.startswith("grpc-") and not key[:8].replace("_", "-") == "x-oriel-"
+            if key not in _DROPPED and not key.startswith("grpc-") and key[:8].replace("_", "-") != "x-oriel-"
         ]
         onward += [
             ("x-request-id", mark.request_id),

@@ -118,4 +118,4 @@ def test_a_bad_document_is_named_with_path_and_reason(capsys: pytest.CaptureFixt
 
 def test_a_folder_without_documents_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, line = refused(capsys, "policies", "check", str(tmp_path))
-    assert code == 1 and "no *.toml documents" in line
+    assert code == 1 and "holds no .toml document" in line

@@ -92,7 +92,8 @@ def compile_documents(files: Mapping[str, bytes]) -> Snapshot:
     bad_pools = reading.bad["pools"] | {name for d in documents.values() for name in d.pools} - pools.keys()
     names: set[str] = set()
     for file, document in documents.items():
-        for number, table in enumerate(document.routes):
+        numbers = reading.route_numbers.get(file) or range(len(document.routes))
+        for number, table in zip(numbers, document.routes, strict=True):
             path = f"routes[{number}]"
             route = mistakes.run(
                 lambda file=file, path=path, table=table: _route(file, path, table, pools, bad_pools, names)  # type: ignore[misc]
@@ -104,8 +105,8 @@ def compile_documents(files: Mapping[str, bytes]) -> Snapshot:
                 mistakes.found.append(BadDocument(file, "http", "defined twice"))
             ports = document.http
             http = mistakes.run(lambda file=file, ports=ports: _http(file, ports))  # type: ignore[misc]
-    asked = sum(len(document.routes) for document in documents.values())
-    tenants = Tenants(tiers, bad_tiers, names if len(routes) == asked and not reading.bad_routes else None)
+    whole = len(routes) == sum(len(d.routes) for d in documents.values()) and not reading.route_numbers
+    tenants = Tenants(tiers, bad_tiers, names if whole else None)
     for file, name, tenant in reading.tenants():
         try:
             tenants.add(file, f"tenants.{name}", name, tenant)

@@ -36,7 +36,7 @@ class Reading:
         self.mistakes: list[BadDocument] = []
         self.unreadable = False  # a whole file is missing: what others say of its names cannot be judged
         self.bad: dict[str, set[str]] = {section: set() for section in _SECTIONS}
-        self.bad_routes = False
+        self.route_numbers: dict[str, list[int]] = {}  # of the routes that are left, where some had a mistake
         self.documents: dict[str, DocumentTable] = {}
         self.attached = {name: data for name, data in files.items() if name.endswith(".json")}
         self._lines = {name: data for name, data in files.items() if name.endswith(".ndjson")}
@@ -85,8 +85,9 @@ class Reading:
                 self.bad[section] |= table.keys() - kept[section].keys()
             elif section == "routes" and isinstance(table, list):
                 (kind,) = get_args(hints[section])
-                kept[section] = [e for i, e in enumerate(table) if self._walk(file, f"routes[{i}]", e, kind)]
-                self.bad_routes |= len(kept[section]) < len(table)
+                good = {i: e for i, e in enumerate(table) if self._walk(file, f"routes[{i}]", e, kind)}
+                kept[section] = list(good.values())
+                self.route_numbers[file] = list(good)
             elif self._walk(file, section, table, hints[section]):
                 kept[section] = table
         if len(self.mistakes) == before:
