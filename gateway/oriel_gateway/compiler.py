@@ -3,9 +3,11 @@
 import asyncio
 import mmap
 import os
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -24,29 +26,31 @@ async def compile_folder(folder: Path) -> Snapshot:
 
     Cancelled: the child is killed and nothing is left behind.
     """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     # Without a name: nobody else can open it, and it goes with the last map of it.
     with tempfile.TemporaryFile(prefix="oriel-policies-") as out:
-        child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "oriel_gateway.compile_child", str(folder)),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=out,
-            stderr=asyncio.subprocess.PIPE,
-            env=environment,
-        )
+        # From a thread: asyncio forks on the loop, which stands still while a large process is copied.
+        child = await asyncio.to_thread(_start, folder, out)
         try:
-            async with asyncio.timeout(COMPILE_TIMEOUT_S):
-                _, said = await child.communicate()
-        except TimeoutError as error:
+            _, said = await asyncio.to_thread(child.communicate, timeout=COMPILE_TIMEOUT_S)
+        except subprocess.TimeoutExpired as error:
             raise BadDocument(folder.name, "", f"compiling took more than {COMPILE_TIMEOUT_S:g} s") from error
         finally:
-            if child.returncode is None:
-                child.kill()
-                await child.wait()
+            child.kill()  # nothing if it has ended
         if child.returncode != 0:
             last = said[-_MAX_STDERR:].decode("utf-8", "replace").strip().rpartition("\n")[2]
             raise BadDocument(folder.name, "", f"the compiler ended with code {child.returncode}: {last[:300]}")
         return _read(out.fileno(), folder)
+
+
+def _start(folder: Path, out: IO[bytes]) -> "subprocess.Popen[bytes]":
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "oriel_gateway.compile_child", str(folder)],
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=subprocess.PIPE,
+        env=environment,
+    )
 
 
 def _read(descriptor: int, folder: Path) -> Snapshot:
