@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -67,12 +67,15 @@ class Backend(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic 
 
 
 @asynccontextmanager
-async def stack(backend: Backend, **more: int) -> AsyncIterator[tuple[str, Gateway]]:
+async def stack(
+    backend: Backend, *, files: Callable[[int], dict[str, bytes]] | None = None, **more: int
+) -> AsyncIterator[tuple[str, Gateway]]:
     server = aio.server()
     server.add_generic_rpc_handlers((backend,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    core = Gateway(compile_documents(documents([port], **more)), limiter=EmbeddedLimiter(), sink=ListSink())
+    set_of = files(port) if files else documents([port], **more)
+    core = Gateway(compile_documents(set_of), limiter=EmbeddedLimiter(), sink=ListSink())
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
     ingress = await serve_grpc(core, sock)
