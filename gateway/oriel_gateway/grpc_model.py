@@ -18,7 +18,7 @@ MAX_FIELDS = 4096
 MAX_PEEK = 64 * 1024
 _NAME_TAG, _VERSION_TAG, _PARAMETERS_TAG = 0x0A, 0x12, 0x22
 _KEY_TAG, _VALUE_TAG = 0x0A, 0x12
-_INT64_TAG, _UINT64_TAG = 0x10, 0x30  # of `InferParameter`; which one is tritonclient's choice
+_INT64_TAG, _UINT64_TAG = 0x10, 0x28  # of `InferParameter`; which one is tritonclient's choice
 
 
 def peek_model(message: bytes) -> tuple[str, str]:
