@@ -1,6 +1,6 @@
 """Which documents are in force, and what is wrong with those on disk: for the admin port and for metrics."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import time
 from typing import Any
 
@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from oriel_policies.documents import Snapshot
 from oriel_policies.errors import BadDocument
 
-__all__ = ["DocumentsInForce"]
+__all__ = ["DocumentsInForce", "TokensReport"]
 
 
 class DocumentsInForce(Collector):
@@ -71,3 +71,28 @@ class DocumentsInForce(Collector):
             "When the documents in force were adopted.",
             value=self.adopted_at,
         )
+
+
+class TokensReport(Collector):
+    """Tokens that were refused, by why, and the keys of every issuer. key_sets: see `KeySets.report`."""
+
+    def __init__(self, refused: Mapping[str, int], key_sets: Callable[[], list[dict[str, Any]]]) -> None:
+        self._refused = refused
+        self._key_sets = key_sets
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        refused = CounterMetricFamily("oriel_gateway_tokens_refused", "Tokens refused, by why.", labels=["reason"])
+        for reason, count in list(self._refused.items()):
+            refused.add_metric([reason], count)
+        keys = GaugeMetricFamily("oriel_gateway_issuer_keys", "Usable public keys of an issuer.", labels=["issuer"])
+        age = GaugeMetricFamily(
+            "oriel_gateway_issuer_keys_age_seconds", "Time since an issuer's keys were read.", labels=["issuer"]
+        )
+        for known in self._key_sets():
+            keys.add_metric([known["issuer"]], known["keys"])
+            if known["age_s"] is not None:
+                age.add_metric([known["issuer"]], known["age_s"])
+        yield from (refused, keys, age)
