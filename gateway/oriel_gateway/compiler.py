@@ -17,6 +17,7 @@ from oriel_policies.errors import BadDocument
 
 __all__ = ["compile_folder"]
 
+CHILD = "oriel_gateway.compile_child"
 COMPILE_TIMEOUT_S = 120.0
 _MAX_STDERR = 4096
 
@@ -33,9 +34,11 @@ async def compile_folder(folder: Path) -> Snapshot:
         try:
             _, said = await asyncio.to_thread(child.communicate, timeout=COMPILE_TIMEOUT_S)
         except subprocess.TimeoutExpired as error:
+            child.kill()
+            await asyncio.to_thread(child.communicate)
             raise BadDocument(folder.name, "", f"compiling took more than {COMPILE_TIMEOUT_S:g} s") from error
         finally:
-            child.kill()  # nothing if it has ended
+            child.kill()  # nothing if it has ended; the thread that waits for it buries it
         if child.returncode != 0:
             last = said[-_MAX_STDERR:].decode("utf-8", "replace").strip().rpartition("\n")[2]
             raise BadDocument(folder.name, "", f"the compiler ended with code {child.returncode}: {last[:300]}")
@@ -45,7 +48,7 @@ async def compile_folder(folder: Path) -> Snapshot:
 def _start(folder: Path, out: IO[bytes]) -> "subprocess.Popen[bytes]":
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "oriel_gateway.compile_child", str(folder)],
+        [sys.executable, "-P", "-m", CHILD, str(folder)],
         stdin=subprocess.DEVNULL,
         stdout=out,
         stderr=subprocess.PIPE,

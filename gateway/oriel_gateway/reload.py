@@ -56,10 +56,11 @@ class Reloader:
 
     async def look(self) -> None:
         """One look: adopt what is new and good, name what is new and bad; close pools that have run empty."""
+        asked = self._asked.is_set()
+        self._asked.clear()
         stamp = await asyncio.to_thread(self._source.stamp)
-        if stamp != self._seen or self._asked.is_set():
+        if asked or stamp != self._seen:
             # A file written while it is compiled gets another stamp, and the next look compiles again.
-            self._asked.clear()
             self._seen = stamp
             await self._reload()
         await self._gateway.close_left_pools()

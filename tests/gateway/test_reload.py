@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from oriel_gateway import compiler
 from oriel_gateway.admin import admin_app
 from oriel_gateway.compiler import compile_folder
 from oriel_gateway.core import Gateway
@@ -250,3 +251,66 @@ async def test_documents_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(BadDocument, match="larger than"):
         await compile_folder(tmp_path)
     assert FolderSource(tmp_path / "missing").stamp() == ()
+
+
+async def test_too_many_documents_are_refused(tmp_path: Path) -> None:
+    for number in range(257):
+        (tmp_path / f"{number}.toml").touch()
+    with pytest.raises(BadDocument, match="more than 256 documents"):
+        await compile_folder(tmp_path)
+
+
+async def test_a_compiler_that_hangs_or_dies_is_named_and_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, documents([1]))
+    monkeypatch.setattr(compiler, "COMPILE_TIMEOUT_S", 0.001)
+    with pytest.raises(BadDocument, match="took more than"):
+        await compile_folder(tmp_path)
+    monkeypatch.undo()
+    monkeypatch.setattr(compiler, "CHILD", "oriel_gateway.no_such_module")
+    with pytest.raises(BadDocument, match="ended with code 1: .*No module named"):
+        await compile_folder(tmp_path)
+    monkeypatch.setattr(compiler, "CHILD", "this")  # writes something else
+    with pytest.raises(BadDocument, match="cannot be read"):
+        await compile_folder(tmp_path)
+
+
+async def test_reloading_that_is_cancelled_leaves_no_process(tmp_path: Path) -> None:
+    write(tmp_path, documents([1]))
+    started = asyncio.ensure_future(compile_folder(tmp_path))
+    await asyncio.sleep(0.02)
+    started.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await started
+    assert (await compile_folder(tmp_path)).tenants["g"].name == "g"
+
+
+async def test_only_some_of_many_mistakes_are_logged(
+    up: Upstream, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with watched(tmp_path, documents([up.port])) as (_, core, reloader):
+        wrong = "".join(f"[tiers.t{number}]\nband = 999\ntarget_ms = 1\n" for number in range(300))
+        write(tmp_path, {"wrong.toml": wrong.encode()})
+        await reloader.look()
+        assert len(core.documents.mistakes) == 100
+        errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+        assert len(errors) == 11 and errors[-1].startswith("and 90 more mistakes")
+
+
+async def test_a_source_that_fails_does_not_end_the_watching(up: Upstream, caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(FolderSource):
+        looks = 0
+
+        def stamp(self) -> tuple[tuple[str, int, int, int], ...]:
+            self.looks += 1
+            raise RuntimeError("a bug")
+
+    source = Broken(Path("nowhere"))
+    async with gateway(documents([up.port])) as (_, core):
+        reloader = Reloader(core, source, lambda: compile_folder(Path("nowhere")), seen=())
+        running = asyncio.ensure_future(reloader.run())
+        for looks in (1, 2):
+            reloader.ask()
+            await settle(lambda looks=looks: source.looks >= looks)  # type: ignore[misc]
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert "looking for new policies failed" in caplog.text

@@ -277,3 +277,17 @@ def test_no_mistake_repeats_what_may_be_a_secret() -> None:
         with pytest.raises(BadDocument) as caught:
             compile_documents({"x.toml": text})
         assert "oriel_secret" not in str(caught.value)
+
+
+def test_lines_patterns_and_the_mistakes_that_are_named_are_bounded() -> None:
+    long = b'{"name": "u", "tier": "gold", "models": ["%s"]}' % (b"x" * 1_100_000)
+    with pytest.raises(BadDocument, match=r"more\.ndjson:1: .*longer than 1048576 bytes"):
+        compile_documents({"a.toml": GOOD, "more.ndjson": long})
+    many = ", ".join(['"m"'] * 4097)
+    for field in ("models", "services"):
+        line = f'{{"name": "u", "tier": "gold", "{field}": [{many}]}}'.encode()
+        with pytest.raises(BadDocument, match=f"tenants.u.{field}: at most 4096 patterns"):
+            compile_documents({"a.toml": GOOD, "more.ndjson": line})
+    with pytest.raises(BadDocument) as caught:
+        compile_documents({"a.toml": GOOD, "more.ndjson": b"{\n" * 5000})
+    assert len(caught.value.others) == 99
