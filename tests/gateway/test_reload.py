@@ -314,3 +314,51 @@ async def test_a_source_that_fails_does_not_end_the_watching(up: Upstream, caplo
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         assert "looking for new policies failed" in caplog.text
+
+
+async def test_no_call_is_lost_while_documents_change_all_the_time(up: Upstream) -> None:
+    """Pools that come, go and change, other keys, other limits: every call is answered, and everything given back."""
+
+    async def answer(seen: Seen) -> bytes:
+        await asyncio.sleep(0.002)
+        return await up.ok(seen)
+
+    up.answer = answer
+    files = documents([up.port], max_inflight=3)
+    other = files["all.toml"].replace(b"[pools.p]", b"[pools.q]").replace(b'pool = "p"', b'pool = "q"')
+    sets = [
+        compile_documents(each)
+        for each in (
+            files,
+            {"all.toml": other},
+            documents([up.port], max_inflight=1),
+            documents([up.port], max_inflight=5, extra='[tenants.more]\ntier = "gold"\n'),
+            changed(files, digest(BRONZE), digest("new")),
+        )
+    ]
+    statuses: list[int] = []
+    async with gateway(files) as (port, core):
+
+        async def caller(key: str) -> None:
+            client = await Client(port).__aenter__()
+            for _ in range(40):
+                reply = await client.ask(INFER, b"x" * 100, key=key)
+                statuses.append(reply.status)
+                if reply.headers.get("connection") == "close":  # too many refused keys in a row
+                    assert reply.status == 401
+                    client.writer.close()
+                    client = await Client(port).__aenter__()
+            client.writer.close()
+
+        callers = asyncio.gather(*(caller(key) for key in (GOLD, BRONZE) * 4))
+        number = 0
+        while not callers.done():
+            number += 1
+            core.adopt(sets[number % len(sets)])
+            await core.close_left_pools()
+            await asyncio.sleep(0.003)
+        await callers
+        await settle(lambda: all(gate.unused for gate in (*core.pools.values(), *core.left_pools)))
+        await core.close_left_pools()
+        assert core.left_pools == [] and number > 5
+    assert len(statuses) == 320 and set(statuses) == {200, 401} and statuses.count(401) < 160

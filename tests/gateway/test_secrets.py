@@ -20,7 +20,7 @@ import httpx
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from .stack import Client, digest, documents, upstream
+from .stack import Client, Upstream, digest, documents, upstream
 from .test_ingress_grpc import infer
 from .test_ingress_http import INFER
 from .tokens import issuer_table, jwk, key_set, token
@@ -42,7 +42,7 @@ def free_ports(count: int) -> list[int]:
 
 @contextmanager
 def collector() -> Iterator[tuple[str, list[bytes]]]:
-    """An OTLP collector that keeps what it gets, decompressed."""
+    """An OTLP collector that keeps what it gets, decompressed; to a GET it answers as an issuer of tokens."""
     got: list[bytes] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -52,6 +52,13 @@ def collector() -> Iterator[tuple[str, list[bytes]]]:
             self.send_response(200)
             self.send_header("content-length", "0")
             self.end_headers()
+
+        def do_GET(self) -> None:
+            keys = key_set(jwk("ES256"))
+            self.send_response(200)
+            self.send_header("content-length", str(len(keys)))
+            self.end_headers()
+            self.wfile.write(keys)
 
         def log_message(self, *_: object) -> None:
             pass
@@ -108,36 +115,41 @@ def written(folder: Path, files: dict[str, bytes]) -> None:
 
 async def test_nothing_a_busy_gateway_writes_holds_a_secret(tmp_path: Path) -> None:
     async with upstream() as up:
-        extra = (
-            f'[tenants.r]\ntier = "gold"\nmodels = ["*"]\nkeys = [{{ sha256 = "{digest(REVOKED)}", name = "old" }}]\n'
-        )
-        text = documents([up.port], extra=extra + issuer_table())["all.toml"]
-        text = text.replace(digest("key-gold").encode(), digest(GOLD).encode())
-        written(tmp_path, {"all.toml": text, "keys.json": key_set(jwk("ES256"))})
-        good, bad = token(), token(number=1)
-        secrets = [GOLD, REVOKED, WRONG, PASTED, QUERY, PROXY, good, bad]
-        answers: list[bytes] = []
         with collector() as (endpoint, spans):
-            settings = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "ORIEL_LOG_LEVEL": "DEBUG"}
-            async with running(tmp_path, **settings) as it:
-                answers += await busy(it, good, bad)
-                await revoke(it, tmp_path, text)
-                answers += await bad_documents(it, tmp_path, text)
-                command = Path(f"/proc/{it.process.pid}/cmdline").read_bytes()
-        assert it.process.returncode == 0, it.wrote
-        assert b"gateway.request" in b"".join(spans), "no span came: nothing was proven"
-        assert b"not usable" in it.wrote, "no log line came: nothing was proven"
-        everything = b"\n".join([it.wrote, command, *spans, *answers])
-        assert [secret for secret in secrets if secret.encode() in everything] == []
-        upstreams = "".join(seen.head for seen in up.seen)
-        # The query is the client's own message to the upstream; its credentials are not.
-        assert [secret for secret in secrets if secret in upstreams] == [QUERY]
+            await search(up, tmp_path, endpoint, spans)
+
+
+async def search(up: Upstream, tmp_path: Path, endpoint: str, spans: list[bytes]) -> None:
+    extra = f'[tenants.r]\ntier = "gold"\nmodels = ["*"]\nkeys = [{{ sha256 = "{digest(REVOKED)}", name = "old" }}]\n'
+    text = documents([up.port], extra=extra + issuer_table(f"{endpoint}/keys"))["all.toml"]
+    text = text.replace(digest("key-gold").encode(), digest(GOLD).encode())
+    written(tmp_path, {"all.toml": text})
+    good, bad = token(), token(number=1)
+    secrets = [GOLD, REVOKED, WRONG, PASTED, QUERY, PROXY, good, bad]
+    answers: list[bytes] = []
+    settings = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "ORIEL_LOG_LEVEL": "DEBUG"}
+    async with running(tmp_path, **settings) as it:
+        answers += await busy(it, good, bad)
+        await revoke(it, tmp_path, text)
+        answers += await bad_documents(it, tmp_path, text)
+        command = Path(f"/proc/{it.process.pid}/cmdline").read_bytes()
+    assert it.process.returncode == 0, it.wrote
+    assert b"gateway.request" in b"".join(spans), "no span came: nothing was proven"
+    assert b"not usable" in it.wrote, "no log line came: nothing was proven"
+    everything = b"\n".join([it.wrote, command, *spans, *answers])
+    assert [secret for secret in secrets if secret.encode() in everything] == []
+    upstreams = "".join(seen.head for seen in up.seen)
+    # The query is the client's own message to the upstream; its credentials are not.
+    assert [secret for secret in secrets if secret in upstreams] == [QUERY]
 
 
 async def busy(it: Running, good: str, bad: str) -> list[bytes]:
     """Calls of every kind, served and refused; what they were answered."""
     answers: list[bytes] = []
     async with Client(it.http) as client:
+        async with asyncio.timeout(20):  # until the issuer's keys are here
+            while (await client.ask(INFER, key=good)).status == 503:
+                await asyncio.sleep(0.01)
         for key in (GOLD, REVOKED, good, GOLD, GOLD, GOLD):
             reply = await client.ask(f"{INFER}?api_key={QUERY}", key=key, headers=f"proxy-authorization: {PROXY}\r\n")
             assert reply.status == 200, reply.body
