@@ -5,6 +5,7 @@ InferenceError              one request cannot be answered; carries an Outcome a
 ├── RequestTooLarge         its body, decompressed, passes the limit
 ├── UnknownModel            no such model or version
 ├── ModelNotReady           known, but it does not serve
+│   └── NoVersion           nor will it before someone loads it, or mends what failed to load
 ├── NotSupported            this server does not do that
 ├── QueueFull               never entered the queue, or displaced by a more urgent call
 ├── QueueTimeout            the model's own queue policy gave up on it
@@ -38,6 +39,7 @@ __all__ = [
     "LoadRefused",
     "ModelError",
     "ModelNotReady",
+    "NoVersion",
     "NotSupported",
     "Outcome",
     "QueueFull",
@@ -61,6 +63,7 @@ class Outcome(Enum):
     WRONG_METHOD = "method_not_allowed"
     UNKNOWN_MODEL = "unknown_model"
     NOT_READY = "model_not_ready"
+    NO_VERSION = "no_available_version"
     NOT_SUPPORTED = "not_supported"
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
@@ -110,6 +113,12 @@ class ModelNotReady(InferenceError):
     """The model exists but cannot serve now."""
 
     outcome = Outcome.NOT_READY
+
+
+class NoVersion(ModelNotReady):
+    """The model exists, but no version of it is loaded or on its way."""
+
+    outcome = Outcome.NO_VERSION
 
 
 class NotSupported(InferenceError):

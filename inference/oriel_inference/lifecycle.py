@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from oriel_inference.backends import Session, takes_requests
 from oriel_inference.batching.scheduler import Scheduler
-from oriel_inference.errors import ModelNotReady, UnknownModel
+from oriel_inference.errors import ModelNotReady, NoVersion, UnknownModel
 from oriel_inference.fitting import RequestFitter
 from oriel_inference.model import ModelSpec, ModelState, is_version
 from oriel_wire.v2.datatypes import quoted
@@ -146,7 +146,7 @@ class Catalog:
         return (name, "") in self._by_request
 
     def get(self, name: str, version: str = "") -> ServingModel:
-        """The version asked for, the latest one by default. Raises UnknownModel or ModelNotReady."""
+        """The version asked for, the latest one by default. Raises UnknownModel, NoVersion or ModelNotReady."""
         found = self._by_request.get((name, version))
         if found is not None:
             return found
@@ -157,6 +157,10 @@ class Catalog:
             raise UnknownModel(f"unknown model: {quoted(name)} is not found")
         if not version:
             needed = next((entry.needs for entry in entries.values() if entry.needs), "")
+            states = [entry.state for entry in entries.values()]
+            states += [ModelState.UNLOADING for each in self.leaving if each.spec.name == name]
+            if not needed and all(state is ModelState.UNAVAILABLE for state in states):
+                raise NoVersion(f"model {quoted(name)} has no available version: the repository index says why")
             lacks = f": it needs model {quoted(needed)}, which is not ready" if needed else ""
             raise ModelNotReady(f"model {quoted(name)} has no version that is ready{lacks}")
         if is_version(version) and int(version) in entries:

@@ -279,7 +279,7 @@ async def test_a_part_that_changes_its_shape_takes_the_ensemble_out_until_it_fit
         models.put(tmp_path, "b", models.double(("n", 5)), PART.replace("dims: [ 4 ]", "dims: [ 5 ]"), 2)
         reason = await until(served, "UNAVAILABLE")
         assert "tensor 't' is [-1, 4] as output 'y' of 'a' but [-1, 5] as input 'x' of 'b'" in reason
-        assert (await infer(served))[0] == 503
+        assert (await infer(served))[0] == 404
         shutil.rmtree(folder)
         part(tmp_path, "b", 5)
         await until(served, "READY")

@@ -28,6 +28,7 @@ _STATUSES: dict[Outcome, tuple[int, StatusCode]] = {
     Outcome.WRONG_METHOD: (405, StatusCode.UNIMPLEMENTED),
     Outcome.UNKNOWN_MODEL: (404, StatusCode.NOT_FOUND),
     Outcome.NOT_READY: (503, StatusCode.UNAVAILABLE),
+    Outcome.NO_VERSION: (404, StatusCode.NOT_FOUND),
     Outcome.NOT_SUPPORTED: (501, StatusCode.UNIMPLEMENTED),
     Outcome.QUEUE_FULL: (503, StatusCode.UNAVAILABLE),
     Outcome.QUEUE_TIMEOUT: (503, StatusCode.UNAVAILABLE),
