@@ -27,10 +27,16 @@ async def compile_folder(folder: Path) -> Snapshot:
 
     Cancelled: the child is killed and nothing is left behind.
     """
-    # Without a name: nobody else can open it, and it goes with the last map of it.
-    with tempfile.TemporaryFile(prefix="oriel-policies-") as out:
-        # From a thread: asyncio forks on the loop, which stands still while a large process is copied.
-        child = await asyncio.to_thread(_start, folder, out)
+    try:
+        out = _unnamed_file()
+    except OSError as error:
+        raise BadDocument(folder.name, "", f"there is no place to compile to: {error.strerror}") from error
+    with out:
+        try:
+            # From a thread: asyncio forks on the loop, which stands still while a large process is copied.
+            child = await asyncio.to_thread(_start, folder, out)
+        except OSError as error:
+            raise BadDocument(folder.name, "", f"the compiler cannot be started: {error.strerror}") from error
         try:
             _, said = await asyncio.to_thread(child.communicate, timeout=COMPILE_TIMEOUT_S)
         except subprocess.TimeoutExpired as error:
@@ -43,6 +49,17 @@ async def compile_folder(folder: Path) -> Snapshot:
             last = said[-_MAX_STDERR:].decode("utf-8", "replace").strip().rpartition("\n")[2]
             raise BadDocument(folder.name, "", f"the compiler ended with code {child.returncode}: {last[:300]}")
         return _read(out.fileno(), folder)
+
+
+def _unnamed_file() -> IO[bytes]:
+    """Nobody else can open it, and it goes with the last map of it."""
+    try:
+        return tempfile.TemporaryFile(prefix="oriel-policies-")
+    except OSError:
+        # A container whose file system is read-only. In memory it is not given back under pressure.
+        if not hasattr(os, "memfd_create"):
+            raise
+        return os.fdopen(os.memfd_create("oriel-policies"), "w+b")
 
 
 def _start(folder: Path, out: IO[bytes]) -> "subprocess.Popen[bytes]":

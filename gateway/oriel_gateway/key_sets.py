@@ -104,8 +104,9 @@ class KeySets:
             due = [known for known in remote if known.next_s <= now]
             if due:
                 if client is None:
-                    # Loading the certificates of a TLS context takes longer than a loop may stand still.
-                    client = await asyncio.to_thread(_client)
+                    client = await self._open(due)
+                    if client is None:
+                        continue
                 await asyncio.gather(*[self._refresh(client, known) for known in due])
                 continue
             wait_s = min((known.next_s for known in remote), default=now + _IDLE_S) - now
@@ -114,6 +115,15 @@ class KeySets:
                     await self._wake.wait()
             except TimeoutError:
                 pass
+
+    async def _open(self, due: list[_Known]) -> httpx.AsyncClient | None:
+        try:
+            # Loading the certificates of a TLS context takes longer than a loop may stand still.
+            return await asyncio.to_thread(_client)
+        except (OSError, ValueError) as error:  # SSL_CERT_FILE or a proxy of the environment that is none
+            for known in due:
+                self._failed(known, f"the certificates or the proxy of this machine cannot be used: {error}"[:200])
+            return None
 
     async def _refresh(self, client: httpx.AsyncClient, known: _Known) -> None:
         issuer = known.issuer

@@ -199,3 +199,18 @@ async def test_a_token_for_an_issuer_without_keys_says_so() -> None:
     with pytest.raises(Refused) as caught:
         core.identify([("authorization", f"Bearer {token()}")])
     assert caught.value.outcome is Outcome.IDENTITY_UNAVAILABLE and caught.value.retry_after_s == 1
+
+
+async def test_certificates_that_cannot_be_read_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> httpx.AsyncClient:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(module, "_client", broken)
+    sets, issuer = KeySets(lambda: None), the_issuer()
+    sets.adopt([issuer])
+    running = asyncio.ensure_future(sets.run())
+    while not sets.report()[0]["error"]:
+        await asyncio.sleep(0.001)
+    assert "certificates" in sets.report()[0]["error"] and not running.done()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)

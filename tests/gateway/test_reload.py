@@ -362,3 +362,20 @@ async def test_no_call_is_lost_while_documents_change_all_the_time(up: Upstream)
         await core.close_left_pools()
         assert core.left_pools == [] and number > 5
     assert len(statuses) == 320 and set(statuses) == {200, 401} and statuses.count(401) < 160
+
+
+async def test_compiling_needs_no_place_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    write(tmp_path, documents([1]))
+    monkeypatch.setattr(compiler.tempfile, "TemporaryFile", full)
+    if hasattr(os, "memfd_create"):
+        assert len((await compile_folder(tmp_path)).tenants) == 3
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    with pytest.raises(BadDocument, match="no place to compile to: Read-only"):
+        await compile_folder(tmp_path)
+    monkeypatch.undo()
+    monkeypatch.setattr(compiler.sys, "executable", str(tmp_path / "missing"))
+    with pytest.raises(BadDocument, match="cannot be started: No such file"):
+        await compile_folder(tmp_path)

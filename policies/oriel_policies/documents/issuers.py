@@ -46,6 +46,8 @@ def issuer(
         url = urlsplit(table.jwks)
         if url.scheme != "https" and not (url.scheme == "http" and url.hostname in ("127.0.0.1", "::1", "localhost")):
             raise BadDocument(file, f"{path}.jwks", "a URL has to be https (http only on this machine)")
+        if "@" in url.netloc:
+            raise BadDocument(file, f"{path}.jwks", "a URL with a password would be in logs: public keys need none")
         key_set = b""
     elif "/" in table.jwks or table.jwks.startswith(".") or not table.jwks.endswith(".json"):
         raise BadDocument(file, f"{path}.jwks", 'a file lies beside the documents: only its name, such as "keys.json"')

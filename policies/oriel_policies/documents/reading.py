@@ -24,8 +24,8 @@ _SECTIONS = ("tiers", "tenants", "issuers", "pools")
 
 def nearest(name: str, known: Mapping[str, object] | set[str]) -> str:
     """ ", did you mean 'x'?", or nothing when no known name is near."""
-    # difflib compares with every known name: not with a hundred thousand of them.
-    near = get_close_matches(name, sorted(known), n=1, cutoff=0.6) if len(known) <= 5000 else []
+    # difflib compares with every known name, letter by letter: not with thousands, nor with a page of text.
+    near = get_close_matches(name, sorted(known), n=1, cutoff=0.6) if len(known) <= 500 and len(name) <= 128 else []
     return f", did you mean {near[0]!r}?" if near else ""
 
 

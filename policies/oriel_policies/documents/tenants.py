@@ -16,7 +16,7 @@ _PATTERN = re.compile(r"[A-Za-z0-9._*-]{1,128}\Z")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _SCOPES = {"operator"}
 _MAX_COUNT = 10**12
-_MAX_ITEMS = 4096
+_MAX_PATTERNS = 8192  # those of models travel to logic servers in a header
 
 
 class Tenants:
@@ -45,8 +45,8 @@ class Tenants:
             raise BadDocument(file, f"{path}.weight", "a weight is 0.001 to 1000")
         for field in ("models", "services"):
             patterns = getattr(tenant, field)
-            if len(patterns) > _MAX_ITEMS:
-                raise BadDocument(file, f"{path}.{field}", f"at most {_MAX_ITEMS} patterns")
+            if sum(map(len, patterns)) > _MAX_PATTERNS:
+                raise BadDocument(file, f"{path}.{field}", f"at most {_MAX_PATTERNS} characters in all patterns: use *")
             for pattern in patterns:
                 check_pattern(file, f"{path}.{field}", pattern)
         for scope in tenant.scopes:
