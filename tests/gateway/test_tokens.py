@@ -7,14 +7,18 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jwt.algorithms import RSAAlgorithm
 from tritonclient.utils import InferenceServerException
 
 from oriel_gateway import tokens as tokens_module
 from oriel_gateway.core import Gateway
 from oriel_gateway.explain_token import explain_token
+from oriel_gateway.key_sets import KeySets
 from oriel_gateway.limiter import EmbeddedLimiter
 from oriel_gateway.public_keys import parse_key_set
+from oriel_gateway.tokens import Tokens
 from oriel_policies.documents import compile_documents
 from oriel_wire.trace import ListSink
 
@@ -235,3 +239,44 @@ def test_explain_knows_tokens() -> None:
     assert found is not None and found.tenant.name == "g" and found.name == "token of login"
     assert explain_token(snapshot, token(aud="x"), b"1") == (None, "it is for another audience")
     assert AUDIENCE == "oriel"
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=6)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=4), inner, max_size=3)),
+    max_leaves=6,
+)
+PART = st.one_of(st.text(max_size=20), JSON.map(lambda value: b64(json.dumps(value).encode())))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.dictionaries(st.sampled_from(["alg", "kid", "typ", "crit", "b64", "jwk"]), JSON, max_size=4),
+    st.dictionaries(st.sampled_from(["iss", "aud", "exp", "nbf", "iat", "tenant", "jti", "sub"]), JSON, max_size=6),
+    st.booleans(),
+    PART,
+)
+def test_whatever_is_sent_as_a_token_is_refused(
+    header: dict[str, Any], payload: dict[str, Any], signed: bool, rest: str
+) -> None:
+    """Also with a true signature: what an issuer signs may be nonsense, and must not be more than a refusal."""
+    from oriel_gateway.errors import Refused
+    from oriel_gateway.identity import identify
+
+    if signed:
+        header = {**header, "alg": "EdDSA", "kid": "EdDSA-0"}
+        header.pop("crit", None)
+        payload = {"iss": "https://login.example", "aud": "oriel", "exp": NOW + 300, "tenant": "g", **payload}
+    body = f"{b64(json.dumps(header).encode())}.{b64(json.dumps(payload).encode())}"
+    text = f"{body}.{b64(private('EdDSA').sign(body.encode()))}" if signed else f"{body}.{rest}"
+    try:
+        key = identify([("authorization", f"Bearer {text}")], SNAPSHOT, Tokens(SNAPSHOT, KEYS, {}))
+    except Refused as refused:
+        assert refused.outcome.value == "unauthenticated"
+    else:
+        assert signed and key.tenant.name in ("g", "b", "limited") and key.expires_at is not None
+
+
+SNAPSHOT = compile_documents(files())
+KEYS = KeySets(lambda: None)
+KEYS.adopt(SNAPSHOT.issuers.values())

@@ -1,10 +1,16 @@
 """Policy documents: what compiles, and what a mistake says."""
 
+import json
+import tomllib
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from oriel_policies.documents import compile_documents
+from oriel_policies.documents import compile_documents, schema
 from oriel_policies.errors import BadDocument
 
 EXAMPLES = Path(__file__).parents[2] / "policies" / "examples"
@@ -293,3 +299,63 @@ def test_lines_patterns_and_the_mistakes_that_are_named_are_bounded() -> None:
         compile_documents({"a.toml": GOOD, "more.ndjson": b'{"name": "u", "tier": "%s"}\n' % (b"x" * 5000) * 5000})
     mistakes = (caught.value, *caught.value.others)
     assert len(mistakes) == 100 and max(len(bad.reason) for bad in mistakes) <= 300
+
+
+def _tables() -> list[type[msgspec.Struct]]:
+    return [kind for name in schema.__all__ if issubclass(kind := getattr(schema, name), msgspec.Struct)]
+
+
+WORDS = sorted(
+    {"tiers", "tenants", "pools", "routes", "issuers", "http", "a", "gold"}
+    | {f.name for kind in _tables() for f in msgspec.structs.fields(kind)}
+)
+VALUES = st.recursive(
+    st.one_of(
+        st.booleans(),
+        st.integers(-(2**66), 2**66),
+        st.floats(),
+        st.sampled_from(["", "gold", "*", "a:1", "dns:a:1", "0" * 64, "header:x", "https://a", "k.json", "stream"]),
+        st.text(max_size=4),
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(WORDS), inner, max_size=4)),
+    max_leaves=12,
+)
+
+
+def toml(value: Any) -> str:
+    """As an inline value."""
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{json.dumps(k)} = {toml(v)}' for k, v in value.items())} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(toml, value))}]"
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value).replace("\\ud", "?")
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.dictionaries(st.sampled_from(WORDS), VALUES, max_size=5), st.lists(VALUES, max_size=3))
+def test_whatever_a_document_holds_it_compiles_or_its_mistakes_are_named(
+    tables: dict[str, Any], lines: list[Any]
+) -> None:
+    text = "\n".join(f"{json.dumps(name)} = {toml(value)}" for name, value in tables.items())
+    ndjson = "\n".join(json.dumps(line) for line in lines)
+    try:
+        compile_documents({"a.toml": text.encode("utf-8", "replace"), "b.ndjson": ndjson.encode("utf-8", "replace")})
+    except BadDocument as bad:
+        for each in (bad, *bad.others):
+            assert each.file.startswith(("a.toml", "b.ndjson:")) and 0 < len(each.reason) <= 300
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_a_good_document_with_one_value_changed_compiles_or_is_named(data: st.DataObject) -> None:
+    whole = tomllib.loads(GOOD.decode())
+    places = [whole["tiers"]["gold"], whole["pools"]["p"], whole["routes"][0], whole["tenants"]["t"]]
+    table = places[data.draw(st.integers(0, 3))]
+    table[data.draw(st.sampled_from(WORDS))] = data.draw(VALUES)
+    text = "\n".join(f"{name} = {toml(value)}" for name, value in whole.items())
+    try:
+        compile_documents({"a.toml": text.encode("utf-8", "replace")})
+    except BadDocument as bad:
+        assert all(0 < len(each.reason) <= 300 for each in (bad, *bad.others))

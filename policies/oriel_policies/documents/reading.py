@@ -90,11 +90,15 @@ class Reading:
                 self.route_numbers[file] = list(good)
             elif self._walk(file, section, table, hints[section]):
                 kept[section] = table
-        if len(self.mistakes) == before:
-            self.mistakes.append(BadDocument(file, "", str(error)))
-            self.unreadable = True
-            return
-        self.documents[file] = msgspec.convert(kept, DocumentTable)
+        try:
+            self.documents[file] = msgspec.convert(kept, DocumentTable)
+        except msgspec.ValidationError as other:
+            error = other  # something the walk has no words for
+        else:
+            if len(self.mistakes) > before:
+                return
+        self.mistakes.append(BadDocument(file, "", str(error)))
+        self.unreadable = True
 
     def _bad_line(self, file: str, line: bytes, error: Exception) -> None:
         before = len(self.mistakes)
