@@ -1,6 +1,9 @@
 """JSON Web Tokens at both ports, and every way to forge one."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from time import time
 from typing import Any
@@ -280,3 +283,10 @@ def test_whatever_is_sent_as_a_token_is_refused(
 SNAPSHOT = compile_documents(files())
 KEYS = KeySets(lambda: None)
 KEYS.adopt(SNAPSHOT.issuers.values())
+
+
+def test_who_uses_no_tokens_does_not_pay_for_them() -> None:
+    check = "import sys, oriel_gateway.app; print([m for m in ('jwt', 'cryptography', 'httpx') if m in sys.modules])"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run([sys.executable, "-c", check], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
