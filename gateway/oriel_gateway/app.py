@@ -3,16 +3,19 @@
 import asyncio
 import gc
 import logging
+import signal
 from dataclasses import replace
 
 from oriel_gateway.admin import admin_app
+from oriel_gateway.compiler import compile_folder
 from oriel_gateway.core import Gateway
 from oriel_gateway.ingress_grpc import serve_grpc
 from oriel_gateway.ingress_http import ClientConnection
 from oriel_gateway.limiter import EmbeddedLimiter
+from oriel_gateway.reload import Reloader
 from oriel_gateway.settings import Settings
 from oriel_gateway.sources import FolderSource
-from oriel_policies.documents import Snapshot, compile_documents
+from oriel_policies.documents import Snapshot
 from oriel_policies.errors import BadDocument
 from oriel_wire.engine.control import serve_control
 from oriel_wire.engine.limits import HttpLimits
@@ -27,17 +30,15 @@ _log = logging.getLogger(__name__)
 DRAIN_S = 25.0
 
 
-def load(settings: Settings) -> Snapshot:
-    """The documents of `settings.policies` with the addresses of the command line. Raises StartFailed."""
-    try:
-        snapshot = compile_documents(FolderSource(settings.policies).read())
-    except BadDocument as error:
-        raise StartFailed(f"the policies are not usable: {error}") from error
+async def load(settings: Settings) -> Snapshot:
+    """The documents of `settings.policies` with the addresses of the command line. Raises BadDocument."""
+    snapshot = await compile_folder(settings.policies)
     pools = dict(snapshot.pools)
     for name in {*settings.endpoints, *settings.grpc_endpoints}:
         if name not in pools:
             known = ", ".join(sorted(pools))
-            raise StartFailed(f"no pool is named {name!r}, only {known}: add [pools.{name}] to the policies")
+            reason = f"no pool is named {name!r}, only {known}: add [pools.{name}], the command line names its address"
+            raise BadDocument(settings.policies.name, "pools", reason)
         pools[name] = replace(
             pools[name],
             endpoints=settings.endpoints.get(name, pools[name].endpoints),
@@ -48,7 +49,13 @@ def load(settings: Settings) -> Snapshot:
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
     """Serve until `stop` is set, then drain. Raises StartFailed before anything is served."""
-    snapshot = load(settings)
+    source = FolderSource(settings.policies)
+    seen = await asyncio.to_thread(source.stamp)
+    try:
+        snapshot = await load(settings)
+    except BadDocument as error:
+        more = f" (and {len(error.others)} more: `oriel policies check` names them)" if error.others else ""
+        raise StartFailed(f"the policies are not usable: {error}{more}") from error
     http_socket = listen(settings.host, settings.http_port, "gateway HTTP")
     grpc_socket = listen(settings.host, settings.grpc_port, "gateway gRPC")
     admin_socket = listen(settings.admin_host, settings.admin_port, "gateway admin")
@@ -70,9 +77,13 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             grpc.port,
         )
         control_stop = asyncio.Event()
+        reloader = Reloader(gateway, source, lambda: load(settings), seen=seen)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.ask)
         async with asyncio.TaskGroup() as group:
             group.create_task(serve_control(admin_app(gateway), admin_socket, control_stop))
+            watching = group.create_task(reloader.run())
             await stop.wait()
+            watching.cancel()
             gateway.draining = True
             await asyncio.gather(http.drain(DRAIN_S), grpc.drain(DRAIN_S))
             control_stop.set()

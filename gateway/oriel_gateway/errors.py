@@ -14,6 +14,7 @@ class Outcome(StrEnum):
     ANSWERED = "answered"
     BAD_REQUEST = "bad_request"
     UNAUTHENTICATED = "unauthenticated"
+    IDENTITY_UNAVAILABLE = "identity_unavailable"
     AMBIGUOUS_CREDENTIALS = "ambiguous_credentials"
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"

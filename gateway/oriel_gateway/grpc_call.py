@@ -11,7 +11,7 @@ from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.targets import Target
 from oriel_gateway.tracing import Mark, record_call
-from oriel_policies.documents import Tenant
+from oriel_policies.documents import Pool, Tenant
 from oriel_policies.picking import least_outstanding
 from oriel_policies.queue import Ticket
 from oriel_wire.context import INTERNAL
@@ -29,6 +29,7 @@ _OPTIONS = (
 _DROPPED = INTERNAL | {
     LOAD_FORMAT,
     "authorization",
+    "proxy-authorization",
     "x-api-key",
     "x-request-id",
     "x-request-timeout-ms",
@@ -107,6 +108,16 @@ class GrpcCall:
     def method(self) -> str:
         """The gRPC method."""
         return self._method
+
+    @property
+    def infers(self) -> bool:
+        """Whether its messages are `ModelInferRequest`s."""
+        return self._method in ("ModelInfer", "ModelStreamInfer")
+
+    @property
+    def pool(self) -> Pool:
+        """What the documents say of the pool it goes to."""
+        return self._gate.pool
 
     async def permit(self) -> None:
         """Wait for a permit. Raises Refused; cancelled, the place in the queue is free at once (by `end`)."""
@@ -204,7 +215,7 @@ class GrpcCall:
         onward = [
             (key, value)
             for key, value in self._metadata.items()
-            if key not in _DROPPED and not key.startswith(("grpc-", "x-oriel-"))
+            if key not in _DROPPED and not key.startswith("grpc-") and key[:8].replace("_", "-") != "x-oriel-"
         ]
         onward += [
             ("x-request-id", mark.request_id),

@@ -41,12 +41,17 @@ class ClientConnection(ServerConnection):
         super().__init__(server)
         self.gateway = gateway
         self.call: Call | None = None
+        gateway.fronts.add(server)
         self._strikes = 0
         self._judged: _Judged | None = None  # what the head in `_known` was found to be
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self.transport.set_write_buffer_limits(high=_WRITE_HIGH)
+
+    def forget_head(self) -> None:
+        super().forget_head()
+        self._judged = None  # and the documents it was judged by
 
     def on_head(self, head: RequestHead) -> None:
         gateway = self.gateway

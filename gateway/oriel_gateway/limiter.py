@@ -25,8 +25,7 @@ class EmbeddedLimiter:
         self._max_tenants = max_tenants
 
     def take(self, tenant: Tenant, now: float) -> None:
-        limit = tenant.limit
-        if limit is None:
+        if not tenant.allowances or (limit := tenant.allowances[0].rate) is None:
             return
         bucket = self._buckets.get(tenant.name)
         if bucket is None:

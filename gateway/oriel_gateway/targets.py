@@ -10,7 +10,7 @@ from typing import Literal
 from urllib.parse import unquote_to_bytes
 
 from oriel_gateway.errors import Outcome, Refused
-from oriel_policies.documents import Snapshot, Tenant
+from oriel_policies.documents import Route, Snapshot, Tenant
 
 __all__ = ["Kind", "Target", "resolve", "valid_name"]
 
@@ -22,7 +22,8 @@ _MODEL = re.compile(rf"/v2/models/{_NAME}(?:/versions/(?P<version>[0-9]{{1,18}})
 _ONLY_NAME = re.compile(rf"{_NAME}\Z")
 _OPERATOR = re.compile(
     r"/v2/(?:repository(?:/[A-Za-z0-9._-]{1,128})?/(?:index|models/[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}/(?:load|unload))"
-    r"|logging|trace/setting|models/stats|models/[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}/trace/setting)\Z"
+    r"|logging|trace/setting|models/stats|models/[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}/trace/setting"
+    r"|(?:system|cuda)sharedmemory(?:/region/[A-Za-z0-9_-][A-Za-z0-9._-]{0,127})?/(?:status|register|unregister))\Z"
 )
 _GET = frozenset({"GET", "HEAD"})
 _VERBS = {
@@ -38,11 +39,12 @@ _VERBS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One authorised thing to ask one pool for. line: the request line to send upstream."""
+    """One authorised thing to ask one pool for. line: the request line to send upstream; plan: what its route says."""
 
     kind: Kind
     name: str
     pool: str
+    plan: Route
     line: bytes
     route: str
     head_only: bool
@@ -61,28 +63,28 @@ def resolve(method: str, path: str, query: str, tenant: Tenant, snapshot: Snapsh
         except UnicodeDecodeError:
             raise _absent() from None
     kind: Kind = "model"
-    name, pool = "", None
+    name, route = "", None
     if match := _SERVICE.match(path):
         kind, name, allowed = "service", match["name"], frozenset({"GET", "POST"})
         if tenant.may_use_service(name):
-            pool = snapshot.pool_for_service(name)
+            route = snapshot.route_for_service(name)
         absent = f"there is no service {name!r} here for this key"
     elif path == "/v2":
         kind, allowed, absent = "server", _GET, "nothing is served here"
-        pool = snapshot.pool_for_model("")
+        route = snapshot.route_for_model("")
     elif _OPERATOR.match(path):
         kind, absent = "server", "nothing is served at this path"
         allowed = frozenset({"GET", "POST"})
         if "operator" in tenant.scopes:
-            pool = snapshot.pool_for_model("")
+            route = snapshot.route_for_model("")
     elif (match := _MODEL.match(path)) and match["verb"] in _VERBS:
         name, allowed = match["name"], _VERBS[match["verb"]]
         if tenant.may_use_model(name):
-            pool = snapshot.pool_for_model(name)
+            route = snapshot.route_for_model(name, match["version"] or "")
         absent = f"there is no model {name!r} here for this key"
     else:
         raise _absent()
-    if pool is None:
+    if route is None:
         raise Refused(Outcome.NOT_FOUND, absent)
     if method not in allowed:
         allow = ", ".join(sorted(allowed))
@@ -91,7 +93,8 @@ def resolve(method: str, path: str, query: str, tenant: Tenant, snapshot: Snapsh
     return Target(
         kind=kind,
         name=name,
-        pool=pool,
+        pool=route.pool,
+        plan=route,
         line=f"{method} {target} HTTP/1.1".encode("ascii"),
         route=f"{kind}:{name}" if name else kind,
         head_only=method == "HEAD",

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from oriel_gateway.limiter import EmbeddedLimiter
 from oriel_policies.documents import compile_documents
 from oriel_wire.trace import ListSink
 
-from .stack import BRONZE, GOLD, LIMITED, documents
+from .stack import BRONZE, GOLD, LIMITED, digest, documents
 
 Metadata = dict[str, str]
 
@@ -67,12 +67,15 @@ class Backend(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic 
 
 
 @asynccontextmanager
-async def stack(backend: Backend, **more: int) -> AsyncIterator[tuple[str, Gateway]]:
+async def stack(
+    backend: Backend, *, files: Callable[[int], dict[str, bytes]] | None = None, **more: int
+) -> AsyncIterator[tuple[str, Gateway]]:
     server = aio.server()
     server.add_generic_rpc_handlers((backend,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    core = Gateway(compile_documents(documents([port], **more)), limiter=EmbeddedLimiter(), sink=ListSink())
+    set_of = files(port) if files else documents([port], **more)
+    core = Gateway(compile_documents(set_of), limiter=EmbeddedLimiter(), sink=ListSink())
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
     ingress = await serve_grpc(core, sock)
@@ -251,3 +254,106 @@ async def test_a_caller_that_sends_no_message_is_given_up_at_its_deadline() -> N
         async with asyncio.timeout(30):
             assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert idle(core)
+
+
+def operator(port: int) -> dict[str, bytes]:
+    files = documents([port])
+    return {"all.toml": files["all.toml"].replace(b"[tenants.g]", b'[tenants.g]\nscopes = ["operator"]')}
+
+
+SHARED = [f"{kind}SharedMemory{verb}" for kind in ("System", "Cuda") for verb in ("Status", "Register", "Unregister")]
+OPERATORS = ["RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting", "LogSettings", *SHARED]
+
+
+@pytest.mark.parametrize("method", OPERATORS)
+async def test_the_operators_methods_are_absent_for_everybody_else(method: str) -> None:
+    backend = Backend()
+    async with stack(backend, files=operator) as (address, _), aio.insecure_channel(address) as channel:
+        call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}", None, None)
+        with pytest.raises(aio.AioRpcError) as caught:
+            await call(b"", metadata=(("x-api-key", BRONZE),))
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED and not backend.seen
+        await call(b"", metadata=(("x-api-key", GOLD),))
+        assert [seen[0] for seen in backend.seen] == [method]
+
+
+async def test_statistics_of_all_models_are_the_operators() -> None:
+    backend = Backend()
+    async with stack(backend, files=operator) as (address, _), triton.InferenceServerClient(address) as client:
+        with pytest.raises(InferenceServerException) as caught:
+            await client.get_inference_statistics(headers=headers(BRONZE))
+        assert caught.value.status() == "StatusCode.NOT_FOUND" and not backend.seen
+        await client.get_inference_statistics("digits", headers=headers(BRONZE))
+        await client.get_inference_statistics(headers=headers(GOLD))
+        assert [request.name for _, request, _, _ in backend.seen] == ["digits", ""]
+
+
+async def test_nothing_of_the_callers_own_hop_reaches_the_upstream() -> None:
+    backend = Backend()
+    forged = {
+        "x-oriel-tenant": "other",
+        "x-oriel-models": "*",
+        "x_oriel_tier": "forged",
+        "proxy-authorization": "Basic c2VjcmV0",
+        "x-oriel-timeout-ms": "99999999",
+    }
+    async with stack(backend) as (address, _):
+        await infer(address, "digits", BRONZE, extra=forged)
+        metadata = backend.seen[0][2]
+        assert BRONZE not in str(metadata) and "c2VjcmV0" not in str(metadata) and "forged" not in str(metadata)
+        ours = {name: value for name, value in metadata.items() if name.startswith("x-oriel")}
+        assert ours == {"x-oriel-tier": "bronze", "x-oriel-priority": "2", "x-oriel-tenant": "b"}
+
+
+async def test_the_tiers_priority_replaces_the_callers_where_the_pool_maps_it() -> None:
+    def files(port: int) -> dict[str, bytes]:
+        text = documents([port])["all.toml"]
+        return {"all.toml": text.replace(b"max_queue =", b"triton_priorities = { bronze = 3 }\nmax_queue =")}
+
+    backend = Backend()
+    async with stack(backend, files=files) as (address, _):
+        for key in (BRONZE, GOLD):
+            await infer(address, "digits", key, priority=1, timeout=10**15)
+        bronze, gold = (request.parameters for _, request, _, _ in backend.seen)
+        assert bronze["priority"].uint64_param == 3 and 0 < bronze["timeout"].int64_param <= 8_000_000
+        assert gold["priority"].uint64_param == 1 and gold["timeout"].int64_param == 10**15  # not mapped: untouched
+
+
+async def test_a_revoked_sender_sends_no_further_message_on_its_stream() -> None:
+    backend = Backend()
+    async with stack(backend) as (address, core), aio.insecure_channel(address) as channel:
+        call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer", None, None)
+        message = service_pb2.ModelInferRequest(model_name="digits").SerializeToString()
+        go_on = asyncio.Event()
+
+        async def messages() -> AsyncIterator[bytes]:
+            yield message
+            await go_on.wait()
+            yield message
+
+        stream = call(messages(), metadata=(("x-api-key", BRONZE),))
+        assert await stream.read()
+        port = core.pools["p"].pool.grpc_endpoints[0][1]
+        files = documents([port])["all.toml"].replace(digest(BRONZE).encode(), digest("new").encode())
+        core.adopt(compile_documents({"all.toml": files}))
+        go_on.set()
+        with pytest.raises(aio.AioRpcError) as caught:
+            while await stream.read():
+                pass
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert len(backend.seen) == 1 and idle(core)
+
+
+async def test_a_stream_goes_on_across_new_documents() -> None:
+    backend = Backend()
+    async with stack(backend) as (address, core), aio.insecure_channel(address) as channel:
+        call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer", None, None)
+        message = service_pb2.ModelInferRequest(model_name="digits").SerializeToString()
+
+        async def messages() -> AsyncIterator[bytes]:
+            yield message
+            core.adopt(compile_documents(documents([core.pools["p"].pool.grpc_endpoints[0][1]])))
+            yield message
+
+        assert len([answer async for answer in call(messages(), metadata=(("x-api-key", BRONZE),))]) == 2
+        assert len(backend.seen) == 2

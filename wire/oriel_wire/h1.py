@@ -232,7 +232,8 @@ class LineMemo:
         name = match[1].decode("ascii").lower()
         raw = match[2].strip(b" \t")
         kind = self.kinds.get(name, 0)
-        if kind == 0 and name[:8] == "x-oriel-":
+        # Some servers read an underscore as a dash.
+        if kind == 0 and name[:8].replace("_", "-") == "x-oriel-":
             kind = _INTERNAL
         number = -1
         if kind == _CONTENT_LENGTH:

@@ -1,0 +1,320 @@
+"""Documents to snapshot.
+
+A set of documents is a mapping file name -> bytes. Every file may hold any of the tables; a name may be defined once
+in the whole set. Compilation is all or nothing: a bad document raises, naming every table that is wrong, and whoever
+holds the previous snapshot keeps it.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from ipaddress import ip_network
+from itertools import accumulate
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from oriel_policies.documents.issuers import issuer
+from oriel_policies.documents.promises import Http, Issuer, Pool, Route, Snapshot, Split, Tier
+from oriel_policies.documents.reading import Reading, nearest
+from oriel_policies.documents.schema import HttpTable, PoolTable, RouteTable, ShadowTable, SplitTable, TierTable
+from oriel_policies.documents.tenants import Tenants, check_pattern, unique
+from oriel_policies.errors import BadDocument
+
+__all__ = ["compile_documents"]
+
+_HEADER = re.compile(r"[a-z0-9-]{1,64}\Z")
+_VERSION = re.compile(r"[0-9]{1,18}\Z")
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})\Z")
+_PATH = re.compile(r"/[!-~]{0,255}\Z")
+_GIVE_UP_FACTOR = 4
+_DAY_MS = 24 * 3_600_000
+_PROBE_V2 = "/v2/health/ready"
+_MAX_MISTAKES = 100
+_MAX_PRIORITY = 2**31 - 1
+
+T = TypeVar("T")
+
+
+class _Mistakes:
+    """What is wrong so far: a table that is, is left out and the others are still looked at."""
+
+    def __init__(self, found: list[BadDocument]) -> None:
+        self.found = found
+
+    def run(self, work: Callable[[], T]) -> T | None:
+        try:
+            return work()
+        except BadDocument as error:
+            self.found.append(error)
+            return None
+
+    def check(self) -> None:
+        if self.found:
+            first = self.found[0]
+            first.others = tuple(self.found[1:_MAX_MISTAKES])
+            raise first
+
+
+def compile_documents(files: Mapping[str, bytes]) -> Snapshot:
+    """Read and check a whole set: `*.ndjson` holds tenants, one per line; `*.json` key sets of issuers; all else TOML.
+
+    Raises BadDocument for the first mistake; `others` has the rest.
+    """
+    reading = Reading(files)
+    mistakes = _Mistakes(reading.mistakes)
+    if reading.unreadable:
+        mistakes.check()  # with a file missing, half of the others' names would look unknown
+    documents = reading.documents
+    tiers: dict[str, Tier] = {}
+    pools: dict[str, Pool] = {}
+    issuers: dict[str, Issuer] = {}
+    routes: list[Route] = []
+    http: Http | None = None
+    probed = {pool for d in documents.values() for route in d.routes if route.model for pool in _pools_of(route)}
+
+    def all_of(table: str, known: dict[str, T], one: Callable[[str, str, str, object], T]) -> None:
+        for file, document in documents.items():
+            for name, item in getattr(document, table).items():
+                path = f"{table}.{name}"
+
+                def work(file: str = file, path: str = path, name: str = name, item: object = item) -> None:
+                    unique(file, path, name, known)
+                    known[name] = one(file, path, name, item)
+
+                mistakes.run(work)
+
+    all_of("tiers", tiers, _tier)
+    # Names whose own table is wrong: that has been said, they are not unknown as well.
+    bad_tiers = reading.bad["tiers"] | {name for d in documents.values() for name in d.tiers} - tiers.keys()
+    all_of(
+        "pools", pools, lambda file, path, name, item: _pool(file, path, name, item, probed, tiers.keys() | bad_tiers)
+    )
+    all_of("issuers", issuers, lambda file, path, name, item: issuer(file, path, name, item, issuers, reading.attached))
+    bad_pools = reading.bad["pools"] | {name for d in documents.values() for name in d.pools} - pools.keys()
+    names: set[str] = set()
+    for file, document in documents.items():
+        numbers = reading.route_numbers.get(file) or range(len(document.routes))
+        for number, table in zip(numbers, document.routes, strict=True):
+            path = f"routes[{number}]"
+            route = mistakes.run(
+                lambda file=file, path=path, table=table: _route(file, path, table, pools, bad_pools, names)  # type: ignore[misc]
+            )
+            if route is not None:
+                routes.append(route)
+        if document.http is not None:
+            if http is not None:
+                mistakes.found.append(BadDocument(file, "http", "defined twice"))
+            ports = document.http
+            http = mistakes.run(lambda file=file, ports=ports: _http(file, ports))  # type: ignore[misc]
+    whole = len(routes) == sum(len(d.routes) for d in documents.values()) and not reading.route_numbers
+    tenants = Tenants(tiers, bad_tiers, names if whole else None)
+    for file, name, tenant in reading.tenants():
+        try:
+            tenants.add(file, f"tenants.{name}", name, tenant)
+        except BadDocument as error:
+            mistakes.found.append(error)
+        if len(mistakes.found) >= _MAX_MISTAKES:
+            break  # nobody reads a hundred thousand
+    mistakes.check()
+    return Snapshot(
+        tiers=tiers,
+        tenants=tenants.compiled,
+        issuers=issuers,
+        pools=pools,
+        routes=tuple(routes),
+        http=http or Http(),
+        keys=tenants.keys,
+    )
+
+
+def _tier(file: str, path: str, name: str, tier: object) -> Tier:
+    assert isinstance(tier, TierTable)
+    give_up_ms = tier.target_ms * _GIVE_UP_FACTOR if tier.give_up_ms is None else tier.give_up_ms
+    if not 0 <= tier.band <= 255:
+        raise BadDocument(file, f"{path}.band", "a band is 0 (first) to 255")
+    if not 1 <= tier.target_ms <= give_up_ms <= _DAY_MS:
+        raise BadDocument(file, path, f"1 <= target_ms <= give_up_ms <= {_DAY_MS} has to hold")
+    if not 1 <= tier.stream_idle_ms <= tier.stream_max_ms <= _DAY_MS:
+        raise BadDocument(file, path, f"1 <= stream_idle_ms <= stream_max_ms <= {_DAY_MS} has to hold")
+    if not 0.0 < tier.objective < 1.0:
+        raise BadDocument(file, f"{path}.objective", "an objective is a share of the calls, 0 < objective < 1")
+    return Tier(
+        name=name,
+        band=tier.band,
+        target_s=tier.target_ms / 1000.0,
+        give_up_s=give_up_ms / 1000.0,
+        stream_idle_s=tier.stream_idle_ms / 1000.0,
+        stream_max_s=tier.stream_max_ms / 1000.0,
+        objective=tier.objective,
+    )
+
+
+def _pool(file: str, path: str, name: str, pool: object, probed: set[str | None], tiers: set[str]) -> Pool:
+    assert isinstance(pool, PoolTable)
+    if bool(pool.endpoints) == bool(pool.discover):
+        raise BadDocument(file, path, "a pool has either endpoints, at least one host:port, or discover")
+    if pool.grpc_endpoints and pool.grpc_discover:
+        raise BadDocument(file, path, "a pool has either grpc_endpoints or grpc_discover")
+    if pool.max_inflight < 1 or min(pool.max_queue, pool.max_queue_bytes, pool.max_body_bytes) < 0:
+        raise BadDocument(file, path, "max_inflight is at least 1, the other bounds at least 0")
+    if pool.max_response_bytes < 1:
+        raise BadDocument(file, f"{path}.max_response_bytes", "at least 1")
+    for field in ("connect_timeout_ms", "idle_timeout_ms", "probe_interval_ms"):
+        if not 1 <= getattr(pool, field) <= _DAY_MS:
+            raise BadDocument(file, f"{path}.{field}", f"1 to {_DAY_MS} milliseconds")
+    for tier, priority in pool.triton_priorities.items():
+        if tier not in tiers:
+            reason = f"no tier is named {tier!r}{nearest(tier, tiers)}"
+            raise BadDocument(file, f"{path}.triton_priorities", reason)
+        if not 1 <= priority <= _MAX_PRIORITY:
+            raise BadDocument(file, f"{path}.triton_priorities.{tier}", f"1 (first) to {_MAX_PRIORITY}")
+    probe = pool.probe
+    if probe is None:
+        probe = _PROBE_V2 if name in probed else ""
+    if probe and not _PATH.match(probe):
+        raise BadDocument(file, f"{path}.probe", 'a probe is a path such as "/v2/health/ready", or "" for none')
+    return Pool(
+        name=name,
+        endpoints=tuple(_address(file, f"{path}.endpoints", text) for text in pool.endpoints),
+        grpc_endpoints=tuple(_address(file, f"{path}.grpc_endpoints", text) for text in pool.grpc_endpoints),
+        max_inflight=pool.max_inflight,
+        max_queue=pool.max_queue,
+        max_queue_bytes=pool.max_queue_bytes,
+        max_body_bytes=pool.max_body_bytes,
+        max_response_bytes=pool.max_response_bytes,
+        learn_concurrency=pool.learn_concurrency,
+        connect_timeout_s=pool.connect_timeout_ms / 1000.0,
+        idle_timeout_s=pool.idle_timeout_ms / 1000.0,
+        probe=probe,
+        probe_interval_s=pool.probe_interval_ms / 1000.0,
+        discover=_discover(file, f"{path}.discover", pool.discover),
+        grpc_discover=_discover(file, f"{path}.grpc_discover", pool.grpc_discover),
+        triton_priorities=dict(pool.triton_priorities),
+    )
+
+
+def _address(file: str, path: str, text: str) -> tuple[str, int]:
+    match = _ADDRESS.match(text)
+    if match is None or not 0 < int(match[2]) < 65536:
+        raise BadDocument(file, path, f"{text!r} is not host:port")
+    return match[1].strip("[]"), int(match[2])
+
+
+def _discover(file: str, path: str, text: str | None) -> tuple[str, int] | None:
+    if text is None:
+        return None
+    scheme, _, address = text.partition(":")
+    if scheme != "dns":
+        raise BadDocument(file, path, f"{text!r} is not dns:host:port")
+    return _address(file, path, address)
+
+
+def _pools_of(route: RouteTable) -> set[str | None]:
+    return {route.pool, *(side.pool for side in route.split)}
+
+
+def _route(
+    file: str, path: str, route: RouteTable, pools: Mapping[str, Pool], bad_pools: set[str], names: set[str]
+) -> Route:
+    if (route.model is None) == (route.service is None):
+        raise BadDocument(file, path, "a route names either a model or a service")
+    pattern = route.model if route.model is not None else route.service
+    assert pattern is not None
+    check_pattern(file, path, pattern)
+    name = route.name or f"{'model' if route.model is not None else 'service'}:{pattern}"
+    if name in names and route.name is not None:
+        raise BadDocument(file, f"{path}.name", f"another route is named {name!r}")
+    names.add(name)
+    if bool(route.pool) == bool(route.split):
+        raise BadDocument(file, path, "a route has either a pool or a split")
+    for text in (route.version, *(side.version for side in route.split)):
+        if text is not None and (route.model is None or not _VERSION.match(text)):
+            raise BadDocument(file, path, "a version is a number, and only models have one")
+    split = _split(file, path, route.split)
+    for pool in [route.pool] if route.pool is not None else [side.pool for side in split]:
+        _known_pool(file, f"{path}.pool", pool, pools, bad_pools)
+    shadow = route.shadow or ShadowTable(pool="", percent=0.0)
+    if route.shadow is not None:
+        _known_pool(file, f"{path}.shadow.pool", shadow.pool, pools, bad_pools)
+        if not 0.0 < shadow.percent <= 100.0:
+            raise BadDocument(file, f"{path}.shadow.percent", "0 < percent <= 100")
+    headers = tuple(sorted((name.lower(), value) for name, value in route.headers.items()))
+    for header, value in headers:
+        if not _HEADER.match(header) or len(value) > 256 or not value.isascii() or not value.isprintable():
+            raise BadDocument(file, f"{path}.headers", "a condition is a header name and its exact ASCII value")
+    by = route.split_by
+    if by not in ("tenant", "request"):
+        by = _header_of(file, f"{path}.split_by", by, 'split_by is "tenant", "request" or "header:NAME"')
+    sticky = route.sticky or ""
+    if sticky not in ("", "stream"):
+        sticky = _header_of(file, f"{path}.sticky", sticky, 'sticky is "stream" or "header:NAME"')
+    if (route.cache_s or route.cache_shared) and not route.deterministic:
+        raise BadDocument(file, path, "only a deterministic route can be cached: add deterministic = true")
+    if not 0.0 <= route.cache_s <= 86400.0 or not 0 <= route.hedge_ms <= 600_000:
+        raise BadDocument(file, path, "0 <= cache_s <= 86400 and 0 <= hedge_ms <= 600000 has to hold")
+    if route.hedge_ms and not (route.idempotent or route.deterministic):
+        raise BadDocument(file, path, "a hedge runs a call twice: add idempotent = true if that does no harm")
+    return Route(
+        name=name,
+        pool=route.pool if route.pool is not None else split[0].pool,
+        model=route.model,
+        service=route.service,
+        version=route.version,
+        headers=headers,
+        split=split,
+        split_by=by,
+        shadow_pool=shadow.pool,
+        shadow_share=shadow.percent / 100.0,
+        sticky=sticky,
+        deterministic=route.deterministic,
+        cache_s=route.cache_s,
+        cache_shared=route.cache_shared,
+        idempotent=route.idempotent or route.deterministic,
+        hedge_s=route.hedge_ms / 1000.0,
+    )
+
+
+def _known_pool(file: str, path: str, name: str | None, pools: Mapping[str, Pool], bad_pools: set[str]) -> None:
+    if name not in pools and name not in bad_pools:
+        raise BadDocument(file, path, f"no pool is named {name!r}{nearest(name or '', pools)}")
+
+
+def _split(file: str, path: str, sides: list[SplitTable]) -> tuple[Split, ...]:
+    if not sides:
+        return ()
+    if len(sides) > 64 or any(not 0.0 <= side.weight <= 1e6 for side in sides):
+        raise BadDocument(file, f"{path}.split", "at most 64 sides, each with a weight of 0 to 1000000")
+    total = sum(side.weight for side in sides)
+    if total <= 0.0:
+        raise BadDocument(file, f"{path}.split", "the weights are all 0")
+    edges = accumulate(side.weight / total for side in sides)
+    out = []
+    for side, until in zip(sides, edges, strict=True):
+        if side.pool is None:
+            raise BadDocument(file, f"{path}.split", "every side names its pool")
+        out.append(Split(pool=side.pool, version=side.version or "", until=until))
+    return tuple(out)
+
+
+def _header_of(file: str, path: str, text: str, help_text: str) -> str:
+    scheme, _, name = text.partition(":")
+    if scheme != "header" or not _HEADER.match(name.lower()):
+        raise BadDocument(file, path, help_text)
+    return name.lower()
+
+
+def _http(file: str, http: HttpTable) -> Http:
+    networks = []
+    for text in http.trusted_proxies:
+        try:
+            networks.append(ip_network(text))
+        except ValueError as error:
+            raise BadDocument(file, "http.trusted_proxies", f"{text!r} is not a network such as 10.0.0.0/8") from error
+    for origin in http.cors_origins:
+        url = urlsplit(origin)
+        if origin != "*" and not (
+            url.scheme in ("http", "https") and url.netloc and origin == f"{url.scheme}://{url.netloc}"
+        ):
+            raise BadDocument(
+                file, "http.cors_origins", f'{origin!r} is not an origin such as "https://app.example", nor "*"'
+            )
+    return Http(cors_origins=tuple(http.cors_origins), trusted_proxies=tuple(networks))

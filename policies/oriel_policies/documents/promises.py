@@ -1,0 +1,234 @@
+"""What the documents say, checked and compiled: values the rooms of the gateway act on."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from ipaddress import IPv4Network, IPv6Network
+
+__all__ = [
+    "Allowance",
+    "ApiKey",
+    "Http",
+    "Issuer",
+    "Pool",
+    "RateLimit",
+    "Route",
+    "Selector",
+    "Snapshot",
+    "Split",
+    "Tenant",
+    "Tier",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """A service level. band: 0 is served first. target_s orders and counts attainment; give_up_s is the deadline.
+
+    stream_idle_s, stream_max_s: a stream may be silent and may last that long, once its first byte is there.
+    objective: the share of calls that should be answered within the target.
+    """
+
+    name: str
+    band: int
+    target_s: float
+    give_up_s: float
+    stream_idle_s: float = 60.0
+    stream_max_s: float = 600.0
+    objective: float = 0.99
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateLimit:
+    """At most `burst` at once and `requests_per_s` on average; what is counted may be bytes."""
+
+    requests_per_s: float
+    burst: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selector:
+    """Which calls of a tenant something counts. All None: all of them. route: a route's name."""
+
+    model: str | None = None
+    service: str | None = None
+    route: str | None = None
+
+    def fits(self, kind: str, name: str, route: str) -> bool:
+        """kind: "model" or "service", anything else fits only the selectors of all and of a route."""
+        if self.route is not None:
+            return route == self.route
+        if self.model is None and self.service is None:
+            return True
+        pattern = self.model if kind == "model" else self.service if kind == "service" else None
+        return pattern is not None and fnmatchcase(name, pattern)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Allowance:
+    """One set of bounds of one tenant. name: stable over reloads, the counters' key; None: not bounded."""
+
+    name: str
+    selector: Selector
+    rate: RateLimit | None
+    concurrency: int | None
+    bandwidth: RateLimit | None
+    requests_per_day: int | None
+    requests_per_month: int | None
+    compute_ms_per_day: int | None
+    compute_ms_per_month: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKey:
+    """A stored credential: only its hash. expires_at: epoch seconds, None = never."""
+
+    tenant: "Tenant"
+    expires_at: float | None
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Issuer:
+    """Whose tokens count. jwks: a file name or an https URL; tier_claim: the claim that may name another tier.
+
+    key_set: the content of the file, b"" for a URL.
+    """
+
+    name: str
+    issuer: str
+    audience: tuple[str, ...]
+    jwks: str
+    algorithms: tuple[str, ...]
+    leeway_s: int
+    refresh_s: int
+    tenant_claim: str
+    tier_claim: str | None
+    key_set: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Tenant:
+    """Who asks and what was promised to them. Compared and hashed by identity: it lives as long as its snapshot."""
+
+    name: str
+    tier: Tier
+    weight: float
+    allowances: tuple[Allowance, ...]
+    scopes: frozenset[str]
+    models: tuple[str, ...]
+    services: tuple[str, ...]
+
+    def allowances_for(self, kind: str, name: str, route: str) -> tuple[Allowance, ...]:
+        """Those that count a call; all of them have to admit it. See `Selector.fits`."""
+        return tuple(a for a in self.allowances if a.selector.fits(kind, name, route))
+
+    def may_use_model(self, name: str) -> bool:
+        """Whether a pattern of this tenant names the model."""
+        return any(fnmatchcase(name, pattern) for pattern in self.models)
+
+    def may_use_service(self, name: str) -> bool:
+        """Whether a pattern of this tenant names the service."""
+        return any(fnmatchcase(name, pattern) for pattern in self.services)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """A group of equal endpoints. max_inflight: permits at most, learned below that if learn_concurrency;
+    max_queue, max_queue_bytes: what may wait for one. probe: path asked of every endpoint, "" = none.
+    discover: (host, port) whose addresses are the endpoints.
+    """
+
+    name: str
+    endpoints: tuple[tuple[str, int], ...]
+    grpc_endpoints: tuple[tuple[str, int], ...]
+    max_inflight: int
+    max_queue: int
+    max_queue_bytes: int
+    max_body_bytes: int
+    max_response_bytes: int
+    learn_concurrency: bool
+    connect_timeout_s: float
+    idle_timeout_s: float
+    probe: str
+    probe_interval_s: float
+    discover: tuple[str, int] | None
+    grpc_discover: tuple[str, int] | None
+    triton_priorities: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """One side of a canary. until: this side's upper edge in [0, 1); version: "" as asked."""
+
+    pool: str
+    version: str
+    until: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Route:
+    """Which pool answers for the models or services of a pattern, and how.
+
+    split: empty, or the sides of a canary, whose first pool is `pool`; split_by: "tenant", "request" or a header name.
+    sticky: "" | "stream" | a header name: equal values meet the same endpoint. headers: lower-case name -> value.
+    """
+
+    name: str
+    pool: str
+    model: str | None
+    service: str | None
+    version: str | None
+    headers: tuple[tuple[str, str], ...]
+    split: tuple[Split, ...]
+    split_by: str
+    shadow_pool: str
+    shadow_share: float
+    sticky: str
+    deterministic: bool
+    cache_s: float
+    cache_shared: bool
+    idempotent: bool
+    hedge_s: float
+
+    @property
+    def plain(self) -> bool:
+        """Whether a call needs nothing beyond its pool: no copy of its body, no look at its headers."""
+        return not (
+            self.headers or self.split or self.shadow_pool or self.sticky or self.deterministic or self.idempotent
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Http:
+    """How the public port treats browsers and proxies in front. cors_origins: ("*",) is everybody."""
+
+    cors_origins: tuple[str, ...] = ()
+    trusted_proxies: tuple[IPv4Network | IPv6Network, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Everything that was promised, at one moment. Swapped whole. keys: SHA-256 digest -> credential."""
+
+    tiers: Mapping[str, Tier]
+    tenants: Mapping[str, Tenant]
+    issuers: Mapping[str, Issuer]
+    pools: Mapping[str, Pool]
+    routes: tuple[Route, ...]
+    http: Http
+    keys: Mapping[bytes, ApiKey] = field(repr=False)
+
+    def route_for_model(self, name: str, version: str = "") -> Route | None:
+        """The first route whose model pattern, and version if it names one, fit; its headers are not looked at."""
+        for route in self.routes:
+            if route.model is not None and fnmatchcase(name, route.model) and route.version in (None, version):
+                return route
+        return None
+
+    def route_for_service(self, name: str) -> Route | None:
+        """The first route whose service pattern fits."""
+        for route in self.routes:
+            if route.service is not None and fnmatchcase(name, route.service):
+                return route
+        return None

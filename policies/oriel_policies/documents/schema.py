@@ -1,0 +1,174 @@
+"""The documents as people write them: one struct per table. `compile` checks what a type cannot say.
+
+Unknown fields are refused. Times end in _ms or _s, sizes in _bytes; docs/policies.md explains every field.
+"""
+
+from datetime import datetime
+
+import msgspec
+
+__all__ = [
+    "DocumentTable",
+    "HttpTable",
+    "IssuerTable",
+    "KeyTable",
+    "LimitTable",
+    "PoolTable",
+    "RouteTable",
+    "ScopedLimitTable",
+    "ShadowTable",
+    "SplitTable",
+    "TenantLine",
+    "TenantTable",
+    "TierTable",
+]
+
+
+class _Table(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class TierTable(_Table):
+    """`[tiers.NAME]`: a service level. band 0 is served first."""
+
+    band: int
+    target_ms: int
+    give_up_ms: int | None = None
+    stream_idle_ms: int = 60_000
+    stream_max_ms: int = 600_000
+    objective: float = 0.99
+
+
+class KeyTable(_Table):
+    """An API key, by its SHA-256. name: what explanations and logs call it."""
+
+    sha256: str
+    name: str = ""
+    expires: datetime | None = None
+
+
+class LimitTable(_Table):
+    """Bounds of what one tenant may send; what is absent is not bounded."""
+
+    requests_per_s: float | None = None
+    burst: int = 1
+    concurrency: int | None = None
+    bytes_per_s: int | None = None
+    bytes_burst: int | None = None
+    requests_per_day: int | None = None
+    requests_per_month: int | None = None
+    compute_ms_per_day: int | None = None
+    compute_ms_per_month: int | None = None
+
+
+class ScopedLimitTable(LimitTable):
+    """The same for the calls whose model or service fits a pattern, or that take one route, together."""
+
+    model: str | None = None
+    service: str | None = None
+    route: str | None = None
+
+
+class TenantTable(_Table):
+    """`[tenants.NAME]`"""
+
+    tier: str
+    keys: list[KeyTable] = []
+    models: list[str] = []
+    services: list[str] = []
+    scopes: list[str] = []
+    weight: float = 1.0
+    limit: LimitTable | None = None
+    limits: list[ScopedLimitTable] = []
+
+
+class TenantLine(TenantTable, kw_only=True):
+    """One line of a `*.ndjson` beside the TOML documents: the same fields, and the tenant's name."""
+
+    name: str
+
+
+class IssuerTable(_Table):
+    """`[issuers.NAME]`: whose JSON Web Tokens count. jwks: a file beside the documents, or an https URL."""
+
+    issuer: str
+    audience: list[str]
+    jwks: str
+    algorithms: list[str] = msgspec.field(default_factory=lambda: ["RS256", "ES256", "EdDSA"])
+    leeway_s: int = 60
+    refresh_s: int = 300
+    tenant_claim: str = "tenant"
+    tier_claim: str | None = None
+
+
+class PoolTable(_Table):
+    """`[pools.NAME]`: a group of equal servers. discover: `dns:HOST:PORT` instead of `endpoints`."""
+
+    endpoints: list[str] = []
+    discover: str | None = None
+    grpc_endpoints: list[str] = []
+    grpc_discover: str | None = None
+    learn_concurrency: bool = True
+    max_inflight: int = 32
+    max_queue: int = 1024
+    max_queue_bytes: int = 256 * 1024 * 1024
+    max_body_bytes: int = 64 * 1024 * 1024
+    max_response_bytes: int = 1024 * 1024 * 1024
+    connect_timeout_ms: int = 2000
+    idle_timeout_ms: int = 45_000
+    probe: str | None = None
+    probe_interval_ms: int = 1000
+    triton_priorities: dict[str, int] = {}
+
+
+class SplitTable(_Table):
+    """One side of a canary: a share of the calls goes to `pool`, or to `version` of the model."""
+
+    weight: float
+    pool: str | None = None
+    version: str | None = None
+
+
+class ShadowTable(_Table):
+    """Copies of `percent` of the calls go to `pool`; nobody sees their answers."""
+
+    pool: str
+    percent: float = 100.0
+
+
+class RouteTable(_Table):
+    """One of `[[routes]]`: the first that fits decides."""
+
+    pool: str | None = None
+    name: str | None = None
+    model: str | None = None
+    service: str | None = None
+    version: str | None = None
+    headers: dict[str, str] = {}
+    split: list[SplitTable] = []
+    split_by: str = "tenant"
+    shadow: ShadowTable | None = None
+    sticky: str | None = None
+    deterministic: bool = False
+    cache_s: float = 0.0
+    cache_shared: bool = False
+    idempotent: bool = False
+    hedge_ms: int = 0
+
+
+class HttpTable(_Table):
+    """`[http]`: the public HTTP port. cors_origins: exact origins or "*"; trusted_proxies: networks."""
+
+    cors_origins: list[str] = []
+    trusted_proxies: list[str] = []
+
+
+class DocumentTable(_Table):
+    """One whole file."""
+
+    tiers: dict[str, TierTable] = {}
+    tenants: dict[str, TenantTable] = {}
+    issuers: dict[str, IssuerTable] = {}
+    pools: dict[str, PoolTable] = {}
+    routes: list[RouteTable] = []
+    http: HttpTable | None = None
