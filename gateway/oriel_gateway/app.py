@@ -9,7 +9,7 @@ from oriel_gateway.admin import admin_app
 from oriel_gateway.core import Gateway
 from oriel_gateway.ingress_grpc import serve_grpc
 from oriel_gateway.ingress_http import ClientConnection
-from oriel_gateway.limiter import EmbeddedLimiter
+from oriel_gateway.limits import EmbeddedLimiter
 from oriel_gateway.settings import Settings
 from oriel_gateway.sources import FolderSource
 from oriel_policies.documents import Snapshot, compile_documents

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.identity import identify, still_valid
-from oriel_gateway.limiter import Limiter
+from oriel_gateway.limits import Limiter
 from oriel_gateway.pools import PoolGate
 from oriel_gateway.stats import Stats
 from oriel_gateway.targets import Target, resolve
@@ -139,6 +139,7 @@ class Gateway:
         """Stop the clock and close idle upstream connections."""
         if self._ticking is not None:
             self._ticking.cancel()
+        await self.limiter.close()
         for gate in self.pools.values():
             await gate.close()
 

@@ -133,6 +133,12 @@ def compile_documents(files: Mapping[str, bytes]) -> Snapshot:
                 mistakes.found.append(BadDocument(file, "http", "defined twice"))
             ports = document.http
             http = mistakes.run(lambda file=file, ports=ports: _http(file, ports))  # type: ignore[misc]
+    for file, document in documents.items():
+        for name, tenant in document.tenants.items():
+            for number, limit in enumerate(tenant.limits):
+                if limit.route is not None and limit.route not in names:
+                    path = f"tenants.{name}.limits[{number}].route"
+                    mistakes.found.append(BadDocument(file, path, f"no route is named {limit.route!r}"))
     mistakes.check()
     return Snapshot(
         tiers=tiers,
@@ -389,6 +395,8 @@ def _tenant(
         allowances.append(_allowance(file, f"{path}.limit", "all", Selector(), tenant.limit))
     for number, limit in enumerate(tenant.limits):
         allowances.append(_scoped(file, f"{path}.limits[{number}]", limit))
+        if any(allowances[-1].name == other.name for other in allowances[:-1]):
+            raise BadDocument(file, f"{path}.limits[{number}]", f"{allowances[-1].name} has a limit already: join them")
     compiled = Tenant(
         name=name,
         tier=tier,
@@ -410,13 +418,20 @@ def _tenant(
 
 
 def _scoped(file: str, path: str, limit: ScopedLimitTable) -> Allowance:
-    if (limit.model is None) == (limit.service is None):
-        raise BadDocument(file, path, "a scoped limit names either a model or a service; for all calls use `limit`")
-    pattern = limit.model if limit.model is not None else limit.service
-    assert pattern is not None
-    _pattern(file, path, pattern)
-    name = f"{'model' if limit.model is not None else 'service'}:{pattern}"
-    return _allowance(file, path, name, Selector(model=limit.model, service=limit.service), limit)
+    scopes = {"model": limit.model, "service": limit.service, "route": limit.route}
+    named = [(scope, pattern) for scope, pattern in scopes.items() if pattern is not None]
+    if len(named) != 1:
+        raise BadDocument(
+            file, path, "a scoped limit names one model, one service or one route; for all calls use `limit`"
+        )
+    ((scope, pattern),) = named
+    if scope == "route":
+        if not _NAME.match(pattern):
+            raise BadDocument(file, path, f"{pattern!r} is not the name of a route")
+    else:
+        _pattern(file, path, pattern)
+    selector = Selector(model=limit.model, service=limit.service, route=limit.route)
+    return _allowance(file, path, f"{scope}:{pattern}", selector, limit)
 
 
 def _allowance(file: str, path: str, name: str, selector: Selector, limit: LimitTable) -> Allowance:

@@ -61,10 +61,11 @@ class LimitTable(_Table):
 
 
 class ScopedLimitTable(LimitTable):
-    """The same for the calls whose model or service fits a pattern, together."""
+    """The same for the calls whose model or service fits a pattern, or that take one route, together."""
 
     model: str | None = None
     service: str | None = None
+    route: str | None = None
 
 
 class TenantTable(_Table):
