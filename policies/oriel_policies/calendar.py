@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from enum import StrEnum
 
-__all__ = ["CalendarClock", "Period", "window_number"]
+__all__ = ["CalendarClock", "Period", "window_end", "window_number"]
 
 DAY_S = 86_400
 _STEP_S = 2.0  # a larger difference from the monotonic clock is a step, not a correction
@@ -31,7 +31,7 @@ def window_number(period: Period, epoch_s: float) -> int:
     return moment.year * 12 + moment.month - 1
 
 
-def _window_end(period: Period, number: int) -> float:
+def window_end(period: Period, number: int) -> float:
     """Epoch seconds at which a window ends."""
     if period is Period.DAY:
         return float((number + 1) * DAY_S)
@@ -75,14 +75,14 @@ class CalendarClock:
             epoch_s = self.epoch(now)
             self._day = window_number(Period.DAY, epoch_s)
             self._month = window_number(Period.MONTH, epoch_s)
-            self._until = min(now + 1.0, now + _window_end(Period.DAY, self._day) - epoch_s)
+            self._until = min(now + 1.0, now + window_end(Period.DAY, self._day) - epoch_s)
         return self._day if period is Period.DAY else self._month
 
     def ends_in(self, period: Period, now: float) -> float:
         """Seconds until the present window ends, > 0."""
-        return max(1e-3, _window_end(period, self.window(period, now)) - self.epoch(now))
+        return max(1e-3, window_end(period, self.window(period, now)) - self.epoch(now))
 
     def length(self, period: Period, now: float) -> float:
         """Seconds that the present window has in all."""
         number = self.window(period, now)
-        return _window_end(period, number) - _window_end(period, number - 1)
+        return window_end(period, number) - window_end(period, number - 1)

@@ -5,6 +5,7 @@ A limiter that counts together with others may not know at once: its grant is no
 collecting its body, and hears `granted` or `refuse` within a bounded time.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from oriel_gateway.errors import Refused
@@ -47,7 +48,18 @@ class Limiter(Protocol):
 class Grant:
     """What one call took of the meters that count it. The call moves bytes on it and settles it, once."""
 
-    __slots__ = ("_amounts", "_limiter", "_meters", "_policies", "_route", "_since", "_tenant", "ready", "waiter")
+    __slots__ = (
+        "_amounts",
+        "_limiter",
+        "_meters",
+        "_policies",
+        "_route",
+        "_since",
+        "_tenant",
+        "over",
+        "ready",
+        "waiter",
+    )
 
     def __init__(
         self,
@@ -67,6 +79,7 @@ class Grant:
         self._route = route
         self._since = now
         self.ready = True
+        self.over = False
         self.waiter: Waiter | None = None
 
     def move(self, size_bytes: int, now: float) -> None:
@@ -81,6 +94,7 @@ class Grant:
         A grant that is not ready yet is given up: what its ledger still grants goes back.
         """
         meters, self._meters = self._meters, []
+        self.over = True
         if not self.ready:
             self.waiter = None
             for meter in meters:
@@ -97,6 +111,13 @@ class Grant:
                     meter.charge(-1, now)
         if executed and self._amounts[Counts.COMPUTE_US]:
             self._limiter.learn(self._route, self._tenant, cost_us)
+
+    def admit(self, meters: Sequence[Meter]) -> None:
+        """What had to be asked for is taken as well: the call may go on."""
+        self._meters.extend(meters)
+        self.ready = True
+        if self.waiter is not None:
+            self.waiter.granted()
 
     def headers(self, now: float) -> tuple[tuple[str, str], ...]:
         """`RateLimit-Policy` and `RateLimit` for the answer."""
