@@ -161,7 +161,7 @@ class Courier:
             nonlocal in_time
             in_time = False
             self._lanes -= 1
-            self._failed()
+            self._failed("too slow")
             self._pump()
 
         timer = asyncio.get_running_loop().call_later(self._budget_s, overdue)
@@ -169,9 +169,9 @@ class Courier:
         try:
             async with asyncio.timeout(LOST_S):
                 answers = await self._ledger.ask([question for question, _ in batch])
-        except (LedgerLost, TimeoutError):
+        except (LedgerLost, TimeoutError) as error:
             if in_time:
-                self._failed()
+                self._failed(str(error) or "no answer")
         finally:
             timer.cancel()
             if in_time:
@@ -216,20 +216,21 @@ class Courier:
             self.replicas = max(self._least, replicas)
             if probe:
                 self._succeeded()
-        except (LedgerLost, TimeoutError):
-            self._failed()
+        except (LedgerLost, TimeoutError) as error:
+            self._failed(str(error) or "no answer")
         finally:
             self._beating = False
 
-    def _failed(self) -> None:
+    def _failed(self, why: str) -> None:
         self.late += 1
         was = self.up
         self._breaker.failed(self._clock())
         if was and not self.up:
             _log.warning(
-                "the limiter's ledger does not answer within %g ms: until it does, this gateway admits its share, "
+                "the limiter's ledger does not answer within %g ms (%s): until it does, this gateway admits its share, "
                 "%.2f of every limit, alone",
                 self._budget_s * 1e3,
+                why,
                 self.share,
             )
             waiting, self._waiting = self._waiting, deque()
