@@ -5,6 +5,7 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from time import monotonic
 from typing import Any
 
 import grpc
@@ -17,11 +18,12 @@ from tritonclient.utils import InferenceServerException
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.ingress_grpc import serve_grpc
-from oriel_gateway.limits import EmbeddedLimiter
+from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter
+from oriel_gateway.limits.ledger import MemoryLedger
 from oriel_policies.documents import compile_documents
 from oriel_wire.trace import ListSink
 
-from .stack import BRONZE, GOLD, LIMITED, documents
+from .stack import BRONZE, GOLD, LIMITED, digest, documents
 
 Metadata = dict[str, str]
 
@@ -67,12 +69,14 @@ class Backend(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic 
 
 
 @asynccontextmanager
-async def stack(backend: Backend, **more: int) -> AsyncIterator[tuple[str, Gateway]]:
+async def stack(backend: Backend, *, shared: bool = False, **more: Any) -> AsyncIterator[tuple[str, Gateway]]:
     server = aio.server()
     server.add_generic_rpc_handlers((backend,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    core = Gateway(compile_documents(documents([port], **more)), limiter=EmbeddedLimiter(), sink=ListSink())
+    ledger = MemoryLedger(lambda: monotonic() * 1e6).seat("one")
+    limiter = SharedLimiter(ledger, budget_s=2.0) if shared else EmbeddedLimiter()
+    core = Gateway(compile_documents(documents([port], **more)), limiter=limiter, sink=ListSink())
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
     ingress = await serve_grpc(core, sock)
@@ -171,6 +175,58 @@ async def test_too_many_requests_are_resource_exhausted_with_the_wait() -> None:
         cause = caught.value.__context__
         assert isinstance(cause, aio.AioRpcError)
         assert dict(cause.trailing_metadata() or ())["retry-after"] == "2"
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_limits_are_counted_given_back_and_told(shared: bool) -> None:
+    """The same over gRPC, also where the limiter's ledger has to be asked first."""
+    backend = Backend()
+    limits = (
+        "limit = { concurrency = 1, bytes_per_s = 1000, bytes_burst = 1000 }\n"
+        'limits = [{ model = "digits", requests_per_day = 1 }]'
+    )
+    extra = f'[tenants.t]\ntier = "gold"\nmodels = ["*"]\nkeys = [{{ sha256 = "{digest("key-t")}" }}]\n{limits}\n'
+    async with stack(backend, shared=shared, extra=extra) as (address, core), aio.insecure_channel(address) as channel:
+        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        key = (("x-api-key", "key-t"),)
+
+        def message(model: str, size: int = 8) -> bytes:
+            request = service_pb2.ModelInferRequest(model_name=model, raw_input_contents=[bytes(size)])
+            return bytes(request.SerializeToString())
+
+        first = call(message("digits"), metadata=key)
+        await first
+        trailing = dict(await first.trailing_metadata())
+        assert '"concurrency";q=1;qu="concurrent-requests"' in trailing["ratelimit-policy"]
+        assert '"model:digits/requests-day";r=0;' in trailing["ratelimit"]
+        with pytest.raises(aio.AioRpcError) as caught:
+            await call(message("digits"), metadata=key)
+        told = dict(caught.value.trailing_metadata())
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert told["x-oriel-reason"] == "quota_exceeded" and int(told["retry-after"]) > 0
+        backend.hold = asyncio.Event()
+        held = call(message("a"), metadata=key)
+        async with asyncio.timeout(5):
+            while len(backend.seen) < 2:
+                await asyncio.sleep(0.001)
+        with pytest.raises(aio.AioRpcError, match="at once"):
+            await call(message("b"), metadata=key)
+        held.cancel()  # who leaves frees the slot
+        backend.hold = None
+        async with asyncio.timeout(5):
+            while True:
+                try:
+                    await call(message("c", 5000), metadata=key)
+                    break
+                except aio.AioRpcError as error:
+                    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+                await asyncio.sleep(0.01)
+        with pytest.raises(aio.AioRpcError, match="bytes per second"):
+            await asyncio.sleep(0.2)
+            await call(message("d"), metadata=key)
+        async with asyncio.timeout(5):
+            while not idle(core):
+                await asyncio.sleep(0.001)
 
 
 async def test_an_upstreams_own_error_passes_through() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from time import time
 
@@ -10,10 +10,12 @@ import pytest
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
-from oriel_gateway.limits import EmbeddedLimiter
+from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter
+from oriel_gateway.limits.ledger import MemoryLedger, Question
 from oriel_gateway.limits.quota_file import QuotaFile
 from oriel_gateway.targets import Target, resolve
 from oriel_policies.documents import Snapshot, Tenant, compile_documents
+from oriel_policies.ledger import Answer
 
 from .stack import LIMITED, Client, Seen, Upstream, digest, documents, gateway, upstream
 
@@ -165,7 +167,7 @@ def test_accounts_are_bounded_and_those_that_owe_are_kept_longest() -> None:
         tenant = dataclasses.replace(other, name=f"n{number}")
         target = dataclasses.replace(desk.target(), allowances=tenant.allowances)
         desk.limiter.take(tenant, target, 0, desk.now)
-        assert len(desk.limiter) <= 100
+        assert desk.limiter.accounts <= 100
     desk.tenant = debtor
     desk.refused()
 
@@ -289,3 +291,68 @@ async def test_an_unlimited_tenant_meets_no_limiter(up: Upstream) -> None:
         reply = await client.ask(INFER, b"x")
         assert reply.status == 200 and "ratelimit" not in reply.headers
         assert (await client.ask(INFER, b"x", key=LIMITED)).headers["ratelimit"] == '"requests";r=1;t=2'
+
+
+class Thinking:
+    """A ledger that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.behind = MemoryLedger(lambda: time() * 1e6).seat("one")
+        self.go = asyncio.Event()
+        self.asked = 0
+
+    async def ask(self, questions: Sequence[Question]) -> list[list[Answer]]:
+        self.asked += len(questions)
+        await self.go.wait()
+        return await self.behind.ask(questions)
+
+    async def hello(self) -> int:
+        return 1
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_the_body_is_collected_while_the_limiter_thinks(up: Upstream) -> None:
+    ledger = Thinking()
+    files = on(up.port, tenant_t("limit = { requests_per_s = 0.001, burst = 2 }"))
+    limiter = SharedLimiter(ledger, budget_s=30.0)
+    async with gateway(files, limiter=limiter) as (port, _), Client(port) as one, Client(port) as two:
+        one.send(INFER, b"whole", key="key-t")
+        two.writer.write(f"POST {INFER} HTTP/1.1\r\nhost: x\r\nx-api-key: key-t\r\n".encode())
+        two.writer.write(b"content-length: 200000\r\n\r\n" + bytes(199_000))
+        async with asyncio.timeout(5):
+            while ledger.asked < 2:
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)
+        assert not up.seen
+        ledger.go.set()
+        assert (await one.reply()).status == 200
+        two.writer.write(bytes(1000))
+        assert (await two.reply()).status == 200
+        assert [len(seen.body) for seen in up.seen] == [5, 200_000]
+        ledger.go.clear()
+        two.send(INFER, b"x", key="key-t")  # over the limit: known only when the ledger has said so
+        async with asyncio.timeout(5):
+            while ledger.asked < 3:
+                await asyncio.sleep(0.001)
+        ledger.go.set()
+        reply = await two.reply()
+        assert reply.status == 429 and int(reply.headers["retry-after"]) > 900 and "x-request-id" in reply.headers
+        assert (await two.ask(INFER, b"x", key="key-t")).status == 429, "the connection goes on"
+
+
+async def test_who_leaves_or_expires_while_the_limiter_thinks_holds_nothing(up: Upstream) -> None:
+    ledger = Thinking()
+    files = on(up.port, tenant_t("limit = { concurrency = 1 }"))
+    async with gateway(files, limiter=SharedLimiter(ledger, budget_s=30.0)) as (port, core):
+        async with Client(port) as gone, Client(port) as late:
+            gone.send(INFER, b"x", key="key-t")
+            late.send(INFER, b"x", key="key-t", headers="x-request-timeout-ms: 20\r\n")
+            reply = await late.reply()
+            assert reply.status == 504, reply.body
+        ledger.go.set()
+        async with Client(port) as client, asyncio.timeout(5):
+            while (await client.ask(INFER, b"x", key="key-t")).status != 200:
+                await asyncio.sleep(0.005)
+        assert len(up.seen) == 1 and core.pools["p"].admission.inflight == 0

@@ -49,7 +49,9 @@ class MeteredLimiter:
         self._accounts: OrderedDict[tuple[str, str], _Account] = OrderedDict()  # oldest first
         self._charges = Charges()
 
-    def __len__(self) -> int:
+    @property
+    def accounts(self) -> int:
+        """Allowances of tenants that are remembered."""
         return len(self._accounts)
 
     def take(self, tenant: Tenant, target: Target, size_bytes: int, now: float) -> Grant | None:
