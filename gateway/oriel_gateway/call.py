@@ -251,7 +251,7 @@ class Call:
         lines = head.forward
         if (grant := self.grant) is not None:
             grant.move(len(data), now)
-            lines += [f"{name}: {value}".encode("ascii") for name, value in grant.headers(now)]
+            lines.append(grant.lines(now))
         close = client.must_close
         length = head.content_length
         if head.status == 204:

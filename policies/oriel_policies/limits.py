@@ -95,8 +95,11 @@ class Gcra:
 
     def remaining(self, limit: RateLimit, now: float) -> int:
         """Units that would conform now."""
-        debt = max(self.arrival - now, 0.0) * limit.requests_per_s
-        return max(0, int(limit.burst - debt + 1e-6))
+        debt_s = self.arrival - now
+        if debt_s <= 0.0:
+            return limit.burst
+        left = int(limit.burst - debt_s * limit.requests_per_s + 1e-6)
+        return left if left > 0 else 0
 
 
 class Slots:
@@ -162,14 +165,13 @@ def policy_item(bound: Bound, window_s: float = 0.0) -> str:
         return f'"{bound.name}";q={bound.limit};qu="concurrent-requests"'
     if bound.rate is not None:
         window_s = bound.rate.burst / bound.rate.requests_per_s
-    return f'"{bound.name}";q={_shown(bound, bound.limit)}{_UNITS[bound.counts]};w={ceil(window_s)}'
+    limit = bound.limit // 1000 if bound.counts is Counts.COMPUTE_US else bound.limit
+    return f'"{bound.name}";q={limit}{_UNITS[bound.counts]};w={ceil(window_s)}'
 
 
 def state_item(bound: Bound, remaining: float, wait_s: float) -> str:
     """One member of `RateLimit`: what is left, and the whole seconds until there is more; 0.0 leaves them out."""
-    until = f";t={ceil(wait_s)}" if wait_s > 0.0 else ""
-    return f'"{bound.name}";r={_shown(bound, max(0, int(remaining)))}{until}'
-
-
-def _shown(bound: Bound, units: int) -> int:
-    return units // 1000 if bound.counts is Counts.COMPUTE_US else units
+    left = 0 if remaining < 0.0 else int(remaining)
+    if bound.counts is Counts.COMPUTE_US:
+        left //= 1000
+    return f'"{bound.name}";r={left};t={ceil(wait_s)}' if wait_s > 0.0 else f'"{bound.name}";r={left}'

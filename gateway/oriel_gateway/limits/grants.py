@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from oriel_gateway.errors import Refused
 from oriel_gateway.limits.meters import Meter
-from oriel_gateway.limits.words import headers
+from oriel_gateway.limits.words import states
 from oriel_policies.documents import Tenant
 from oriel_policies.limits import Counts
 
@@ -121,4 +121,8 @@ class Grant:
 
     def headers(self, now: float) -> tuple[tuple[str, str], ...]:
         """`RateLimit-Policy` and `RateLimit` for the answer."""
-        return headers(self._meters, self._policies, now) if self._meters else ()
+        return ("ratelimit-policy", self._policies), ("ratelimit", states(self._meters, now))
+
+    def lines(self, now: float) -> bytes:
+        """The same as lines of an HTTP head."""
+        return f"ratelimit-policy: {self._policies}\r\nratelimit: {states(self._meters, now)}".encode("ascii")

@@ -61,9 +61,10 @@ class RateMeter:
         raise AssertionError("a rate has no slots")
 
     def left(self, now: float) -> tuple[float, float]:
-        assert self.bound.rate is not None
-        left = self._gcra.remaining(self.bound.rate, now)
-        return left, max(0.0, self._gcra.arrival - now)
+        rate, gcra = self.bound.rate, self._gcra
+        assert rate is not None
+        wait_s = gcra.arrival - now
+        return gcra.remaining(rate, now), wait_s if wait_s > 0.0 else 0.0
 
     def idle(self, now: float) -> bool:
         """Whether forgetting this meter forgives nothing."""

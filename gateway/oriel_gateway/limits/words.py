@@ -7,7 +7,7 @@ from oriel_gateway.limits.meters import Meter
 from oriel_policies.calendar import Period
 from oriel_policies.limits import Bound, Counts, policy_item, state_item
 
-__all__ = ["MAX_ITEMS", "headers", "refusal"]
+__all__ = ["MAX_ITEMS", "policy", "refusal", "states"]
 
 MAX_ITEMS = 8  # policies named on one answer
 _DAYS = {Period.DAY: 1, Period.MONTH: 31}
@@ -49,7 +49,6 @@ def policy(bound: Bound) -> str:
     return policy_item(bound, _DAYS[bound.period] * 86400.0 if bound.period else 0.0)
 
 
-def headers(meters: list[Meter], policies: str, now: float) -> tuple[tuple[str, str], tuple[str, str]]:
-    """The headers of an answer. policies: the joined `policy` of the same meters."""
-    states = ", ".join([state_item(meter.bound, *meter.left(now)) for meter in meters[:MAX_ITEMS]])
-    return ("ratelimit-policy", policies), ("ratelimit", states)
+def states(meters: list[Meter], now: float) -> str:
+    """The value of `RateLimit` on an answer."""
+    return ", ".join([state_item(meter.bound, *meter.left(now)) for meter in meters[:MAX_ITEMS]])
