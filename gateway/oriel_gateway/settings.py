@@ -27,6 +27,6 @@ class Settings:
     grpc_endpoints: Addresses = field(default_factory=dict)
     trace_sample_ratio: float = 1.0
     quota_file: Path | None = None
-    limiter: str = "embedded"
+    limiter: str = field(default="embedded", repr=False)
     limiter_password: str | None = field(default=None, repr=False)
     limiter_replicas: int = 1

@@ -3,7 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oriel_gateway.limits.leased import LeasedMeter, LeasedQuota, LeasedRate, LeasedSlots, leased_meter
+from oriel_gateway.limits.leased import LeasedMeter
+from oriel_gateway.limits.leased_kinds import LeasedQuota, LeasedRate, LeasedSlots, leased_meter
 from oriel_gateway.limits.meters import ASK
 from oriel_policies.calendar import CalendarClock, Period
 from oriel_policies.documents import RateLimit

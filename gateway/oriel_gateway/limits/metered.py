@@ -5,13 +5,16 @@ Where the meters count, here or in a ledger that others share, is the business o
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 from oriel_gateway.limits.grants import Grant
 from oriel_gateway.limits.meters import ASK, Meter
 from oriel_gateway.limits.words import MAX_ITEMS, policy, refusal
 from oriel_gateway.targets import Target
 from oriel_policies.admission import Charges
-from oriel_policies.documents import Allowance, Tenant
+from oriel_policies.documents import Allowance, Selector, Tenant
 from oriel_policies.limits import Bound, Counts, bounds
 
 __all__ = ["MAX_ACCOUNTS", "MeteredLimiter"]
@@ -21,16 +24,47 @@ _LOOKED_AT = 4  # accounts that are looked at for each new one, once there are m
 _MANY = 10_000
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What follows from the numbers of an allowance; thousands of tenants have the same."""
+
+    bounds: tuple[Bound, ...]
+    policies: str
+    compute: bool
+
+
 class _Account:
     """An allowance of one tenant. Its meters outlive a reload of the documents, so that it forgives nothing."""
 
-    __slots__ = ("allowance", "compute", "meters", "policies")
+    __slots__ = ("allowance", "meters", "plan")
 
-    def __init__(self, allowance: Allowance, meters: tuple[Meter, ...]) -> None:
+    def __init__(self, allowance: Allowance, plan: _Plan, meters: tuple[Meter, ...]) -> None:
         self.allowance = allowance
+        self.plan = plan
         self.meters = meters
-        self.compute = any(meter.bound.counts is Counts.COMPUTE_US for meter in meters)
-        self.policies = ", ".join(policy(meter.bound) for meter in meters[:MAX_ITEMS])
+
+
+@lru_cache(maxsize=4096)
+def _plan(numbers: tuple[Any, ...]) -> _Plan:
+    name, rate, concurrency, bandwidth, requests_day, requests_month, compute_day, compute_month = numbers
+    found = bounds(
+        Allowance(
+            name=name,
+            selector=Selector(),
+            rate=rate,
+            concurrency=concurrency,
+            bandwidth=bandwidth,
+            requests_per_day=requests_day,
+            requests_per_month=requests_month,
+            compute_ms_per_day=compute_day,
+            compute_ms_per_month=compute_month,
+        )
+    )
+    return _Plan(
+        found,
+        ", ".join(policy(bound) for bound in found[:MAX_ITEMS]),
+        any(bound.counts is Counts.COMPUTE_US for bound in found),
+    )
 
 
 class MeteredLimiter:
@@ -68,7 +102,8 @@ class MeteredLimiter:
             account = self._accounts.get((name, allowance.name))
             if account is None or account.allowance is not allowance:
                 account = self._account(name, allowance, now)
-            if account.compute and not amounts[2]:
+            plan = account.plan
+            if plan.compute and not amounts[2]:
                 amounts = (1, size_bytes, max(1, int(self._charges.estimate(target.route, name) * 1e6)))
             for meter in account.meters:
                 wait_s = meter.take(amounts[meter.bound.counts], now)
@@ -80,7 +115,7 @@ class MeteredLimiter:
                     for other in taken:
                         other.undo(amounts[other.bound.counts], now)
                     raise refusal(meter, wait_s, now)
-            policies = f"{policies}, {account.policies}" if policies else account.policies
+            policies = f"{policies}, {plan.policies}" if policies else plan.policies
         grant = Grant(self, taken, amounts, policies, name, target.route, now)
         if asked is not None:
             self._ask(grant, asked, amounts, now)
@@ -100,14 +135,21 @@ class MeteredLimiter:
         key = (tenant, allowance.name)
         known = self._accounts.get(key)
         old = {} if known is None else {meter.bound.name: meter for meter in known.meters}
+        a = allowance
+        plan = _plan(
+            (
+                *(a.name, a.rate, a.concurrency, a.bandwidth, a.requests_per_day, a.requests_per_month),
+                *(a.compute_ms_per_day, a.compute_ms_per_month),
+            )
+        )
         meters = []
-        for bound in bounds(allowance):
+        for bound in plan.bounds:
             meter = old.get(bound.name) or self._make(tenant, bound)
             meter.bound = bound
             meters.append(meter)
         if known is None and len(self._accounts) >= min(_MANY, self._max_accounts):
             self._make_room(now)
-        account = self._accounts[key] = _Account(allowance, tuple(meters))
+        account = self._accounts[key] = _Account(allowance, plan, tuple(meters))
         return account
 
     def _make_room(self, now: float) -> None:

@@ -6,7 +6,8 @@ from time import monotonic, time
 
 from oriel_gateway.limits.courier import BUDGET_S, Courier
 from oriel_gateway.limits.grants import Grant
-from oriel_gateway.limits.leased import LeasedMeter, leased_meter
+from oriel_gateway.limits.leased import LeasedMeter
+from oriel_gateway.limits.leased_kinds import leased_meter
 from oriel_gateway.limits.ledger import Ledger
 from oriel_gateway.limits.metered import MAX_ACCOUNTS, MeteredLimiter
 from oriel_gateway.limits.meters import Meter
