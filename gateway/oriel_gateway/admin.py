@@ -7,6 +7,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from oriel_gateway.core import Gateway
+from oriel_gateway.limits import SharedLimiter
+from oriel_gateway.limits.metrics import CourierCollector
 from oriel_gateway.stats import StatsCollector
 from oriel_wire.engine.control import health_routes
 
@@ -17,6 +19,8 @@ def admin_app(gateway: Gateway) -> Starlette:
     """`/health/live`, `/health/ready`, `/metrics`, `/queues`."""
     registry = CollectorRegistry()
     registry.register(StatsCollector(gateway.stats, lambda: gateway.pools))
+    if isinstance(gateway.limiter, SharedLimiter):
+        registry.register(CourierCollector(gateway.limiter.courier))
 
     def ready() -> tuple[bool, str]:
         return not gateway.draining, "the gateway is shutting down" if gateway.draining else ""

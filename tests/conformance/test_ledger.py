@@ -7,13 +7,15 @@ from time import time
 
 import pytest
 
+from oriel_gateway.limits import redis_ledger
 from oriel_gateway.limits.ledger import SLOT_TTL_S, Ledger, MemoryLedger
 from oriel_gateway.limits.redis_ledger import PREFIX, RedisLedger
 from oriel_policies.ledger import RATE, SLOTS, WINDOW, Answer, Ask
 
 from .redis_server import PASSWORD, redis_server
 
-HOUR_US = 3.6e9
+HOUR_US = 3_600_000_000
+DAY_US = 24 * HOUR_US
 
 
 class Pair:
@@ -160,15 +162,25 @@ async def test_gateways_are_counted(ledgers: Pair) -> None:
     assert await ledgers.one.hello() == 2
 
 
-async def test_a_memory_ledger_and_redis_answer_alike_whatever_is_asked() -> None:
-    """500 random calls; steps of an hour make the time between two of them not count."""
+async def test_a_memory_ledger_and_redis_answer_alike_whatever_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """600 random calls while the ledgers' clock runs, jumps days ahead and is set back."""
+    clock = {"us": 1_790_000_000_000_000}
+    plain = redis_ledger._arguments
+    told = "local time = {ARGV[#ARGV - 1], ARGV[#ARGV]}"
+    script = redis_ledger._SCRIPT.replace("local time = redis.call('TIME')", told)
+    assert told in script
+    monkeypatch.setattr(redis_ledger, "_SCRIPT", script)
+    monkeypatch.setattr(redis_ledger, "_arguments", lambda asks: [*plain(asks), *divmod(clock["us"], 1_000_000)])
     chance = random.Random(4)
     async with redis_server() as server:
         theirs = {name: RedisLedger(server.url, holder=name, password=PASSWORD) for name in ("one", "two")}
-        memory = MemoryLedger(lambda: time() * 1e6)
+        memory = MemoryLedger(lambda: clock["us"])
         ours = {name: memory.seat(name) for name in ("one", "two")}
         seen: dict[str, Answer] = {}
-        for _ in range(500):
+        for _ in range(600):
+            clock["us"] += chance.choice(
+                [1000, 1000, 700_000, 5_000_000, 3_600_000_000, 20 * DAY_US, -HOUR_US, -DAY_US]
+            )
             asks = []
             for key in chance.sample(["r", "s", "w", "m"], chance.randint(1, 4)):
                 need = chance.choice([0, 0, 1, 2, 7])
@@ -176,19 +188,19 @@ async def test_a_memory_ledger_and_redis_answer_alike_whatever_is_asked() -> Non
                 if key == "r":
                     asks.append(rate(spent=chance.choice([0, 0, 3, 30]), **more))
                 elif key == "s":
-                    asks.append(slots(limit=6, **more))
+                    asks.append(slots(limit=6, spent=chance.choice([0, 0, 1, -1]), **more))
                 else:
-                    last = seen.get(key)
-                    known = {} if last is None else {"number": last.number, "used": last.used + chance.choice([0, 2])}
-                    step = 1.0 if key == "m" else 0.0
-                    # The identities differ between the two ledgers: 1 stands for "another one".
-                    asks.append(window(key, limit=40, step=step, born=chance.choice([1, 0]), **known, **more))
+                    known = {}
+                    if (last := seen.get(key)) is not None:
+                        known = {"number": last.number, "used": last.used + chance.choice([0, 2]), "born": last.born}
+                        known["born"] -= chance.choice([0, 0, 1])
+                    asks.append(window(key, limit=40, step=1.0 if key == "m" else 0.0, **known, **more))
             name = chance.choice(["one", "two"])
             left, right = await ask(ours[name], *asks), await ask(theirs[name], *asks)
             for question, mine, other in zip(asks, left, right, strict=True):
-                assert (mine.granted, mine.used) == (other.granted, other.used), question
-                assert mine.number == other.number
-                assert abs(mine.wait_us - other.wait_us) < 10e6 and abs(mine.ends_us - other.ends_us) < 10e6
+                assert (mine.granted, mine.used, mine.number) == (other.granted, other.used, other.number), question
+                assert mine.born == other.born
+                assert abs(mine.wait_us - other.wait_us) < 10 and abs(mine.ends_us - other.ends_us) < 10
                 assert abs(mine.left - other.left) < 0.01
                 if question.kind == WINDOW:
                     seen[question.key] = mine

@@ -7,10 +7,13 @@ tests/bench/limits_redis.py.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
+from time import time
 
 import pytest
 
+from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.limits import SharedLimiter
+from oriel_gateway.limits.metrics import CourierCollector
 from oriel_gateway.limits.redis_ledger import RedisLedger
 
 from .desk import Desk
@@ -169,3 +172,35 @@ async def test_slots_are_shared_and_those_of_a_dead_gateway_run_out(monkeypatch:
                 await asyncio.sleep(0.02)
         for limiter in limiters:
             await limiter.close()
+
+
+async def test_r14_clocks_of_gateways_that_differ_change_nothing() -> None:
+    async with redis_server() as server:
+        limiters = [
+            SharedLimiter(
+                RedisLedger(server.url, holder=name, password=PASSWORD),
+                replicas=2,
+                budget_s=2.0,
+                wall=lambda ahead_s=ahead_s: time() + ahead_s,  # type: ignore[misc]
+            )
+            for name, ahead_s in (("one", 0.0), ("two", 40 * 86400.0))
+        ]
+        limits = "limit = { requests_per_day = 6, requests_per_month = 100, requests_per_s = 0.01, burst = 6 }"
+        one, two = (Desk(limiter, limits) for limiter in limiters)
+        assert [await desk.admitted() for desk in (one, two) * 4] == [True] * 6 + [False] * 2
+        until_midnight = 86400 - time() % 86400
+        with pytest.raises(Refused) as caught:
+            await two.take()
+        told = caught.value
+        assert told.outcome is Outcome.RATE_LIMITED or abs((told.retry_after_s or 0) - until_midnight) < 3
+        for limiter in limiters:
+            await limiter.close()
+
+
+async def test_metrics_say_whether_the_ledger_is_asked() -> None:
+    async with rig(LOW) as it:
+        await it.settled()
+        families = {family.name: family for family in CourierCollector(it.limiters[0].courier).collect()}
+        values = {name: family.samples[0].value for name, family in families.items()}
+        assert values["oriel_gateway_limiter_up"] == 1 and values["oriel_gateway_limiter_replicas"] == 2
+        assert values["oriel_gateway_limiter_batches"] > 0

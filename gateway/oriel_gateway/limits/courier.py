@@ -8,7 +8,7 @@ beat, once a second, tries whether the ledger is back. No call ever waits for th
 
 import asyncio
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Protocol
@@ -27,7 +27,8 @@ BEAT_S = 1.0
 PROBE_S = 0.9  # with the tick it is looked at, about once a second
 TICK_S = 0.0625
 CLOSE_S = 0.25
-MAX_BATCH = 256
+MAX_BATCH = 64  # what one turn of the loop can put together well within the budget
+MAX_TICKED = 2000  # meters looked at per tick; the others are next
 MAX_LANES = 4  # batches within their budget
 MAX_UNDER_WAY = 16
 MAX_WAITING = 100_000
@@ -55,7 +56,10 @@ class Reporting(Protocol):
 
 
 class Courier:
-    """Single writer: the loop it is opened on. replicas: gateways to reckon with until the ledger says a number."""
+    """Single writer: the loop it is opened on. replicas: gateways to reckon with until the ledger says a number.
+
+    share: what this gateway may admit alone of every limit while nobody can be asked.
+    """
 
     def __init__(
         self, ledger: Ledger, *, replicas: int = 1, budget_s: float = BUDGET_S, clock: Callable[[], float] = monotonic
@@ -66,8 +70,9 @@ class Courier:
         self._breaker = Breaker(probe_s=PROBE_S)
         self._least = max(1, replicas)
         self.replicas = self._least
+        self.share = _share(self._least)
         self._waiting: deque[tuple[Question, Done]] = deque()
-        self._active: dict[Reporting, None] = {}
+        self._active: OrderedDict[Reporting, None] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self._lanes = 0
         self._pumping = False
@@ -82,16 +87,6 @@ class Courier:
     def up(self) -> bool:
         """Whether the ledger is asked at all."""
         return self._breaker.closed
-
-    @property
-    def share(self) -> float:
-        """What this gateway may admit alone of every limit while nobody can be asked.
-
-        1 / N x min(1.5, N / 2), at least 1 / N: all N together stay within 1.5 x the limit if all have lost the ledger,
-        and also if one alone has, while the others go on admitting the whole limit.
-        """
-        replicas = self.replicas
-        return max(1.0, min(MAX_SHARE, replicas / 2)) / replicas
 
     def active(self, meter: Reporting) -> None:
         """Tick this meter until it is quiet."""
@@ -196,12 +191,13 @@ class Courier:
             self._tasks.add(task)
             task.add_done_callback(self._carried)
         up = self.up
-        for meter in list(self._active):
+        for _ in range(min(len(self._active), MAX_TICKED)):
+            meter, _ = self._active.popitem(last=False)
             ask = meter.tick(now) if up else None
             if ask is not None:
                 self.send(meter.tenant, [ask], self._reported(meter, ask))
-            elif meter.quiet(now):
-                del self._active[meter]
+            if ask is not None or not meter.quiet(now):
+                self._active[meter] = None
         if not self._closed:
             self._ticking = asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
@@ -213,7 +209,9 @@ class Courier:
         try:
             async with asyncio.timeout(self._budget_s if probe else LOST_S):
                 replicas = await self._ledger.hello()
-            self.replicas = max(self._least, replicas)
+            if self.replicas != max(self._least, replicas):
+                self.replicas = max(self._least, replicas)
+                self.share = _share(self.replicas)
             if probe:
                 self._succeeded()
         except (LedgerLost, TimeoutError) as error:
@@ -242,3 +240,12 @@ class Courier:
         self._breaker.succeeded(self._clock())
         if self.up and not was:
             _log.info("the limiter's ledger answers again, %d gateways share it", self.replicas)
+
+
+def _share(replicas: int) -> float:
+    """What each of N gateways may admit of every limit while it cannot ask: 1 / N x min(1.5, N / 2), and >= 1 / N.
+
+    All of them stay within 1.5 x the limit together if all have lost the ledger, and also if one alone has, while the
+    others go on admitting the whole limit.
+    """
+    return max(1.0, min(MAX_SHARE, replicas / 2)) / replicas

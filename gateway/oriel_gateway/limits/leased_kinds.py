@@ -19,12 +19,13 @@ _QUOTA_PART = 8  # at most this part of what is left of a quota is leased at a t
 class LeasedRate(LeasedMeter):
     """Requests or bytes a second. spent: handed out alone and not reported yet."""
 
-    __slots__ = ("_local", "_spent")
+    __slots__ = ("_local", "_shared", "_spent")
     kind = RATE
 
     def __init__(self, bound: Bound, tenant: str, courier: Courier) -> None:
         super().__init__(bound, tenant, courier)
         self._local = Gcra()
+        self._shared: tuple[RateLimit | None, float, RateLimit] | None = None
         self._spent = 0
 
     def use(self, units: int, now: float) -> None:
@@ -81,8 +82,13 @@ class LeasedRate(LeasedMeter):
 
     def _share(self) -> RateLimit:
         rate, share = self.bound.rate, self._courier.share
+        known = self._shared
+        if known is not None and known[0] is rate and known[1] == share:
+            return known[2]
         assert rate is not None
-        return RateLimit(requests_per_s=rate.requests_per_s * share, burst=max(1, int(rate.burst * share)))
+        alone = RateLimit(requests_per_s=rate.requests_per_s * share, burst=max(1, int(rate.burst * share)))
+        self._shared = (rate, share, alone)
+        return alone
 
 
 class LeasedSlots(LeasedMeter):
@@ -117,7 +123,7 @@ class LeasedSlots(LeasedMeter):
         self._hold_s += 0.1 * (held_s - self._hold_s)
         if self.balance > 0 and not self._asking and self._courier.up and not self._leases():
             ask = self._return(now)
-            self._courier.send(self.tenant, [ask], lambda got: self.ended(ask, got[0] if got else None, self._used_s))
+            self._courier.send(self.tenant, [ask], lambda got: self.ended(ask, got[0] if got else None, now))
 
     def idle(self, now: float) -> bool:
         return super().idle(now) and not self.inflight

@@ -4,7 +4,7 @@ A record is one key, `PREFIX{tenant}bound`: the braces put all records of a tena
 stays atomic behind a proxy of a cluster. A password is taken from the environment and is never part of a message.
 """
 
-import logging
+import asyncio
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
@@ -20,11 +20,10 @@ from oriel_policies.ledger import Answer, Ask
 
 __all__ = ["PREFIX", "RedisLedger"]
 
-_log = logging.getLogger(__name__)
-
 PREFIX = "oriel:"
 MAX_CONNECTIONS = 24
 CONNECT_S = 0.5
+GOODBYE_S = 0.1
 _SCRIPT = files("oriel_gateway.limits").joinpath("ledger.lua").read_text()
 _HELLO = """local time = redis.call('TIME')
 redis.call('ZADD', KEYS[1], time[1], ARGV[1])
@@ -86,6 +85,11 @@ class RedisLedger:
             raise LedgerLost(type(error).__name__) from error
 
     async def close(self) -> None:
+        try:
+            async with asyncio.timeout(GOODBYE_S):
+                await self._redis.zrem(f"{PREFIX}gateways", self._holder)
+        except (RedisError, OSError, TimeoutError):
+            pass  # it will be missed after PRESENCE_S
         await self._redis.aclose()
 
     async def _load(self) -> None:
