@@ -9,8 +9,8 @@ none gets anything. What they report counts in any case. Negative `owed` gives u
 Records, times in microseconds of the ledger's own clock (so that the gateways' clocks do not matter):
     rate     the theoretical arrival time of GCRA, and when it was written: if the ledger's clock was set back since, as
              after a failover, the debt is what it was
-    slots    what each holder has, each with an expiry: a gateway that died frees its slots; one whose own count differs
-             from the answer's says so in `spent`
+    slots    what each holder has, each with an expiry: a gateway that died frees its slots; one that has no other ask
+             under way says what it has by its own count, and that count holds: after a flush, an expiry, a lost answer
     window   which calendar window (UTC), what is used of it, and an identity. Askers show what they saw last: a ledger
              that was flushed takes the largest of those, so that a quota is not handed out twice
 
@@ -34,7 +34,8 @@ class Ask:
     """About one record; see the module's head. All amounts in units.
 
     key: the record's name within its tenant. limit: burst, slots or units of the window.
-    step: rate: microseconds per unit; window: 0 for days, 1 for months. number, born, used: of a window, as last seen.
+    step: rate: microseconds per unit; window: 0 for days, 1 for months. number, born, used: of a window, as last seen;
+    of slots: used is the asker's own count if number >= 0.
     """
 
     key: str
@@ -120,7 +121,8 @@ def _report(record: Record, ask: Ask, holder: str, ttl_us: float, now_us: float)
                 del record.holders[name]
             elif name != holder:
                 others += slots
-        mine = max(0.0, record.holders.get(holder, (0.0, 0.0))[0] + ask.owed + ask.spent)
+        mine = ask.used if ask.number >= 0 else record.holders.get(holder, (0.0, 0.0))[0]
+        mine = max(0.0, mine + ask.owed)
         record.holders[holder] = (mine, now_us + ttl_us)
         return ask.limit - others - mine
     number = window_number(Period.MONTH if ask.step else Period.DAY, now_us / _US)

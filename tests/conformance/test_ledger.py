@@ -188,7 +188,7 @@ async def test_a_memory_ledger_and_redis_answer_alike_whatever_is_asked(monkeypa
                 if key == "r":
                     asks.append(rate(spent=chance.choice([0, 0, 3, 30]), **more))
                 elif key == "s":
-                    asks.append(slots(limit=6, spent=chance.choice([0, 0, 1, -1]), **more))
+                    asks.append(slots(limit=6, number=chance.choice([-1, 0]), used=chance.randint(0, 4), **more))
                 else:
                     known = {}
                     if (last := seen.get(key)) is not None:

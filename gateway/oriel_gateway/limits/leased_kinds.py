@@ -94,14 +94,14 @@ class LeasedRate(LeasedMeter):
 class LeasedSlots(LeasedMeter):
     """Calls at once. What the ledger has for this gateway is `inflight + balance`, always."""
 
-    __slots__ = ("_drift", "_hold_s", "inflight")
+    __slots__ = ("_hold_s", "_unsure", "inflight")
     kind = SLOTS
 
     def __init__(self, bound: Bound, tenant: str, courier: Courier) -> None:
         super().__init__(bound, tenant, courier)
         self.inflight = 0
         self._hold_s = 0.0
-        self._drift = 0  # slots that the ledger has too few of; after a flush, an expiry or a lost answer
+        self._unsure = False  # an answer was lost: nobody knows what the ledger did
 
     def use(self, units: int, now: float) -> None:
         self.balance -= units
@@ -129,15 +129,20 @@ class LeasedSlots(LeasedMeter):
         return super().idle(now) and not self.inflight
 
     def _ask(self, now: float) -> Ask:
-        ask = Ask(key=self.bound.name, kind=SLOTS, limit=self.bound.limit, step=0.0, spent=self._drift)
-        self._drift = 0
-        return ask
+        return Ask(
+            key=self.bound.name,
+            kind=SLOTS,
+            limit=self.bound.limit,
+            step=0.0,
+            number=-1 if self._asking else 0,
+            used=self.inflight + self.balance,
+        )
 
     def _most(self) -> int:
         return self.bound.limit // (4 * self._courier.replicas)
 
     def _reports(self, now: float) -> bool:
-        return self._drift != 0 or (self.inflight + self.balance > 0 and now >= self._last_ask_s + RENEW_S)
+        return self._unsure or (self.inflight + self.balance > 0 and now >= self._last_ask_s + RENEW_S)
 
     def _keeps_s(self) -> float:
         return LEASE_S if self._leases() else 0.0
@@ -151,12 +156,9 @@ class LeasedSlots(LeasedMeter):
     def wait(self, answer: Answer, now: float) -> float:
         return self._wait(now)
 
-    def _learned(self, answer: Answer, now: float) -> None:
-        if not self._asking:
-            self._drift = self.inflight + self.balance - int(answer.used)
-
-    def left(self, now: float) -> tuple[float, float]:
-        return max(0.0, self._left + self.balance), 0.0
+    def ended(self, ask: Ask, answer: Answer | None, now: float) -> None:
+        super().ended(ask, answer, now)
+        self._unsure = answer is None or (self._unsure and ask.number < 0)
 
 
 class LeasedQuota(LeasedMeter):

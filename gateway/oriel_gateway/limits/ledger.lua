@@ -66,7 +66,8 @@ for i, key in ipairs(KEYS) do
         others = others + slots
       end
     end
-    ask.mine = math.max(0, mine + ask.owed + ask.spent)
+    if ask.number >= 0 then mine = ask.used end
+    ask.mine = math.max(0, mine + ask.owed)
     ask.free = ask.limit - others - ask.mine
   else
     local today = math.floor(now / 86400000000)
