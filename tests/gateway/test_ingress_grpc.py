@@ -1,6 +1,7 @@
 """The gRPC pass-through with an unmodified tritonclient in front and a scripted gRPC server behind."""
 
 import asyncio
+import re
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -182,7 +183,7 @@ async def test_limits_are_counted_given_back_and_told(shared: bool) -> None:
     """The same over gRPC, also where the limiter's ledger has to be asked first."""
     backend = Backend()
     limits = (
-        "limit = { concurrency = 1, bytes_per_s = 1000, bytes_burst = 1000 }\n"
+        "limit = { concurrency = 1, compute_ms_per_day = 10000, bytes_per_s = 1000, bytes_burst = 1000 }\n"
         'limits = [{ model = "digits", requests_per_day = 1 }]'
     )
     extra = f'[tenants.t]\ntier = "gold"\nmodels = ["*"]\nkeys = [{{ sha256 = "{digest("key-t")}" }}]\n{limits}\n'
@@ -195,8 +196,10 @@ async def test_limits_are_counted_given_back_and_told(shared: bool) -> None:
             return bytes(request.SerializeToString())
 
         first = call(message("digits"), metadata=key)
-        await first
+        moved = len(message("digits")) + len(await first)
         trailing = dict(await first.trailing_metadata())
+        left = int(re.findall(r'"bytes";r=([0-9]+)', trailing["ratelimit"])[0])
+        assert 1000 - moved <= left <= 1000 - moved + 100, "both ways, and a little has been refilled"
         assert '"concurrency";q=1;qu="concurrent-requests"' in trailing["ratelimit-policy"]
         assert '"model:digits/requests-day";r=0;' in trailing["ratelimit"]
         with pytest.raises(aio.AioRpcError) as caught:
@@ -221,6 +224,10 @@ async def test_limits_are_counted_given_back_and_told(shared: bool) -> None:
                 except aio.AioRpcError as error:
                     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
                 await asyncio.sleep(0.01)
+        # What calls held a permit for was charged: less than the 10 ms each that were expected, but not nothing.
+        account = core.limiter._accounts["t", "all"]  # type: ignore[attr-defined]
+        used_us = 10_000_000 - next(m for m in account.meters if m.bound.period).left(monotonic())[0]
+        assert 0 < used_us < 10_000_000
         with pytest.raises(aio.AioRpcError, match="bytes per second"):
             await asyncio.sleep(0.2)
             await call(message("d"), metadata=key)

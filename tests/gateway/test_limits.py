@@ -4,7 +4,7 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from time import time
+from time import monotonic, time
 
 import pytest
 
@@ -224,6 +224,48 @@ async def test_bytes_both_ways_are_counted(up: Upstream) -> None:
         client.writer.write(body.encode() + b"1388\r\n" + bytes(5000) + b"\r\n0\r\n\r\n")
         assert (await client.reply()).status == 200
         assert (await client.ask(INFER, bytes(1000), key="key-t")).status == 429
+
+
+async def test_a_streamed_answer_is_counted_as_it_passes(up: Upstream) -> None:
+    more = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n")
+        await more.wait()
+        writer.write(b"1388\r\n" + bytes(5000) + b"\r\n")
+        await reader.read()  # until the gateway leaves: the stream goes on
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    files = on(server.sockets[0].getsockname()[1], tenant_t("limit = { bytes_per_s = 10, bytes_burst = 1000 }"))
+    async with gateway(files) as (port, core), Client(port) as client:
+        client.send(INFER, b"x", key="key-t")
+        await client.reader.readuntil(b"\r\n\r\n1\r\nx\r\n")
+        target = core.target(core.snapshot.tenants["t"], b"l", "POST", INFER, "")
+        assert core.limiter.take(core.snapshot.tenants["t"], target, 10, monotonic())
+        more.set()
+        await client.reader.readexactly(5000)
+        with pytest.raises(Refused):  # while the stream goes on
+            core.limiter.take(core.snapshot.tenants["t"], target, 10, monotonic())
+    server.close()
+    await server.wait_closed()
+
+
+async def test_the_charge_a_server_reports_is_what_the_quota_pays(up: Upstream) -> None:
+    async def answer(_: Seen) -> bytes:
+        return b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx-oriel-cost-us: 400000\r\n\r\nok"
+
+    up.answer = answer
+    files = on(up.port, tenant_t("limit = { compute_ms_per_day = 1000 }"))
+    async with gateway(files) as (port, _), Client(port) as client:
+        left = []
+        for _ in range(2):
+            reply = await client.ask(INFER, b"x", key="key-t")
+            left.append(int(reply.headers["ratelimit"].split(";r=")[1].split(";")[0]))
+        assert left == [990, 200], "10 ms are reserved at first, then 400 were paid and 400 are expected"
+        assert (await client.ask(INFER, b"x", key="key-t")).status == 429
 
 
 async def test_quotas_survive_a_restart(tmp_path: Path) -> None:
