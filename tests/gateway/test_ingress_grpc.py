@@ -192,7 +192,7 @@ async def test_limits_are_counted_given_back_and_told(shared: bool) -> None:
         key = (("x-api-key", "key-t"),)
 
         def message(model: str, size: int = 8) -> bytes:
-            request = service_pb2.ModelInferRequest(model_name=model, raw_input_contents=[bytes(size)])
+            request = service_pb2.ModelInferRequest(model_name=model, id="i" * 200, raw_input_contents=[bytes(size)])
             return bytes(request.SerializeToString())
 
         first = call(message("digits"), metadata=key)
