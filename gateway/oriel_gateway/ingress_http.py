@@ -89,7 +89,8 @@ class ClientConnection(ServerConnection):
         self.call = call = Call(gateway, self, head, tenant, target, mark, received_s, deadline)
         if grant is not None:
             call.grant = grant
-            grant.waiter = call
+            if not grant.ready:
+                grant.waiter = call
         if head.expect_continue:
             self.continue_body()
 

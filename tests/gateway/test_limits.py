@@ -1,6 +1,7 @@
 """Allowances on the whole path: what is refused, what is given back, what a client is told, what a restart keeps."""
 
 import asyncio
+import gc
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -398,3 +399,21 @@ async def test_who_leaves_or_expires_while_the_limiter_thinks_holds_nothing(up: 
             while (await client.ask(INFER, b"x", key="key-t")).status != 200:
                 await asyncio.sleep(0.005)
         assert len(up.seen) == 1 and core.pools["p"].admission.inflight == 0
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_a_limited_call_leaves_nothing_for_the_garbage_collector(up: Upstream, shared: bool) -> None:
+    files = on(up.port, tenant_t("limit = { concurrency = 5, requests_per_s = 1000 }"))
+    ledger = MemoryLedger(lambda: time() * 1e6).seat("one")
+    limiter = SharedLimiter(ledger, budget_s=5.0) if shared else EmbeddedLimiter()
+    async with gateway(files, limiter=limiter) as (port, _), Client(port) as client:
+        for collected in (False, True):
+            if collected:
+                gc.collect()
+                gc.disable()
+            try:
+                for _ in range(30):
+                    await client.ask(INFER, b"x", key="key-t")
+                assert not collected or gc.collect() < 30
+            finally:
+                gc.enable()

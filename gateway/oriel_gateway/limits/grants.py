@@ -95,8 +95,8 @@ class Grant:
         """
         meters, self._meters = self._meters, []
         self.over = True
+        self.waiter = None  # it holds this grant: what is over leaves no ring behind
         if not self.ready:
-            self.waiter = None
             for meter in meters:
                 meter.undo(self._amounts[meter.bound.counts], now)
             return
@@ -116,8 +116,9 @@ class Grant:
         """What had to be asked for is taken as well: the call may go on."""
         self._meters.extend(meters)
         self.ready = True
-        if self.waiter is not None:
-            self.waiter.granted()
+        waiter, self.waiter = self.waiter, None
+        if waiter is not None:
+            waiter.granted()
 
     def headers(self, now: float) -> tuple[tuple[str, str], ...]:
         """`RateLimit-Policy` and `RateLimit` for the answer."""

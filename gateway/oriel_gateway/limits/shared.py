@@ -131,8 +131,9 @@ class _Question:
         return not self._grant.over
 
     def _refuse(self, meter: LeasedMeter, wait_s: float, now: float) -> None:
-        if self._grant.waiter is not None:
-            self._grant.waiter.refuse(refusal(meter, wait_s, now))
+        waiter = self._grant.waiter
+        if waiter is not None:
+            waiter.refuse(refusal(meter, wait_s, now))
 
 
 def _idle(meter: Meter, now: float) -> bool:
