@@ -10,6 +10,8 @@ from starlette.routing import Route
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.documents import TokensReport
+from oriel_gateway.limits import SharedLimiter
+from oriel_gateway.limits.metrics import CourierCollector
 from oriel_gateway.stats import StatsCollector
 from oriel_wire.engine.control import health_routes
 
@@ -26,6 +28,8 @@ def admin_app(gateway: Gateway) -> Starlette:
         return gateway.key_sets.report() if gateway.key_sets is not None else []
 
     registry.register(TokensReport(gateway.tokens_refused, key_sets))
+    if isinstance(gateway.limiter, SharedLimiter):
+        registry.register(CourierCollector(gateway.limiter.courier))
 
     def ready() -> tuple[bool, str]:
         return not gateway.draining, "the gateway is shutting down" if gateway.draining else ""

@@ -18,6 +18,8 @@ STATUS = {
     Outcome.METHOD_NOT_ALLOWED: 405,
     Outcome.TOO_LARGE: 413,
     Outcome.RATE_LIMITED: 429,
+    Outcome.CONCURRENCY_LIMITED: 429,
+    Outcome.QUOTA_EXCEEDED: 429,
     Outcome.QUEUE_FULL: 503,
     Outcome.DISPLACED: 503,
     Outcome.UPSTREAM_UNREACHABLE: 502,

@@ -5,13 +5,16 @@ import gc
 import logging
 import signal
 from dataclasses import replace
+from urllib.parse import urlsplit
+from uuid import uuid4
 
 from oriel_gateway.admin import admin_app
 from oriel_gateway.compiler import compile_folder
 from oriel_gateway.core import Gateway
 from oriel_gateway.ingress_grpc import serve_grpc
 from oriel_gateway.ingress_http import ClientConnection
-from oriel_gateway.limiter import EmbeddedLimiter
+from oriel_gateway.limits import EmbeddedLimiter, Limiter, SharedLimiter
+from oriel_gateway.limits.quota_file import QuotaFile
 from oriel_gateway.reload import Reloader
 from oriel_gateway.settings import Settings
 from oriel_gateway.sources import FolderSource
@@ -47,6 +50,26 @@ async def load(settings: Settings) -> Snapshot:
     return replace(snapshot, pools=pools)
 
 
+def _limiter(settings: Settings) -> Limiter:
+    """Raises StartFailed for a limiter that cannot be; one that does not answer is no reason not to start."""
+    if settings.limiter == "embedded":
+        return EmbeddedLimiter(file=QuotaFile(settings.quota_file) if settings.quota_file is not None else None)
+    parts = urlsplit(settings.limiter)
+    if parts.scheme not in ("redis", "rediss") or not parts.hostname:
+        raise StartFailed("the limiter is neither 'embedded' nor redis://HOST:PORT/DB: mend --limiter or ORIEL_LIMITER")
+    try:
+        from oriel_gateway.limits.redis_ledger import RedisLedger
+    except ImportError as error:
+        raise StartFailed("this limiter needs redis-py: pip install 'oriel[redis]'") from error
+    try:
+        ledger = RedisLedger(settings.limiter, holder=uuid4().hex[:12], password=settings.limiter_password)
+    except ValueError as error:
+        raise StartFailed("the limiter's URL has a port or a database that is not a number") from error
+    limiter = SharedLimiter(ledger, replicas=settings.limiter_replicas)
+    limiter.open()
+    return limiter
+
+
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
     """Serve until `stop` is set, then drain. Raises StartFailed before anything is served."""
     source = FolderSource(settings.policies)
@@ -60,7 +83,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     grpc_socket = listen(settings.host, settings.grpc_port, "gateway gRPC")
     admin_socket = listen(settings.admin_host, settings.admin_port, "gateway admin")
     sink = open_sink("oriel-gateway")
-    gateway = Gateway(snapshot, limiter=EmbeddedLimiter(), sink=sink, sample_ratio=settings.trace_sample_ratio)
+    gateway = Gateway(snapshot, limiter=_limiter(settings), sink=sink, sample_ratio=settings.trace_sample_ratio)
     try:
         http: HttpServer = HttpServer(HttpLimits())
         await http.open(lambda: ClientConnection(http, gateway), http_socket)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from oriel_gateway.documents import DocumentsInForce
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.identity import identify, still_valid
-from oriel_gateway.limiter import Limiter
+from oriel_gateway.limits import Limiter
 from oriel_gateway.pools import PoolGate
 from oriel_gateway.stats import Stats
 from oriel_gateway.targets import Target, resolve
@@ -229,6 +229,7 @@ class Gateway:
         """Stop the clock and close idle upstream connections."""
         if self._ticking is not None:
             self._ticking.cancel()
+        await self.limiter.close()
         for gate in (*self.pools.values(), *self.left_pools):
             await gate.close()
 

@@ -20,6 +20,8 @@ class Outcome(StrEnum):
     METHOD_NOT_ALLOWED = "method_not_allowed"
     TOO_LARGE = "too_large"
     RATE_LIMITED = "rate_limited"
+    CONCURRENCY_LIMITED = "concurrency_limited"
+    QUOTA_EXCEEDED = "quota_exceeded"
     QUEUE_FULL = "queue_full"
     DISPLACED = "displaced"
     DEADLINE_EXCEEDED = "deadline_exceeded"

@@ -44,6 +44,8 @@ _CODES = {
     Outcome.METHOD_NOT_ALLOWED: grpc.StatusCode.UNIMPLEMENTED,
     Outcome.TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Outcome.RATE_LIMITED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Outcome.CONCURRENCY_LIMITED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Outcome.QUOTA_EXCEEDED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Outcome.QUEUE_FULL: grpc.StatusCode.UNAVAILABLE,
     Outcome.DISPLACED: grpc.StatusCode.UNAVAILABLE,
     Outcome.UPSTREAM_UNREACHABLE: grpc.StatusCode.UNAVAILABLE,
@@ -150,6 +152,7 @@ class GrpcIngress(_GenericHandler):
                 if method == "ModelStreamInfer":
                     messages = self._authorised_stream(caller, call, first, context)
                     async for answer in call.forward_stream(self._upstreams, path, messages):
+                        call.moved(answer)
                         await context.write(answer)
                     context.set_trailing_metadata(call.answer_metadata())
                 else:
@@ -189,6 +192,7 @@ class GrpcIngress(_GenericHandler):
                     still_valid(caller.key)
                 self._authorise(tenant, message)
                 authorised = self._authorised(call, message)
+                call.moved(message)
             except Refused as refused:
                 call.refuse(refused)
                 return
@@ -203,11 +207,10 @@ class GrpcIngress(_GenericHandler):
         return _Caller(metadata, credentials, mark, received_s, context.time_remaining())
 
     def _identify(self, caller: "_Caller", method: str) -> None:
-        """identify, limit and deadline, from the metadata alone; raises Refused."""
+        """identify and deadline, from the metadata alone; raises Refused."""
         gateway = self._gateway
         caller.key = gateway.identify(caller.credentials)
         caller.tenant = tenant = caller.key.tenant
-        gateway.limiter.take(tenant, caller.received_s)
         if method in _OPERATOR_METHODS and "operator" not in tenant.scopes:
             raise Refused(Outcome.METHOD_NOT_ALLOWED, f"{method} is not offered here")
         caller.deadline = gateway.deadline(tenant, caller.received_s, caller.metadata.get("x-request-timeout-ms"))
@@ -215,7 +218,7 @@ class GrpcIngress(_GenericHandler):
             caller.deadline = min(caller.deadline, caller.received_s + caller.remaining_s)
 
     def _begin(self, caller: "_Caller", method: str, message: bytes) -> GrpcCall:
-        """Authorise the model and route; raises Refused."""
+        """Authorise the model, route and limit; raises Refused."""
         gateway, tenant = self._gateway, caller.tenant
         assert tenant is not None
         model = method in _MODEL_METHODS or method == "ModelStreamInfer"
@@ -231,7 +234,9 @@ class GrpcIngress(_GenericHandler):
             line=b"",
             route=f"model:{name}" if model else "server",
             head_only=False,
+            allowances=tenant.allowances_for("model" if model else "server", name, route.name),
         )
+        grant = gateway.limiter.take(tenant, target, len(message), monotonic()) if target.allowances else None
         return GrpcCall(
             gateway,
             method,
@@ -242,6 +247,7 @@ class GrpcIngress(_GenericHandler):
             len(message),
             caller.received_s,
             caller.deadline,
+            grant,
         )
 
     def _authorise(self, tenant: Tenant, message: bytes) -> tuple[str, str]:

@@ -101,8 +101,11 @@ class PoolGate:
         """A waiter leaves the queue by itself; False when it has a permit already."""
         return self.admission.queue.remove(ticket)
 
-    def leave(self, route: str, tenant: Tenant, ticket: Ticket | None, held_s: float, cost_us: int) -> None:
-        """Give a permit back. held_s: from the permit to the upstream's last byte; cost_us: what it reported, or -1."""
+    def leave(self, route: str, tenant: Tenant, ticket: Ticket | None, held_s: float, cost_us: int) -> float:
+        """Give a permit back; the call's charge in seconds.
+
+        held_s: from the permit to the upstream's last byte; cost_us: what it reported, or -1.
+        """
         admission = self.admission
         actual_s = cost_us * 1e-6 if cost_us >= 0 else held_s / max(1, admission.inflight)
         admission.leave(held_s)
@@ -111,6 +114,7 @@ class PoolGate:
             admission.queue.settle(ticket, actual_s)
         if len(admission.queue):
             self.pump()
+        return actual_s
 
     def pump(self) -> None:
         """Hand out the permits that are free."""

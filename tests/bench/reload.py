@@ -23,7 +23,7 @@ import uvloop
 
 from oriel_gateway.compiler import compile_folder
 from oriel_gateway.core import Gateway
-from oriel_gateway.limiter import EmbeddedLimiter
+from oriel_gateway.limits import EmbeddedLimiter
 from oriel_gateway.reload import Reloader
 from oriel_gateway.sources import FolderSource
 from oriel_wire.trace import ListSink

@@ -8,7 +8,7 @@ import pytest
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Refused
-from oriel_gateway.limiter import EmbeddedLimiter
+from oriel_gateway.limits import EmbeddedLimiter
 from oriel_policies.documents import compile_documents
 from oriel_wire.trace import ListSink
 

@@ -1,10 +1,12 @@
 """The gRPC pass-through with an unmodified tritonclient in front and a scripted gRPC server behind."""
 
 import asyncio
+import re
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from time import monotonic
 from typing import Any
 
 import grpc
@@ -17,7 +19,8 @@ from tritonclient.utils import InferenceServerException
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.ingress_grpc import serve_grpc
-from oriel_gateway.limiter import EmbeddedLimiter
+from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter
+from oriel_gateway.limits.ledger import MemoryLedger
 from oriel_policies.documents import compile_documents
 from oriel_wire.trace import ListSink
 
@@ -68,14 +71,20 @@ class Backend(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic 
 
 @asynccontextmanager
 async def stack(
-    backend: Backend, *, files: Callable[[int], dict[str, bytes]] | None = None, **more: int
+    backend: Backend,
+    *,
+    files: Callable[[int], dict[str, bytes]] | None = None,
+    shared: bool = False,
+    **more: Any,
 ) -> AsyncIterator[tuple[str, Gateway]]:
     server = aio.server()
     server.add_generic_rpc_handlers((backend,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
+    ledger = MemoryLedger(lambda: monotonic() * 1e6).seat("one")
+    limiter = SharedLimiter(ledger, budget_s=2.0) if shared else EmbeddedLimiter()
     set_of = files(port) if files else documents([port], **more)
-    core = Gateway(compile_documents(set_of), limiter=EmbeddedLimiter(), sink=ListSink())
+    core = Gateway(compile_documents(set_of), limiter=limiter, sink=ListSink())
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
     ingress = await serve_grpc(core, sock)
@@ -174,6 +183,64 @@ async def test_too_many_requests_are_resource_exhausted_with_the_wait() -> None:
         cause = caught.value.__context__
         assert isinstance(cause, aio.AioRpcError)
         assert dict(cause.trailing_metadata() or ())["retry-after"] == "2"
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_limits_are_counted_given_back_and_told(shared: bool) -> None:
+    """The same over gRPC, also where the limiter's ledger has to be asked first."""
+    backend = Backend()
+    limits = (
+        "limit = { concurrency = 1, compute_ms_per_day = 10000, bytes_per_s = 1000, bytes_burst = 1000 }\n"
+        'limits = [{ model = "digits", requests_per_day = 1 }]'
+    )
+    extra = f'[tenants.t]\ntier = "gold"\nmodels = ["*"]\nkeys = [{{ sha256 = "{digest("key-t")}" }}]\n{limits}\n'
+    async with stack(backend, shared=shared, extra=extra) as (address, core), aio.insecure_channel(address) as channel:
+        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        key = (("x-api-key", "key-t"),)
+
+        def message(model: str, size: int = 8) -> bytes:
+            request = service_pb2.ModelInferRequest(model_name=model, id="i" * 200, raw_input_contents=[bytes(size)])
+            return bytes(request.SerializeToString())
+
+        first = call(message("digits"), metadata=key)
+        moved = len(message("digits")) + len(await first)
+        trailing = dict(await first.trailing_metadata())
+        left = int(re.findall(r'"bytes";r=([0-9]+)', trailing["ratelimit"])[0])
+        assert 1000 - moved <= left <= 1000 - moved + 100, "both ways, and a little has been refilled"
+        assert '"concurrency";q=1;qu="concurrent-requests"' in trailing["ratelimit-policy"]
+        assert '"model:digits/requests-day";r=0;' in trailing["ratelimit"]
+        with pytest.raises(aio.AioRpcError) as caught:
+            await call(message("digits"), metadata=key)
+        told = dict(caught.value.trailing_metadata())
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert told["x-oriel-reason"] == "quota_exceeded" and int(told["retry-after"]) > 0
+        backend.hold = asyncio.Event()
+        held = call(message("a"), metadata=key)
+        async with asyncio.timeout(5):
+            while len(backend.seen) < 2:
+                await asyncio.sleep(0.001)
+        with pytest.raises(aio.AioRpcError, match="at once"):
+            await call(message("b"), metadata=key)
+        held.cancel()  # who leaves frees the slot
+        backend.hold = None
+        async with asyncio.timeout(5):
+            while True:
+                try:
+                    await call(message("c", 5000), metadata=key)
+                    break
+                except aio.AioRpcError as error:
+                    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+                await asyncio.sleep(0.01)
+        # What calls held a permit for was charged: less than the 10 ms each that were expected, but not nothing.
+        account = core.limiter._accounts["t", "all"]  # type: ignore[attr-defined]
+        used_us = 10_000_000 - next(m for m in account.meters if m.bound.period).left(monotonic())[0]
+        assert 0 < used_us < 10_000_000
+        with pytest.raises(aio.AioRpcError, match="bytes per second"):
+            await asyncio.sleep(0.2)
+            await call(message("d"), metadata=key)
+        async with asyncio.timeout(5):
+            while not idle(core):
+                await asyncio.sleep(0.001)
 
 
 async def test_an_upstreams_own_error_passes_through() -> None:

@@ -11,7 +11,7 @@ from oriel_gateway import key_sets as module
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.key_sets import EARLY_S, STALE_S, KeySets
-from oriel_gateway.limiter import EmbeddedLimiter
+from oriel_gateway.limits import EmbeddedLimiter
 from oriel_policies.documents import Issuer, compile_documents
 from oriel_wire.trace import ListSink
 

@@ -19,7 +19,7 @@ from oriel_gateway import tokens as tokens_module
 from oriel_gateway.core import Gateway
 from oriel_gateway.explain_token import explain_token
 from oriel_gateway.key_sets import KeySets
-from oriel_gateway.limiter import EmbeddedLimiter
+from oriel_gateway.limits import EmbeddedLimiter
 from oriel_gateway.public_keys import parse_key_set
 from oriel_gateway.tokens import Tokens
 from oriel_policies.documents import compile_documents
