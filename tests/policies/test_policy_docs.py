@@ -31,7 +31,7 @@ def snapshot(files: dict[str, bytes]) -> Snapshot:
 
 
 def test_the_examples_are_one_good_set(snapshot: Snapshot) -> None:
-    assert sorted(snapshot.tenants) == ["acme", "birch"] and sorted(snapshot.pools) == ["canary", "triton"]
+    assert sorted(snapshot.tenants) == ["acme", "birch", "dune"] and sorted(snapshot.pools) == ["canary", "triton"]
     assert len(snapshot.keys) == 3 and len(snapshot.routes) == 5
 
 
@@ -145,3 +145,8 @@ def test_a_change_of_any_field_to_another_type_is_named(files: dict[str, bytes])
             assert any(found[1] in path for path in paths), (line, paths)
             tried += 1
     assert tried > 50
+
+
+def test_limits_have_the_scopes_the_page_says(snapshot: Snapshot) -> None:
+    names = [allowance.name for allowance in snapshot.tenants["dune"].allowances]
+    assert names == ["all", "model:llama-*", "service:ocr", "route:digits-canary"]
