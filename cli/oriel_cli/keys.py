@@ -2,22 +2,54 @@
 
 import argparse
 import hashlib
+import re
 import secrets
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
-__all__ = ["add_arguments", "new_key", "run"]
+from oriel_cli.errors import CommandFailed
+from oriel_cli.key_documents import add_key
+
+__all__ = ["add_arguments", "expiry", "new_key", "run"]
 
 KEY_BYTES = 32
+_LASTS = re.compile(r"([1-9][0-9]{0,4})([hdw])\Z")
+_UNITS = {"h": "hours", "d": "days", "w": "weeks"}
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._@-]{0,127}\Z")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    actions.add_parser("new", help="print a fresh key once, and the line for tenants.toml that accepts it")
+    new = actions.add_parser("new", help="print a fresh key once, and the line for tenants.toml that accepts it")
+    new.add_argument("--tenant", help="whose key it will be; needed for --write")
+    new.add_argument("--name", default="", help="what explanations call it, such as the machine that uses it")
+    new.add_argument("--expires", metavar="90d", help="hours, days or weeks from now (12h, 90d, 4w), or a date")
+    new.add_argument(
+        "--write", type=Path, metavar="FILE", help="also add it to the tenant in this document (.toml or .ndjson)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.name and not _NAME.match(args.name):
+        raise CommandFailed("a name has 1 to 128 letters, digits, blanks, dots, dashes, underscores or @")
+    expires = expiry(args.expires, datetime.now(UTC)) if args.expires else None
     key, digest = new_key()
+    if args.write is not None:
+        if not args.tenant:
+            raise CommandFailed("--write needs --tenant NAME: whose key is it?")
+        # Before the key is shown: what was shown has to work.
+        add_key(args.write, args.tenant, digest, name=args.name, expires=expires)
     print(f"key (shown once, give it to the tenant):\n  {key}\n")
-    print(f'for the tenant in tenants.toml:\n  keys = [{{ sha256 = "{digest}" }}]')
+    if args.write is not None:
+        print(f"added to tenant {args.tenant} in {args.write}; a gateway that watches it takes it within a second")
+        return 0
+    fields = [f'sha256 = "{digest}"']
+    if args.name:
+        fields.append(f'name = "{args.name}"')
+    if expires is not None:
+        fields.append(f"expires = {expires:%Y-%m-%dT%H:%M:%SZ}")
+    whose = f"[tenants.{args.tenant}]" if args.tenant else "the tenant"
+    print(f"for {whose} in tenants.toml:\n  keys = [{{ {', '.join(fields)} }}]")
     return 0
 
 
@@ -25,3 +57,18 @@ def new_key() -> tuple[str, str]:
     """A fresh key of 256 random bits and the lower-case hex SHA-256 of its UTF-8 bytes."""
     key = f"oriel_{secrets.token_urlsafe(KEY_BYTES)}"
     return key, hashlib.sha256(key.encode()).hexdigest()
+
+
+def expiry(text: str, now: datetime) -> datetime:
+    """`90d` from `now`, or an ISO date or time (UTC unless it says otherwise). Raises CommandFailed."""
+    match = _LASTS.match(text)
+    try:
+        if match:
+            return (now + timedelta(**{_UNITS[match[2]]: int(match[1])})).replace(microsecond=0)
+        moment = datetime.fromisoformat(text)
+    except (ValueError, OverflowError) as error:
+        raise CommandFailed(f"--expires {text[:40]!r} is neither like 90d nor a date like 2027-01-31") from error
+    moment = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC).replace(microsecond=0)
+    if moment <= now:
+        raise CommandFailed("--expires is in the past")
+    return moment

@@ -1,5 +1,7 @@
 """The gateway's control plane: health, metrics and what is in the queues."""
 
+from typing import Any
+
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -7,6 +9,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from oriel_gateway.core import Gateway
+from oriel_gateway.documents import TokensReport
+from oriel_gateway.limits import SharedLimiter
+from oriel_gateway.limits.metrics import CourierCollector
 from oriel_gateway.stats import StatsCollector
 from oriel_wire.engine.control import health_routes
 
@@ -14,9 +19,17 @@ __all__ = ["admin_app"]
 
 
 def admin_app(gateway: Gateway) -> Starlette:
-    """`/health/live`, `/health/ready`, `/metrics`, `/queues`."""
+    """`/health/live`, `/health/ready`, `/metrics`, `/queues`, `/policies`."""
     registry = CollectorRegistry()
     registry.register(StatsCollector(gateway.stats, lambda: gateway.pools))
+    registry.register(gateway.documents)
+
+    def key_sets() -> list[dict[str, Any]]:
+        return gateway.key_sets.report() if gateway.key_sets is not None else []
+
+    registry.register(TokensReport(gateway.tokens_refused, key_sets))
+    if isinstance(gateway.limiter, SharedLimiter):
+        registry.register(CourierCollector(gateway.limiter.courier))
 
     def ready() -> tuple[bool, str]:
         return not gateway.draining, "the gateway is shutting down" if gateway.draining else ""
@@ -39,4 +52,9 @@ def admin_app(gateway: Gateway) -> Starlette:
             }
         )
 
-    return Starlette(routes=[*health_routes(ready, registry), Route("/queues", queues)])
+    async def policies(_: Request) -> Response:
+        report = gateway.documents.report(gateway.snapshot)
+        return JSONResponse({**report, "key_sets": key_sets()})
+
+    routes = [Route("/queues", queues), Route("/policies", policies)]
+    return Starlette(routes=[*health_routes(ready, registry), *routes])

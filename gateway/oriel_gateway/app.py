@@ -3,16 +3,22 @@
 import asyncio
 import gc
 import logging
+import signal
 from dataclasses import replace
+from urllib.parse import urlsplit
+from uuid import uuid4
 
 from oriel_gateway.admin import admin_app
+from oriel_gateway.compiler import compile_folder
 from oriel_gateway.core import Gateway
 from oriel_gateway.ingress_grpc import serve_grpc
 from oriel_gateway.ingress_http import ClientConnection
-from oriel_gateway.limiter import EmbeddedLimiter
+from oriel_gateway.limits import EmbeddedLimiter, Limiter, SharedLimiter
+from oriel_gateway.limits.quota_file import QuotaFile
+from oriel_gateway.reload import Reloader
 from oriel_gateway.settings import Settings
 from oriel_gateway.sources import FolderSource
-from oriel_policies.documents import Snapshot, compile_documents
+from oriel_policies.documents import Snapshot
 from oriel_policies.errors import BadDocument
 from oriel_wire.engine.control import serve_control
 from oriel_wire.engine.limits import HttpLimits
@@ -28,17 +34,15 @@ _log = logging.getLogger(__name__)
 DRAIN_S = 25.0
 
 
-def load(settings: Settings) -> Snapshot:
-    """The documents of `settings.policies` with the addresses of the command line. Raises StartFailed."""
-    try:
-        snapshot = compile_documents(FolderSource(settings.policies).read())
-    except BadDocument as error:
-        raise StartFailed(f"the policies are not usable: {error}") from error
+async def load(settings: Settings) -> Snapshot:
+    """The documents of `settings.policies` with the addresses of the command line. Raises BadDocument."""
+    snapshot = await compile_folder(settings.policies)
     pools = dict(snapshot.pools)
     for name in {*settings.endpoints, *settings.grpc_endpoints}:
         if name not in pools:
             known = ", ".join(sorted(pools))
-            raise StartFailed(f"no pool is named {name!r}, only {known}: add [pools.{name}] to the policies")
+            reason = f"no pool is named {name!r}, only {known}: add [pools.{name}], the command line names its address"
+            raise BadDocument(settings.policies.name, "pools", reason)
         pools[name] = replace(
             pools[name],
             endpoints=settings.endpoints.get(name, pools[name].endpoints),
@@ -47,16 +51,42 @@ def load(settings: Settings) -> Snapshot:
     return replace(snapshot, pools=pools)
 
 
+def _limiter(settings: Settings) -> Limiter:
+    """Raises StartFailed for a limiter that cannot be; one that does not answer is no reason not to start."""
+    if settings.limiter == "embedded":
+        return EmbeddedLimiter(file=QuotaFile(settings.quota_file) if settings.quota_file is not None else None)
+    parts = urlsplit(settings.limiter)
+    if parts.scheme not in ("redis", "rediss") or not parts.hostname:
+        raise StartFailed("the limiter is neither 'embedded' nor redis://HOST:PORT/DB: mend --limiter or ORIEL_LIMITER")
+    try:
+        from oriel_gateway.limits.redis_ledger import RedisLedger
+    except ImportError as error:
+        raise StartFailed("this limiter needs redis-py: pip install 'oriel[redis]'") from error
+    try:
+        ledger = RedisLedger(settings.limiter, holder=uuid4().hex[:12], password=settings.limiter_password)
+    except ValueError as error:
+        raise StartFailed("the limiter's URL has a port or a database that is not a number") from error
+    limiter = SharedLimiter(ledger, replicas=settings.limiter_replicas)
+    limiter.open()
+    return limiter
+
+
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
     """Serve until `stop` is set, then drain. Raises StartFailed before anything is served."""
-    snapshot = load(settings)
+    source = FolderSource(settings.policies)
+    seen = await asyncio.to_thread(source.stamp)
+    try:
+        snapshot = await load(settings)
+    except BadDocument as error:
+        more = f" (and {len(error.others)} more: `oriel policies check` names them)" if error.others else ""
+        raise StartFailed(f"the policies are not usable: {error}{more}") from error
     certificates = _certificates(settings)
     limits = HttpLimits(max_connections=connection_places(HttpLimits().max_connections))
     http_socket = listen(settings.host, settings.http_port, "gateway HTTP")
     grpc_socket = listen(settings.host, settings.grpc_port, "gateway gRPC")
     admin_socket = listen(settings.admin_host, settings.admin_port, "gateway admin")
     sink = open_sink("oriel-gateway")
-    gateway = Gateway(snapshot, limiter=EmbeddedLimiter(), sink=sink, sample_ratio=settings.trace_sample_ratio)
+    gateway = Gateway(snapshot, limiter=_limiter(settings), sink=sink, sample_ratio=settings.trace_sample_ratio)
     try:
         http: HttpServer = HttpServer(limits)
         tls = certificates.context if certificates is not None else None
@@ -75,12 +105,16 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             grpc.port,
         )
         control_stop = asyncio.Event()
+        reloader = Reloader(gateway, source, lambda: load(settings), seen=seen)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.ask)
         async with asyncio.TaskGroup() as group:
             group.create_task(serve_control(admin_app(gateway), admin_socket, control_stop))
-            watching = group.create_task(certificates.watch()) if certificates is not None else None
+            watching = [group.create_task(reloader.run())]
+            if certificates is not None:
+                watching.append(group.create_task(certificates.watch()))
             await stop.wait()
-            if watching is not None:
-                watching.cancel()
+            for task in watching:
+                task.cancel()
             gateway.draining = True
             await asyncio.gather(http.drain(DRAIN_S), grpc.drain(DRAIN_S))
             control_stop.set()

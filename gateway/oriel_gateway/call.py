@@ -19,6 +19,7 @@ from oriel_gateway.answers import STATUS
 from oriel_gateway.core import Gateway
 from oriel_gateway.cors import dressed
 from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.limits import Grant
 from oriel_gateway.targets import Target
 from oriel_gateway.tracing import Mark, record_call
 from oriel_policies.documents import Tenant
@@ -64,6 +65,8 @@ class Call:
     _endpoint: Endpoint | None = None
     _tried: tuple[Endpoint, ...] = ()
     _retried = False
+    grant: Grant | None = None
+    _collected = False  # the body is here, the limiter's answer is not
 
     def __init__(
         self,
@@ -149,7 +152,18 @@ class Call:
 
     # Admission -------------------------------------------------------------------------------------------------
 
+    def granted(self) -> None:
+        """The limiter's ledger let the call through."""
+        if self._collected:
+            self._ask()
+
     def _ask(self) -> None:
+        if (grant := self.grant) is not None:
+            if not grant.ready:
+                self._collected = True
+                return
+            if self.head.chunked:
+                grant.move(self._pending_bytes, monotonic())
         gate = self._gate
         self.queued_s = now = monotonic()
         if gate.admission.enter():
@@ -253,6 +267,9 @@ class Call:
         self.cost_us = head.cost_us
         client = self.client
         lines = dressed(head.forward, client.cors) if client.cors else head.forward
+        if (grant := self.grant) is not None:
+            grant.move(len(data), now)
+            lines.append(grant.lines(now))
         close = client.must_close
         length = head.content_length
         if head.status == 204:
@@ -306,6 +323,8 @@ class Call:
             self._connection = None
         if self._streaming:
             self._data_s = monotonic()
+        if self.grant is not None:
+            self.grant.move(len(data), monotonic())
         if self._rechunk:
             if len(data) > _SMALL:
                 client.transport.writelines((b"%x\r\n" % len(data), data, b"\r\n"))
@@ -378,14 +397,18 @@ class Call:
             gate.release(self._held_bytes)
             gateway.bodies.ended(self._held_bytes)
         ticket = self._ticket
+        cost_s = 0.0
         if state >= SENDING:
             if self._connection is not None:
                 self._connection.abandon()
                 self._connection = None
             elif self._endpoint is not None and not self.sent_s:
                 self._endpoint.forget(self)
-            gate.leave(self.target.route, tenant, ticket, now - self.permit_s, self.cost_us)
+            cost_s = gate.leave(self.target.route, tenant, ticket, now - self.permit_s, self.cost_us)
         elif ticket is not None:
             gate.forget(ticket)
+        if self.grant is not None:
+            executed = self.sent_s > 0.0 or outcome is Outcome.ANSWERED
+            self.grant.settle(int(cost_s * 1e6), executed, now)
         if ticket is not None:
             ticket.payload = None  # the queue may keep a dead ticket for a while, but not the body

@@ -4,6 +4,7 @@ import argparse
 import os
 import re
 from pathlib import Path
+from urllib.parse import urlsplit
 
 __all__ = ["add_arguments", "run"]
 
@@ -15,6 +16,27 @@ def _override(text: str) -> tuple[str, tuple[str, int]]:
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not POOL=HOST:PORT")
     return match[1], (match[2].strip("[]"), int(match[3]))
+
+
+def _limiter(text: str) -> str:
+    parts = urlsplit(text)
+    if text != "embedded" and (parts.scheme not in ("redis", "rediss") or not parts.hostname):
+        raise argparse.ArgumentTypeError("a limiter is 'embedded', redis://HOST:PORT/DB or rediss://HOST:PORT/DB")
+    if parts.password:
+        raise argparse.ArgumentTypeError(
+            "others can read this process's arguments: put the password into ORIEL_LIMITER_PASSWORD"
+        )
+    return text
+
+
+def _quota_file(chosen: Path | None) -> Path | None:
+    if chosen is not None:
+        return None if str(chosen) == "none" else chosen
+    state = os.environ.get("ORIEL_STATE")
+    if state:
+        return Path(state) / "quotas.db"
+    home = os.environ.get("XDG_STATE_HOME")
+    return (Path(home) if home else Path.home() / ".local" / "state") / "oriel" / "quotas.db"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +59,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             help=f"{what} address of a pool, instead of the document's; may be repeated",
         )
 
+    parser.add_argument(
+        "--limiter",
+        type=_limiter,
+        default=None,
+        metavar="URL",
+        help="who counts: 'embedded' (this process), or redis://HOST:PORT/DB or rediss://... for several gateways "
+        "together; its password comes from ORIEL_LIMITER_PASSWORD (default: ORIEL_LIMITER, else embedded)",
+    )
+    parser.add_argument(
+        "--limiter-replicas",
+        type=int,
+        default=1,
+        metavar="N",
+        help="gateways that share the limiter, until it says how many there are (default %(default)s)",
+    )
+    parser.add_argument(
+        "--quota-file",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="where the embedded limiter keeps its quotas over a restart (default: quotas.db in ORIEL_STATE or "
+        "~/.local/state/oriel); 'none' keeps nothing",
+    )
+
 
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop; the exit code."""
@@ -57,6 +103,10 @@ def run(args: argparse.Namespace) -> int:
         endpoints=_grouped(args.endpoint),
         grpc_endpoints=_grouped(args.grpc_endpoint),
         trace_sample_ratio=_ratio(os.environ.get("OTEL_TRACES_SAMPLER_ARG", "")),
+        quota_file=_quota_file(args.quota_file),
+        limiter=args.limiter or os.environ.get("ORIEL_LIMITER") or "embedded",
+        limiter_password=os.environ.get("ORIEL_LIMITER_PASSWORD"),
+        limiter_replicas=args.limiter_replicas,
     )
     return run_unit(lambda stop: serve(settings, stop), unit="gateway")
 

@@ -3,26 +3,35 @@
 import asyncio
 import random
 from collections.abc import Sequence
+from itertools import islice
 from time import monotonic
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from oriel_gateway.documents import DocumentsInForce
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.identity import identify, still_valid
-from oriel_gateway.limiter import Limiter
+from oriel_gateway.limits import Limiter
 from oriel_gateway.pools import PoolGate
 from oriel_gateway.stats import Stats
 from oriel_gateway.targets import Target, resolve
 from oriel_gateway.tracing import Mark, record_refusal
 from oriel_policies.deadlines import DeadlineWheel
 from oriel_policies.documents import ApiKey, Snapshot, Tenant
+from oriel_policies.documents.packed import decoded
 from oriel_wire.context import parse_timeout_ms, valid_request_id
 from oriel_wire.engine.large_messages import LargeMessages
+from oriel_wire.engine.listener import HttpServer
 from oriel_wire.h1 import Field, LineMemo
 from oriel_wire.trace import SpanSink, parse_traceparent, random_bits
+
+if TYPE_CHECKING:
+    from oriel_gateway.key_sets import KeySets
+    from oriel_gateway.tokens import Tokens
 
 __all__ = ["Expirable", "Gateway"]
 
 _TARGETS = 8192
+_RELEASED = 200  # remembered things let go per turn of the loop
 _BODY_BYTES = 64 * 1024  # smaller bodies leave no memory behind that is worth giving back
 _GIVE_BACK_S = 2.0
 
@@ -43,8 +52,14 @@ class Gateway:
         self.sink = sink
         self.sample_ratio = sample_ratio
         self.stats = Stats()
+        self.documents = DocumentsInForce()
+        self.tokens: Tokens | None = None
+        self.tokens_refused: dict[str, int] = {}
+        self.key_sets: KeySets | None = None
+        self.fronts: set[HttpServer] = set()  # who remembers credentials
         self.bodies = LargeMessages(least_bytes=_BODY_BYTES, delay_s=_GIVE_BACK_S)
         self.pools = {name: PoolGate(pool) for name, pool in snapshot.pools.items()}
+        self.left_pools: list[PoolGate] = []  # not in the documents any more, but calls are still on their way
         self.top_band = min((tier.band for tier in snapshot.tiers.values()), default=0)
         self.draining = False
         self._loop = asyncio.get_running_loop()
@@ -52,13 +67,85 @@ class Gateway:
         self._ticking: asyncio.TimerHandle | None = None
         self._targets: dict[tuple[Tenant, bytes], Target] = {}
         self._old_targets: dict[tuple[Tenant, bytes], Target] = {}
-        self._tenant_lines = {tenant: _tenant_lines(tenant) for tenant in snapshot.tenants.values()}
+        self._tenant_lines: dict[Tenant, bytes] = {}
+        self._released: list[dict[Any, Any]] = []
+        self._trust(snapshot)
+
+    # documents -------------------------------------------------------------------------------------------------
+
+    def adopt(self, snapshot: Snapshot) -> None:
+        """New documents, all at once. A call that has begun keeps its tenant, its target and its pool.
+
+        Pools of the same name keep queue, permits and connections; one that is gone takes no new calls and is closed
+        by `close_left_pools` when it is empty. Credentials are judged anew, on open connections as well.
+        """
+        self._trust(snapshot)
+        old, pools = self.snapshot, {}
+        for name, pool in snapshot.pools.items():
+            gate = self.pools.get(name)
+            if gate is None:
+                gate = PoolGate(pool)
+            elif gate.pool != pool:
+                gate.adopt(pool)
+            pools[name] = gate
+        self.left_pools += [gate for name, gate in self.pools.items() if name not in pools]
+        self.snapshot, self.pools = snapshot, pools
+        self.top_band = min((tier.band for tier in snapshot.tiers.values()), default=0)
+        self._release(self._targets, self._old_targets, self._tenant_lines, *decoded(old))
+        self._targets, self._old_targets, self._tenant_lines = {}, {}, {}
+        self.forget_credentials()
+        self.documents.took()
+
+    def forget_credentials(self) -> None:
+        """Whoever was recognised has to be identified again."""
+        for front in self.fronts:
+            front.forget_credentials()
+        if self.tokens is not None:
+            self.tokens.forget()
+
+    async def close_left_pools(self) -> None:
+        """Close the removed pools whose last call has ended."""
+        empty = [gate for gate in self.left_pools if gate.unused]
+        self.left_pools = [gate for gate in self.left_pools if gate not in empty]
+        for gate in empty:
+            await gate.close()
+        for gate in self.pools.values():
+            await gate.close_left()
+
+    def _trust(self, snapshot: Snapshot) -> None:
+        """Tokens of the issuers of these documents, if there are any."""
+        if not snapshot.issuers:
+            self.tokens = None
+            return
+        # Only whoever uses tokens pays for the cryptography.
+        from oriel_gateway.key_sets import KeySets
+        from oriel_gateway.tokens import Tokens
+
+        if self.key_sets is None:
+            self.key_sets = KeySets(self.forget_credentials)
+        self.key_sets.adopt(snapshot.issuers.values())
+        self.tokens = Tokens(snapshot, self.key_sets, self.tokens_refused)
+
+    def _release(self, *remembered: dict[Any, Any]) -> None:
+        """Freeing a hundred thousand tenants at once would hold the loop; nobody looks into these dicts any more."""
+        if not self._released:
+            self._loop.call_soon(self._release_some)
+        self._released += remembered
+
+    def _release_some(self) -> None:
+        last = self._released[-1]
+        for key in list(islice(last, _RELEASED)):
+            del last[key]
+        if not last:
+            self._released.pop()
+        if self._released:
+            self._loop.call_later(0.001, self._release_some)
 
     # identify, limit, route ------------------------------------------------------------------------------------
 
-    def identify(self, credentials: Sequence[tuple[str, str]]) -> Tenant:
+    def identify(self, credentials: Sequence[tuple[str, str]]) -> ApiKey:
         """See `identity.identify`."""
-        return identify(credentials, self.snapshot).tenant
+        return identify(credentials, self.snapshot, self.tokens)
 
     def identify_fields(self, fields: Sequence[Field] | None, memo: LineMemo) -> ApiKey:
         """The key behind parsed header lines; a line that was seen before is recognised by its hash."""
@@ -66,7 +153,7 @@ class Gateway:
             known: ApiKey = owner
             return still_valid(known)
         # A recognised line keeps neither name nor value: two credentials are refused before anyone looks at them.
-        key = identify([(field.name, field.value) for field in fields or ()], self.snapshot)
+        key = identify([(field.name, field.value) for field in fields or ()], self.snapshot, self.tokens)
         assert fields is not None
         memo.keep_credential(fields[0].line, key)
         return key
@@ -85,7 +172,10 @@ class Gateway:
 
     def tenant_lines(self, tenant: Tenant) -> bytes:
         """The header lines by which the next hop knows tier, band and tenant."""
-        return self._tenant_lines[tenant]
+        lines = self._tenant_lines.get(tenant)
+        if lines is None:
+            lines = self._tenant_lines[tenant] = _tenant_lines(tenant)
+        return lines
 
     def deadline(self, tenant: Tenant, received_s: float, timeout_ms: str | None) -> float:
         """Absolute deadline: the tier's, or an earlier one the client asked for. Raises Refused BAD_REQUEST."""
@@ -143,7 +233,8 @@ class Gateway:
         """Stop the clock and close idle upstream connections."""
         if self._ticking is not None:
             self._ticking.cancel()
-        for gate in self.pools.values():
+        await self.limiter.close()
+        for gate in (*self.pools.values(), *self.left_pools):
             await gate.close()
 
 

@@ -9,9 +9,10 @@ from grpc import aio
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.limits import Grant
 from oriel_gateway.targets import Target
 from oriel_gateway.tracing import Mark, record_call
-from oriel_policies.documents import Tenant
+from oriel_policies.documents import Pool, Tenant
 from oriel_policies.picking import least_outstanding
 from oriel_policies.queue import Ticket
 from oriel_wire.context import INTERNAL
@@ -29,6 +30,7 @@ _OPTIONS = (
 _DROPPED = INTERNAL | {
     LOAD_FORMAT,
     "authorization",
+    "proxy-authorization",
     "x-api-key",
     "x-request-id",
     "x-request-timeout-ms",
@@ -88,6 +90,7 @@ class GrpcCall:
         size_bytes: int,
         received_s: float,
         deadline: float,
+        grant: Grant | None,
     ) -> None:
         self._gateway = gateway
         self._gate = gateway.pools[target.pool]
@@ -103,6 +106,8 @@ class GrpcCall:
         self.refused: Refused | None = None
         self._metadata = metadata
         self._size_bytes = size_bytes
+        self.grant = grant
+        self.limits: tuple[tuple[str, str], ...] = ()  # `RateLimit` and its policy, for the answer
         self._ticket: Ticket | None = None
         self._waiting: asyncio.Future[None] | None = None
         self._upstream: aio.Call | None = None
@@ -113,11 +118,25 @@ class GrpcCall:
         """The gRPC method."""
         return self._method
 
+    @property
+    def infers(self) -> bool:
+        """Whether its messages are `ModelInferRequest`s."""
+        return self._method in ("ModelInfer", "ModelStreamInfer")
+
+    @property
+    def pool(self) -> Pool:
+        """What the documents say of the pool it goes to."""
+        return self._gate.pool
+
     async def permit(self) -> None:
         """Wait for a permit. Raises Refused; cancelled, the place in the queue is free at once (by `end`)."""
         self.queued_s = monotonic()
         tier = self.tenant.tier
         due = min(self.received_s + tier.target_s, self.deadline)
+        if self.grant is not None and not self.grant.ready:
+            self._waiting = asyncio.get_running_loop().create_future()
+            self.grant.waiter = self
+            await self._waiting
         self._waiting = asyncio.get_running_loop().create_future()
         gate = self._gate
         if gate.admission.enter():
@@ -135,6 +154,16 @@ class GrpcCall:
         self.permit_s = monotonic()
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
+
+    def granted(self) -> None:
+        """The limiter's ledger let the call through."""
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    def moved(self, message: bytes) -> None:
+        """Bytes that the limiter has not counted yet: an answer, a later message of a stream."""
+        if self.grant is not None:
+            self.grant.move(len(message), monotonic())
 
     def displaced(self) -> None:
         self._fail(
@@ -161,6 +190,7 @@ class GrpcCall:
             call = send(message, timeout=max(0.0, self.deadline - now), metadata=self._onward())
             self._upstream = call
             answer: bytes = await call
+            self.moved(answer)
             self.end(Outcome.ANSWERED)
             return answer
         finally:
@@ -199,17 +229,22 @@ class GrpcCall:
             upstreams.release(address)
 
     def refuse(self, refused: Refused) -> None:
-        """A later message of a stream is not allowed: stop the upstream's half; `forward_stream` raises `refused`."""
+        """A later message of a stream is not allowed: stop the upstream's half; `forward_stream` raises `refused`.
+
+        Before there is an upstream, the limiter's ledger refused: `permit` raises it.
+        """
         self.refused = refused
         if self._upstream is not None:
             self._upstream.cancel()
+        else:
+            self._fail(refused)
 
     def _onward(self) -> tuple[tuple[str, str], ...]:
         mark, tenant = self.mark, self.tenant
         onward = [
             (key, value)
             for key, value in self._metadata.items()
-            if key not in _DROPPED and not key.startswith(("grpc-", "x-oriel-"))
+            if key not in _DROPPED and not key.startswith("grpc-") and key[:8].replace("_", "-") != "x-oriel-"
         ]
         onward += [
             ("x-request-id", mark.request_id),
@@ -226,7 +261,8 @@ class GrpcCall:
         """What every answer carries."""
         now = monotonic()
         queue_s = (self.permit_s or now) - self.queued_s if self.queued_s else 0.0
-        return answer_metadata(self.mark, queue_s, now - self.sent_s if self.sent_s else 0.0)
+        metadata = answer_metadata(self.mark, queue_s, now - self.sent_s if self.sent_s else 0.0)
+        return metadata + self.limits if self.limits else metadata
 
     def end(self, outcome: Outcome, error: str = "") -> None:
         """Give back the place or the permit, count, trace."""
@@ -249,8 +285,13 @@ class GrpcCall:
         gateway.stats.ended(gate.name, tenant.tier.name, outcome, self.status, seconds, on_time)
         if self.mark.sampled and gateway.sink.enabled:
             record_call(self, gateway.sink, now, error)
+        cost_s = 0.0
         if self.permit_s:
-            gate.leave(self.target.route, tenant, self._ticket, now - self.permit_s, -1)
+            cost_s = gate.leave(self.target.route, tenant, self._ticket, now - self.permit_s, -1)
+        if (grant := self.grant) is not None:
+            executed = self.sent_s > 0.0 or outcome is Outcome.ANSWERED
+            self.limits = grant.headers(now) if outcome is Outcome.ANSWERED else ()
+            grant.settle(int(cost_s * 1e6), executed, now)
 
 
 def answer_metadata(mark: Mark, queue_s: float, upstream_s: float) -> tuple[tuple[str, str], ...]:

@@ -12,11 +12,13 @@ whole top level is walked (not into fields), at most `MAX_FIELDS` of them, and g
 
 from oriel_wire.errors import BadMessage
 
-__all__ = ["append_model", "peek_model"]
+__all__ = ["append_model", "append_schedule", "peek_model"]
 
 MAX_FIELDS = 4096
 MAX_PEEK = 64 * 1024
-_NAME_TAG, _VERSION_TAG = 0x0A, 0x12
+_NAME_TAG, _VERSION_TAG, _PARAMETERS_TAG = 0x0A, 0x12, 0x22
+_KEY_TAG, _VALUE_TAG = 0x0A, 0x12
+_INT64_TAG, _UINT64_TAG = 0x10, 0x28  # of `InferParameter`; which one is tritonclient's choice
 
 
 def peek_model(message: bytes) -> tuple[str, str]:
@@ -65,14 +67,38 @@ def append_model(message: bytes, name: str, version: str) -> bytes:
     return b"".join((message, _field(_NAME_TAG, name), _field(_VERSION_TAG, version)))
 
 
+def append_schedule(message: bytes, priority: int, left_s: float | None) -> bytes:
+    """A `ModelInferRequest` that `peek_model` has read, with Triton's `priority` and `timeout` parameters in force.
+
+    priority: 1 is the most urgent; left_s: seconds until the deadline, None for no timeout. The last entry of a map
+    wins, so these replace the sender's own.
+    """
+    added = _parameter("priority", _UINT64_TAG, priority)
+    if left_s is not None:
+        added += _parameter("timeout", _INT64_TAG, max(1, int(left_s * 1e6)))
+    return message + added
+
+
+def _parameter(name: str, tag: int, value: int) -> bytes:
+    entry = _field(_KEY_TAG, name) + _sized(_VALUE_TAG, bytes((tag,)) + _number(value))
+    return _sized(_PARAMETERS_TAG, entry)
+
+
 def _field(tag: int, text: str) -> bytes:
-    data = text.encode("ascii")
-    size, out = len(data), bytearray((tag,))
-    while size > 127:
-        out.append(size & 127 | 128)
-        size >>= 7
-    out.append(size)
-    return bytes(out) + data
+    return _sized(tag, text.encode("ascii"))
+
+
+def _sized(tag: int, data: bytes) -> bytes:
+    return bytes((tag,)) + _number(len(data)) + data
+
+
+def _number(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:

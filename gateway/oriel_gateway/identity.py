@@ -1,22 +1,27 @@
-"""Who asks: API keys, known only by their SHA-256."""
+"""Who asks: API keys, known only by their SHA-256, and tokens of the issuers the documents name."""
 
 from collections.abc import Sequence
 from hashlib import sha256
 from time import time
+from typing import TYPE_CHECKING
 
 from oriel_gateway.errors import Outcome, Refused
 from oriel_policies.documents import ApiKey, Snapshot
 
-__all__ = ["identify", "still_valid"]
+if TYPE_CHECKING:
+    from oriel_gateway.tokens import Tokens
+
+__all__ = ["identify", "looks_like_token", "still_valid"]
 
 _MAX_CREDENTIAL = 4096
 
 
-def identify(credentials: Sequence[tuple[str, str]], snapshot: Snapshot) -> ApiKey:
-    """The stored key of the one credential in `credentials`, (lower-case header name, value) pairs.
+def identify(credentials: Sequence[tuple[str, str]], snapshot: Snapshot, tokens: "Tokens | None" = None) -> ApiKey:
+    """What the one credential in `credentials`, (lower-case header name, value) pairs, stands for.
 
-    `authorization: Bearer KEY` or `x-api-key: KEY`. Raises Refused: none, an unknown or an expired one is
-    UNAUTHENTICATED (the same words for all, so that nobody learns which keys exist); two are AMBIGUOUS_CREDENTIALS.
+    `authorization: Bearer KEY` or `x-api-key: KEY`; a token only as the former. Raises Refused: none, an unknown or an
+    expired one is UNAUTHENTICATED (the same words for all, so that nobody learns which keys exist); two are
+    AMBIGUOUS_CREDENTIALS; a token whose issuer's keys are not here is IDENTITY_UNAVAILABLE.
     """
     if not credentials:
         raise _unauthenticated("this needs an API key: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`")
@@ -29,17 +34,25 @@ def identify(credentials: Sequence[tuple[str, str]], snapshot: Snapshot) -> ApiK
             raise _unauthenticated("the Authorization header has to be `Bearer KEY`")
         value = value.strip()
     if not value or len(value) > _MAX_CREDENTIAL:
-        raise _unauthenticated("the API key is not valid")
-    key = snapshot.keys.get(sha256(value.encode("utf-8", "surrogateescape")).digest())
+        raise _unauthenticated("the key or token is not valid")
+    digest = sha256(value.encode("utf-8", "surrogateescape")).digest()
+    key = snapshot.keys.get(digest)
+    if key is None and tokens is not None and name == "authorization" and looks_like_token(value):
+        key = tokens.verify(value, digest)
     if key is None:
-        raise _unauthenticated("the API key is not valid")
+        raise _unauthenticated("the key or token is not valid")
     return still_valid(key)
+
+
+def looks_like_token(credential: str) -> bool:
+    """Three parts between dots, the first of which begins as base64 of `{"`."""
+    return credential.startswith("eyJ") and credential.count(".") == 2
 
 
 def still_valid(key: ApiKey) -> ApiKey:
     """The key itself. Raises Refused when it has expired."""
     if key.expires_at is not None and key.expires_at <= time():
-        raise _unauthenticated("the API key is not valid")
+        raise _unauthenticated("the key or token is not valid")
     return key
 
 

@@ -17,10 +17,11 @@ from grpc import aio
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.grpc_call import GrpcCall, GrpcUpstreams, answer_metadata
-from oriel_gateway.grpc_model import append_model, peek_model
+from oriel_gateway.grpc_model import append_model, append_schedule, peek_model
+from oriel_gateway.identity import still_valid
 from oriel_gateway.targets import Target, valid_name
 from oriel_gateway.tracing import Mark
-from oriel_policies.documents import Tenant
+from oriel_policies.documents import ApiKey, Tenant
 from oriel_wire.engine.tls import Certificates
 from oriel_wire.errors import BadMessage
 
@@ -32,16 +33,20 @@ _ALIVE = b"\x08\x01"  # bool field 1 = true; also HealthCheckResponse{status: SE
 _MODEL_METHODS = frozenset({"ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics", "ModelInfer"})
 _OPERATOR_METHODS = frozenset(
     {"RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting", "LogSettings"}
+    | {f"{kind}SharedMemory{verb}" for kind in ("System", "Cuda") for verb in ("Status", "Register", "Unregister")}
 )
 _UNARY_METHODS = _MODEL_METHODS | _OPERATOR_METHODS | {"ServerMetadata"}
 _CODES = {
     Outcome.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
     Outcome.AMBIGUOUS_CREDENTIALS: grpc.StatusCode.INVALID_ARGUMENT,
     Outcome.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
+    Outcome.IDENTITY_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     Outcome.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     Outcome.METHOD_NOT_ALLOWED: grpc.StatusCode.UNIMPLEMENTED,
     Outcome.TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Outcome.RATE_LIMITED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Outcome.CONCURRENCY_LIMITED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Outcome.QUOTA_EXCEEDED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Outcome.QUEUE_FULL: grpc.StatusCode.UNAVAILABLE,
     Outcome.DISPLACED: grpc.StatusCode.UNAVAILABLE,
     Outcome.UPSTREAM_UNREACHABLE: grpc.StatusCode.UNAVAILABLE,
@@ -149,8 +154,9 @@ class GrpcIngress(_GenericHandler):
                 await call.permit()
                 path = f"/{SERVICE}/{method}"
                 if method == "ModelStreamInfer":
-                    messages = self._authorised_stream(call, first, context)
+                    messages = self._authorised_stream(caller, call, first, context)
                     async for answer in call.forward_stream(self._upstreams, path, messages):
+                        call.moved(answer)
                         await context.write(answer)
                     context.set_trailing_metadata(call.answer_metadata())
                 else:
@@ -173,12 +179,24 @@ class GrpcIngress(_GenericHandler):
 
         return handle
 
-    async def _authorised_stream(self, call: GrpcCall, first: bytes, context: "Context") -> AsyncIterator[bytes]:
+    async def _authorised_stream(
+        self, caller: "_Caller", call: GrpcCall, first: bytes, context: "Context"
+    ) -> AsyncIterator[bytes]:
         yield self._authorised(call, first)
+        snapshot = self._gateway.snapshot
+        tenant = call.tenant
         while isinstance(message := await context.read(), bytes):
             try:
-                self._authorise(call.tenant, message)
+                # A stream outlives keys, tokens and documents: a revoked sender sends no further message.
+                if snapshot is not self._gateway.snapshot:
+                    snapshot = self._gateway.snapshot
+                    caller.key = self._gateway.identify(caller.credentials)
+                    tenant = caller.key.tenant
+                elif caller.key is not None:
+                    still_valid(caller.key)
+                self._authorise(tenant, message)
                 authorised = self._authorised(call, message)
+                call.moved(message)
             except Refused as refused:
                 call.refuse(refused)
                 return
@@ -193,10 +211,10 @@ class GrpcIngress(_GenericHandler):
         return _Caller(metadata, credentials, mark, received_s, context.time_remaining())
 
     def _identify(self, caller: "_Caller", method: str) -> None:
-        """identify, limit and deadline, from the metadata alone; raises Refused."""
+        """identify and deadline, from the metadata alone; raises Refused."""
         gateway = self._gateway
-        caller.tenant = tenant = gateway.identify(caller.credentials)
-        gateway.limiter.take(tenant, caller.received_s)
+        caller.key = gateway.identify(caller.credentials)
+        caller.tenant = tenant = caller.key.tenant
         if method in _OPERATOR_METHODS and "operator" not in tenant.scopes:
             raise Refused(Outcome.METHOD_NOT_ALLOWED, f"{method} is not offered here")
         caller.deadline = gateway.deadline(tenant, caller.received_s, caller.metadata.get("x-request-timeout-ms"))
@@ -204,12 +222,12 @@ class GrpcIngress(_GenericHandler):
             caller.deadline = min(caller.deadline, caller.received_s + caller.remaining_s)
 
     def _begin(self, caller: "_Caller", method: str, message: bytes) -> GrpcCall:
-        """Authorise the model and route; raises Refused."""
+        """Authorise the model, route and limit; raises Refused."""
         gateway, tenant = self._gateway, caller.tenant
         assert tenant is not None
         model = method in _MODEL_METHODS or method == "ModelStreamInfer"
-        name = self._authorise(tenant, message) if model else ""
-        route = gateway.snapshot.route_for_model(name)
+        name, version = self._authorise(tenant, message) if model else ("", "")
+        route = gateway.snapshot.route_for_model(name, version)
         if route is None or not gateway.pools[route.pool].pool.grpc_endpoints:
             raise Refused(Outcome.NOT_FOUND, f"there is no model {name!r} here for this key")
         target = Target(
@@ -220,7 +238,9 @@ class GrpcIngress(_GenericHandler):
             line=b"",
             route=f"model:{name}" if model else "server",
             head_only=False,
+            allowances=tenant.allowances_for("model" if model else "server", name, route.name),
         )
+        grant = gateway.limiter.take(tenant, target, len(message), monotonic()) if target.allowances else None
         return GrpcCall(
             gateway,
             method,
@@ -231,24 +251,32 @@ class GrpcIngress(_GenericHandler):
             len(message),
             caller.received_s,
             caller.deadline,
+            grant,
         )
 
-    def _authorise(self, tenant: Tenant, message: bytes) -> str:
-        """The model a message names, if this tenant may use it."""
+    def _authorise(self, tenant: Tenant, message: bytes) -> tuple[str, str]:
+        """The model and version a message names, if this tenant may use it."""
         try:
             name, version = peek_model(message)
         except BadMessage as error:
             raise Refused(Outcome.BAD_REQUEST, error.message) from error
         if not name and "operator" in tenant.scopes:
-            return name
+            return name, version
         if not valid_name(name) or not tenant.may_use_model(name) or (version and not version.isdigit()):
             raise Refused(Outcome.NOT_FOUND, f"there is no model {name[:128]!r} here for this key")
-        return name
+        return name, version
 
     def _authorised(self, call: GrpcCall, message: bytes) -> bytes:
+        """The message with what was authorised in force: the model, and the tier's priority where the pool maps it."""
         if call.target.kind != "model":
             return message
-        return append_model(message, *peek_model(message))
+        message = append_model(message, *peek_model(message))
+        priorities = call.pool.triton_priorities if call.infers else None
+        if priorities and (priority := priorities.get(call.tenant.tier.name)) is not None:
+            # A stream's deadline bounds its first answer only.
+            left_s = None if call.method == "ModelStreamInfer" else call.deadline - monotonic()
+            message = append_schedule(message, priority, left_s)
+        return message
 
 
 def _credentials(certificates: Certificates) -> grpc.ServerCredentials:
@@ -277,6 +305,7 @@ class _Caller:
     received_s: float
     remaining_s: float | None
     tenant: Tenant | None = None
+    key: ApiKey | None = None
     deadline: float = 0.0
 
 

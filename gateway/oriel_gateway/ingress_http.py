@@ -47,6 +47,7 @@ class ClientConnection(ServerConnection):
         super().__init__(server)
         self.gateway = gateway
         self.call: Call | None = None
+        gateway.fronts.add(server)
         self.address = ""
         self.cors = b""
         self.forwarded = ""
@@ -57,6 +58,10 @@ class ClientConnection(ServerConnection):
         super().connection_made(transport)
         self.transport.set_write_buffer_limits(high=_WRITE_HIGH)
         self.address = self.peer
+
+    def forget_head(self) -> None:
+        super().forget_head()
+        self._judged = None  # and the documents it was judged by
 
     def on_head(self, head: RequestHead) -> None:
         gateway = self.gateway
@@ -72,7 +77,6 @@ class ClientConnection(ServerConnection):
                 if judged.key.expires_at is not None:
                     still_valid(judged.key)
                 tenant, target = judged.key.tenant, judged.target
-                gateway.limiter.take(tenant, received_s)
             else:
                 line = head.line
                 if line.path.startswith("/v2/health/"):
@@ -80,7 +84,6 @@ class ClientConnection(ServerConnection):
                     return
                 key = gateway.identify_fields(head.credentials, self.memo)
                 tenant = key.tenant
-                gateway.limiter.take(tenant, received_s)
                 target = gateway.target(tenant, line.line, line.method, line.path, line.query)
                 if self.authenticated(head):
                     self._judged = _Judged(gateway.snapshot, key, target)
@@ -89,6 +92,9 @@ class ClientConnection(ServerConnection):
             bound = gateway.pools[target.pool].pool.max_body_bytes
             if head.content_length is not None and head.content_length > bound:
                 raise Refused(Outcome.TOO_LARGE, f"the body is larger than {bound} bytes")
+            grant = None
+            if target.allowances:
+                grant = gateway.limiter.take(tenant, target, head.content_length or 0, received_s)
         except Refused as refused:
             mark = mark or gateway.mark(head.request_id, head.traceparent, head.tracestate)
             gateway.turned_away(refused, mark, tenant, head.line.method, received_s)
@@ -102,7 +108,11 @@ class ClientConnection(ServerConnection):
             self.write_refusal(refused, mark, v2=head.line.path.startswith("/v2"), queued_s=0.0)
             self.answered(close=False)
             return
-        self.call = Call(gateway, self, head, tenant, target, mark, received_s, deadline)
+        self.call = call = Call(gateway, self, head, tenant, target, mark, received_s, deadline)
+        if grant is not None:
+            call.grant = grant
+            if not grant.ready:
+                grant.waiter = call
         if head.expect_continue:
             self.continue_body()
 

@@ -35,7 +35,27 @@ class PoolGate:
         )
         self.charges = Charges()
         self.held_bytes = 0
+        self._left: list[Endpoint] = []  # not in the documents any more
         self._turn = 0
+
+    def adopt(self, pool: Pool) -> None:
+        """The documents say something else of this pool: what waits and runs goes on, by the new bounds.
+
+        Endpoints that stay keep their connections; from one that is gone nothing new is asked.
+        """
+        self.pool = pool
+        known = {(endpoint.host, endpoint.port): endpoint for endpoint in self.endpoints}
+        self.endpoints = [known.pop(address) if address in known else Endpoint(*address) for address in pool.endpoints]
+        self._left += known.values()
+        self.admission.limit = pool.max_inflight
+        self.admission.queue.max_items = pool.max_queue
+        self.admission.queue.max_bytes = pool.max_queue_bytes
+        self.pump()
+
+    @property
+    def unused(self) -> bool:
+        """Nothing waits, runs or comes in."""
+        return not (self.admission.inflight or len(self.admission.queue) or self.held_bytes)
 
     def hold(self, size_bytes: int, *, urgent: bool) -> bool:
         """Take bytes of an incoming body from the pool's budget, `max_queue_bytes`; False: there are not enough.
@@ -81,8 +101,11 @@ class PoolGate:
         """A waiter leaves the queue by itself; False when it has a permit already."""
         return self.admission.queue.remove(ticket)
 
-    def leave(self, route: str, tenant: Tenant, ticket: Ticket | None, held_s: float, cost_us: int) -> None:
-        """Give a permit back. held_s: from the permit to the upstream's last byte; cost_us: what it reported, or -1."""
+    def leave(self, route: str, tenant: Tenant, ticket: Ticket | None, held_s: float, cost_us: int) -> float:
+        """Give a permit back; the call's charge in seconds.
+
+        held_s: from the permit to the upstream's last byte; cost_us: what it reported, or -1.
+        """
         admission = self.admission
         actual_s = cost_us * 1e-6 if cost_us >= 0 else held_s / max(1, admission.inflight)
         admission.leave(held_s)
@@ -91,6 +114,7 @@ class PoolGate:
             admission.queue.settle(ticket, actual_s)
         if len(admission.queue):
             self.pump()
+        return actual_s
 
     def pump(self) -> None:
         """Hand out the permits that are free."""
@@ -109,5 +133,12 @@ class PoolGate:
 
     async def close(self) -> None:
         """Close idle connections."""
-        for endpoint in self.endpoints:
+        for endpoint in (*self.endpoints, *self._left):
+            await endpoint.close()
+        self._left.clear()
+
+    async def close_left(self) -> None:
+        """Close the endpoints that are gone and have no calls on their way any more."""
+        for endpoint in [endpoint for endpoint in self._left if not endpoint.outstanding]:
+            self._left.remove(endpoint)
             await endpoint.close()

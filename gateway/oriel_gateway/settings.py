@@ -13,6 +13,8 @@ Addresses = Mapping[str, tuple[tuple[str, int], ...]]
 class Settings:
     """endpoints, grpc_endpoints: pool name -> addresses that replace those of the documents.
 
+    quota_file: where the embedded limiter keeps its quotas, None: nowhere. limiter: "embedded" or the URL of a Redis;
+    limiter_replicas: gateways that share it, as long as it has not said how many there are.
     tls_cert, tls_key: PEM files of both public ports, or neither; they are looked at each second.
     """
 
@@ -27,3 +29,7 @@ class Settings:
     endpoints: Addresses = field(default_factory=dict)
     grpc_endpoints: Addresses = field(default_factory=dict)
     trace_sample_ratio: float = 1.0
+    quota_file: Path | None = None
+    limiter: str = field(default="embedded", repr=False)
+    limiter_password: str | None = field(default=None, repr=False)
+    limiter_replicas: int = 1

@@ -6,41 +6,67 @@ from typing import Protocol
 
 from oriel_policies.errors import BadDocument
 
-__all__ = ["FolderSource", "PolicySource"]
+__all__ = ["FolderSource", "PolicySource", "Stamp"]
 
 MAX_DOCUMENT_BYTES = 16 * 1024 * 1024
+MAX_TENANTS_BYTES = 256 * 1024 * 1024
 MAX_DOCUMENTS = 256
+# What each may have in bytes: documents, lines of tenants, key sets of issuers.
+_KINDS = {".toml": MAX_DOCUMENT_BYTES, ".ndjson": MAX_TENANTS_BYTES, ".json": MAX_DOCUMENT_BYTES}
+
+Stamp = tuple[tuple[str, int, int, int], ...]
 
 
 class PolicySource(Protocol):
-    """Where policy documents come from."""
+    """Where policy documents come from. Both wait for the disk: not for a loop."""
 
     def read(self) -> Mapping[str, bytes]:
         """File name -> content. Raises BadDocument when they cannot be read."""
 
+    def stamp(self) -> Stamp:
+        """Differs when there is something new to read; cheap. () when that cannot be told."""
+
 
 class FolderSource:
-    """Every `*.toml` directly in one folder."""
+    """Every `*.toml`, `*.ndjson` and `*.json` directly in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
+    def stamp(self) -> Stamp:
+        stamps = []
+        try:
+            for path in self._paths():
+                stat = path.stat()
+                stamps.append((path.name, stat.st_mtime_ns, stat.st_size, stat.st_ino))
+        except OSError:
+            return ()  # a file went while we looked, or the folder did: the next look tells
+        return tuple(stamps)
+
     def read(self) -> Mapping[str, bytes]:
         try:
-            paths = sorted(path for path in self._folder.iterdir() if path.suffix == ".toml" and path.is_file())
+            paths = self._paths()
         except OSError as error:
-            raise BadDocument(str(self._folder), "", f"the folder cannot be read: {error.strerror}") from error
-        if not paths:
-            raise BadDocument(str(self._folder), "", "the folder holds no .toml document")
+            raise BadDocument(self._folder.name, "", f"the folder cannot be read: {error.strerror}") from error
+        if not any(path.suffix == ".toml" for path in paths):
+            raise BadDocument(self._folder.name, "", "the folder holds no .toml document")
         if len(paths) > MAX_DOCUMENTS:
-            raise BadDocument(str(self._folder), "", f"more than {MAX_DOCUMENTS} documents")
+            raise BadDocument(self._folder.name, "", f"more than {MAX_DOCUMENTS} documents")
         documents: dict[str, bytes] = {}
         for path in paths:
+            bound = _KINDS[path.suffix]
             try:
                 with path.open("rb") as file:
-                    documents[path.name] = file.read(MAX_DOCUMENT_BYTES + 1)
+                    documents[path.name] = file.read(bound + 1)
             except OSError as error:
                 raise BadDocument(path.name, "", f"cannot be read: {error.strerror}") from error
-            if len(documents[path.name]) > MAX_DOCUMENT_BYTES:
-                raise BadDocument(path.name, "", f"larger than {MAX_DOCUMENT_BYTES} bytes")
+            if len(documents[path.name]) > bound:
+                raise BadDocument(path.name, "", f"larger than {bound} bytes")
         return documents
+
+    def _paths(self) -> list[Path]:
+        return sorted(
+            path
+            for path in self._folder.iterdir()
+            if path.suffix in _KINDS and not path.name.startswith(".") and path.is_file()
+        )

@@ -10,7 +10,7 @@ from typing import Literal
 from urllib.parse import unquote_to_bytes
 
 from oriel_gateway.errors import Outcome, Refused
-from oriel_policies.documents import Route, Snapshot, Tenant
+from oriel_policies.documents import Allowance, Route, Snapshot, Tenant
 
 __all__ = ["Kind", "Target", "resolve", "valid_name"]
 
@@ -22,7 +22,8 @@ _MODEL = re.compile(rf"/v2/models/{_NAME}(?:/versions/(?P<version>[0-9]{{1,18}})
 _ONLY_NAME = re.compile(rf"{_NAME}\Z")
 _OPERATOR = re.compile(
     r"/v2/(?:repository(?:/[A-Za-z0-9._-]{1,128})?/(?:index|models/[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}/(?:load|unload))"
-    r"|logging|trace/setting|models/stats|models/[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}/trace/setting)\Z"
+    r"|logging|trace/setting|models/stats|models/[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}/trace/setting"
+    r"|(?:system|cuda)sharedmemory(?:/region/[A-Za-z0-9_-][A-Za-z0-9._-]{0,127})?/(?:status|register|unregister))\Z"
 )
 _GET = frozenset({"GET", "HEAD"})
 _VERBS = {
@@ -38,7 +39,10 @@ _VERBS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One authorised thing to ask one pool for. line: the request line to send upstream; plan: what its route says."""
+    """One authorised thing to ask one pool for. line: the request line to send upstream; plan: what its route says.
+
+    allowances: those of the tenant that count the call.
+    """
 
     kind: Kind
     name: str
@@ -47,6 +51,7 @@ class Target:
     line: bytes
     route: str
     head_only: bool
+    allowances: tuple[Allowance, ...]
 
 
 def valid_name(name: str) -> bool:
@@ -97,6 +102,7 @@ def resolve(method: str, path: str, query: str, tenant: Tenant, snapshot: Snapsh
         line=f"{method} {target} HTTP/1.1".encode("ascii"),
         route=f"{kind}:{name}" if name else kind,
         head_only=method == "HEAD",
+        allowances=tenant.allowances_for(kind, name, route.name),
     )
 
 

@@ -1,15 +1,71 @@
-"""Rate limit arithmetic: GCRA, the generic cell rate algorithm (ITU-T I.371), as a virtual schedule.
+"""Limit arithmetic: what one bound of an allowance has let through, and how long the next call would have to wait.
 
-The state is one number, the theoretical arrival time of the next request that would conform exactly. A request that
-arrives at most `(burst - 1) / rate` before it is let through and moves it by `1 / rate`; any other is refused and moves
-nothing. Equivalent to a token bucket of `burst` tokens refilled at `rate`, without refilling.
+A `Bound` says what is counted and how much of it there may be; `Gcra`, `Slots` and `Window` count. All of them judge
+units (requests, bytes, microseconds of computing) at a moment that the caller passes in: monotonic seconds for rates
+and slots, and for calendar windows what `calendar.CalendarClock` makes of the wall clock.
+
+GCRA, the generic cell rate algorithm (ITU-T I.371), as a virtual schedule: the state is one number, the theoretical
+arrival time of the next unit that would conform exactly. Equivalent to a token bucket of `burst` tokens refilled at the
+rate, without refilling. A call of more units than the burst is let through when nothing is owed and charged in full, so
+that the mean holds and no size is impossible.
 """
 
+from dataclasses import dataclass
+from enum import IntEnum
 from math import ceil
 
-from oriel_policies.documents import RateLimit
+from oriel_policies.calendar import CalendarClock, Period
+from oriel_policies.documents import Allowance, RateLimit
 
-__all__ = ["Gcra", "policy_header", "state_header"]
+__all__ = ["Bound", "Counts", "Gcra", "Slots", "Window", "bounds", "policy_item", "state_item"]
+
+
+class Counts(IntEnum):
+    """What one unit of a bound is; the index of a call's amounts."""
+
+    REQUESTS = 0
+    BYTES = 1
+    COMPUTE_US = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """One bound of an allowance. Exactly one of rate, slots, period is set.
+
+    name: unique among the bounds of a tenant, stable over reloads: the counter's key and the policy's name in headers.
+    limit: units of the burst, calls at once, units of the window.
+    """
+
+    name: str
+    counts: Counts
+    limit: int
+    rate: RateLimit | None = None
+    slots: bool = False
+    period: Period | None = None
+
+
+def bounds(allowance: Allowance) -> tuple[Bound, ...]:
+    """The bounds of an allowance, those that are given back most cheaply first."""
+    prefix = "" if allowance.name == "all" else f"{allowance.name}/"
+    found = []
+    if allowance.concurrency is not None:
+        found.append(
+            Bound(name=f"{prefix}concurrency", counts=Counts.REQUESTS, limit=allowance.concurrency, slots=True)
+        )
+    if (rate := allowance.rate) is not None:
+        found.append(Bound(name=f"{prefix}requests", counts=Counts.REQUESTS, limit=rate.burst, rate=rate))
+    if (rate := allowance.bandwidth) is not None:
+        found.append(Bound(name=f"{prefix}bytes", counts=Counts.BYTES, limit=rate.burst, rate=rate))
+    for name, limit, counts, period in (
+        ("requests-day", allowance.requests_per_day, Counts.REQUESTS, Period.DAY),
+        ("requests-month", allowance.requests_per_month, Counts.REQUESTS, Period.MONTH),
+        ("compute-day", allowance.compute_ms_per_day, Counts.COMPUTE_US, Period.DAY),
+        ("compute-month", allowance.compute_ms_per_month, Counts.COMPUTE_US, Period.MONTH),
+    ):
+        if limit is not None:
+            units = limit * 1000 if counts is Counts.COMPUTE_US else limit
+            found.append(Bound(name=prefix + name, counts=counts, limit=units, period=period))
+    return tuple(found)
 
 
 class Gcra:
@@ -20,28 +76,102 @@ class Gcra:
     def __init__(self) -> None:
         self.arrival = 0.0
 
-    def take(self, limit: RateLimit, now: float) -> float:
-        """0.0 when the request conforms, and it is counted; else the seconds until one would, and nothing changes."""
+    def take(self, limit: RateLimit, now: float, units: float = 1.0) -> float:
+        """0.0 when the units conform, and they are counted; else the seconds until they would, and nothing changes."""
         interval = 1.0 / limit.requests_per_s
         arrival = self.arrival if self.arrival > now else now
-        early = arrival - now - (limit.burst - 1) * interval
+        free = limit.burst - units
+        early = arrival - now - (free if free > 0.0 else 0.0) * interval
         # One part in 10^9 of slack: sums of 1/rate are not exact, and a whole burst has to fit.
         if early > 1e-9 * limit.burst:
             return early
-        self.arrival = arrival + interval
+        self.arrival = arrival + units * interval
         return 0.0
 
+    def charge(self, limit: RateLimit, now: float, units: float) -> None:
+        """Count units without asking; negative ones are given back."""
+        arrival = self.arrival if self.arrival > now else now
+        self.arrival = arrival + units / limit.requests_per_s
+
     def remaining(self, limit: RateLimit, now: float) -> int:
-        """Requests that would conform now."""
-        debt = max(self.arrival - now, 0.0) * limit.requests_per_s
-        return max(0, int(limit.burst - debt + 1e-6))
+        """Units that would conform now."""
+        debt_s = self.arrival - now
+        if debt_s <= 0.0:
+            return limit.burst
+        left = int(limit.burst - debt_s * limit.requests_per_s + 1e-6)
+        return left if left > 0 else 0
 
 
-def policy_header(limit: RateLimit) -> str:
-    """`RateLimit-Policy` (draft-ietf-httpapi-ratelimit-headers-10): the burst over the time that refills it."""
-    return f'"requests";q={limit.burst};w={ceil(limit.burst / limit.requests_per_s)}'
+class Slots:
+    """Calls at once. hold_s: how long a call lately took, for the estimate of the next free slot."""
+
+    __slots__ = ("hold_s", "used")
+
+    def __init__(self) -> None:
+        self.used = 0
+        self.hold_s = 0.0
+
+    def take(self, limit: int) -> float:
+        """0.0 and a slot is taken, or the seconds after which one is probably free."""
+        if self.used < limit:
+            self.used += 1
+            return 0.0
+        return max(self.hold_s / limit, 1e-3)
+
+    def leave(self, held_s: float) -> None:
+        """Give a slot back that was held for `held_s`."""
+        self.used = max(0, self.used - 1)
+        self.hold_s += 0.1 * (held_s - self.hold_s)
 
 
-def state_header(remaining: int, wait_s: float) -> str:
-    """`RateLimit`: what is left, and the whole seconds until there is more."""
-    return f'"requests";r={remaining};t={ceil(wait_s)}'
+class Window:
+    """Units used in the present calendar window. number: which window `used` belongs to."""
+
+    __slots__ = ("number", "used")
+
+    def __init__(self, number: int = -1, used: int = 0) -> None:
+        self.number = number
+        self.used = used
+
+    def roll(self, number: int) -> None:
+        """The present window is `number`. A clock that was set back forgives nothing: the count goes on."""
+        if number != self.number:
+            if number > self.number:
+                self.used = 0
+            self.number = number
+
+    def take(self, limit: int, units: int, period: Period, clock: CalendarClock, now: float) -> float:
+        """0.0 and the units are counted, or the seconds until the window ends."""
+        self.roll(clock.window(period, now))
+        if self.used + (units if units < limit else limit) > limit:
+            return clock.ends_in(period, now)
+        self.used += units
+        return 0.0
+
+    def charge(self, units: int) -> None:
+        """Count units without asking; negative ones are given back, at most what was counted."""
+        self.used = max(0, self.used + units)
+
+
+_UNITS = {Counts.REQUESTS: "", Counts.BYTES: ';qu="content-bytes"', Counts.COMPUTE_US: ';qu="compute-ms"'}
+
+
+def policy_item(bound: Bound, window_s: float = 0.0) -> str:
+    """One member of `RateLimit-Policy` (draft-ietf-httpapi-ratelimit-headers-10).
+
+    A rate is its burst over the time that refills it; window_s: length of a calendar window.
+    """
+    if bound.slots:
+        return f'"{bound.name}";q={bound.limit};qu="concurrent-requests"'
+    if bound.rate is not None:
+        window_s = bound.rate.burst / bound.rate.requests_per_s
+    limit = bound.limit // 1000 if bound.counts is Counts.COMPUTE_US else bound.limit
+    return f'"{bound.name}";q={limit}{_UNITS[bound.counts]};w={ceil(window_s)}'
+
+
+def state_item(bound: Bound, remaining: float, wait_s: float) -> str:
+    """One member of `RateLimit`: what is left, and the whole seconds until there is more; 0.0 leaves them out."""
+    left = 0 if remaining < 0.0 else int(remaining)
+    if bound.counts is Counts.COMPUTE_US:
+        left //= 1000
+    return f'"{bound.name}";r={left};t={ceil(wait_s)}' if wait_s > 0.0 else f'"{bound.name}";r={left}'

@@ -8,7 +8,7 @@ from hashlib import sha256
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.ingress_http import ClientConnection
-from oriel_gateway.limiter import EmbeddedLimiter
+from oriel_gateway.limits import EmbeddedLimiter, Limiter
 from oriel_policies.documents import compile_documents
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer
@@ -141,8 +141,10 @@ async def upstream() -> AsyncIterator[Upstream]:
 
 
 @asynccontextmanager
-async def gateway(files: dict[str, bytes], *, limits: HttpLimits | None = None) -> AsyncIterator[tuple[int, Gateway]]:
-    gate = Gateway(compile_documents(files), limiter=EmbeddedLimiter(), sink=ListSink())
+async def gateway(
+    files: dict[str, bytes], *, limits: HttpLimits | None = None, limiter: Limiter | None = None
+) -> AsyncIterator[tuple[int, Gateway]]:
+    gate = Gateway(compile_documents(files), limiter=limiter or EmbeddedLimiter(), sink=ListSink())
     server: HttpServer = HttpServer(limits or HttpLimits())
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))

@@ -12,7 +12,7 @@ import pytest
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.ingress_http import ClientConnection
-from oriel_gateway.limiter import EmbeddedLimiter
+from oriel_gateway.limits import EmbeddedLimiter
 from oriel_policies.documents import compile_documents
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from oriel_gateway.grpc_model import MAX_FIELDS, MAX_PEEK, append_model, peek_model
+from oriel_gateway.grpc_model import MAX_FIELDS, MAX_PEEK, append_model, append_schedule, peek_model
 from oriel_wire.errors import BadMessage
 
 
@@ -118,3 +118,69 @@ def test_an_ordinary_request_keeps_everything_else() -> None:
     request = service_pb2.ModelInferRequest(model_name="m", id="7", raw_input_contents=[b"abc"])
     parsed = service_pb2.ModelInferRequest.FromString(append_model(request.SerializeToString(), "m", ""))
     assert parsed == request
+
+
+def parameter(name: bytes, value: bytes) -> bytes:
+    """One entry of `parameters`, field 4."""
+    return field(4, field(1, name) + field(2, value))
+
+
+HOSTILE_PARAMETERS = st.lists(
+    st.one_of(
+        st.sampled_from(
+            [
+                parameter(b"priority", varint(2 << 3) + varint(9)),  # int64_param
+                parameter(b"priority", varint(5 << 3) + varint(9)),  # uint64_param
+                parameter(b"priority", field(3, b"9")),
+                parameter(b"priority", b""),
+                parameter(b"timeout", varint(2 << 3) + varint(10**12)),
+                field(4, field(2, varint(5 << 3) + varint(9)) + field(1, b"priority")),  # value before key
+                field(4, field(1, b"x") + field(1, b"priority") + field(2, varint(5 << 3) + varint(9))),  # two keys
+                field(4, field(2, varint(5 << 3) + varint(9))),  # no key
+                parameter(b"other", varint(5 << 3) + varint(3)),
+                varint(4 << 3 | 0) + varint(1),  # parameters with another wire type
+            ]
+        ),
+        st.tuples(st.integers(1, 8), st.binary(max_size=12)).map(lambda p: field(*p)),
+        st.binary(max_size=4),
+    ),
+    max_size=6,
+).map(b"".join)
+
+
+@settings(max_examples=800, deadline=None)
+@given(HOSTILE_PARAMETERS, st.integers(1, 2**31 - 1), st.one_of(st.none(), st.floats(-1.0, 86400.0)))
+def test_no_message_has_another_priority_than_its_tier(message: bytes, priority: int, left_s: float | None) -> None:
+    """The last entry of a map wins, so a sender's own priority and timeout count for nothing."""
+    try:
+        name, version = peek_model(message)
+    except BadMessage:
+        return
+    request = service_pb2.ModelInferRequest()
+    try:
+        request.ParseFromString(append_schedule(append_model(message, name, version), priority, left_s))
+    except DecodeError:
+        return
+    assert (request.model_name, request.model_version) == (name, version)
+    assert request.parameters["priority"].WhichOneof("parameter_choice") == "uint64_param"
+    assert request.parameters["priority"].uint64_param == priority
+    if left_s is not None:
+        assert request.parameters["timeout"].int64_param == max(1, int(left_s * 1e6))
+
+
+@settings(max_examples=400, deadline=None)
+@given(PIECES)
+def test_every_kind_of_request_that_names_a_model_is_held_to_it(message: bytes) -> None:
+    """The rule stands on `model_name` and version being fields 1 and 2 of all of them."""
+    try:
+        name, version = peek_model(message)
+    except BadMessage:
+        return
+    whole = append_model(message, name, version)
+    for kind in ("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"):
+        request = getattr(service_pb2, f"{kind}Request")()
+        try:
+            request.ParseFromString(whole)
+        except DecodeError:
+            continue
+        assert (request.name, request.version) == (name, version)

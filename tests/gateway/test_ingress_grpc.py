@@ -1,10 +1,12 @@
 """The gRPC pass-through with an unmodified tritonclient in front and a scripted gRPC server behind."""
 
 import asyncio
+import re
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from time import monotonic
 from typing import Any
 
 import grpc
@@ -17,11 +19,12 @@ from tritonclient.utils import InferenceServerException
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.ingress_grpc import serve_grpc
-from oriel_gateway.limiter import EmbeddedLimiter
+from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter
+from oriel_gateway.limits.ledger import MemoryLedger
 from oriel_policies.documents import compile_documents
 from oriel_wire.trace import ListSink
 
-from .stack import BRONZE, GOLD, LIMITED, documents
+from .stack import BRONZE, GOLD, LIMITED, digest, documents
 
 Metadata = dict[str, str]
 
@@ -67,12 +70,21 @@ class Backend(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic 
 
 
 @asynccontextmanager
-async def stack(backend: Backend, **more: int) -> AsyncIterator[tuple[str, Gateway]]:
+async def stack(
+    backend: Backend,
+    *,
+    files: Callable[[int], dict[str, bytes]] | None = None,
+    shared: bool = False,
+    **more: Any,
+) -> AsyncIterator[tuple[str, Gateway]]:
     server = aio.server()
     server.add_generic_rpc_handlers((backend,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    core = Gateway(compile_documents(documents([port], **more)), limiter=EmbeddedLimiter(), sink=ListSink())
+    ledger = MemoryLedger(lambda: monotonic() * 1e6).seat("one")
+    limiter = SharedLimiter(ledger, budget_s=2.0) if shared else EmbeddedLimiter()
+    set_of = files(port) if files else documents([port], **more)
+    core = Gateway(compile_documents(set_of), limiter=limiter, sink=ListSink())
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
     ingress = await serve_grpc(core, sock)
@@ -173,6 +185,64 @@ async def test_too_many_requests_are_resource_exhausted_with_the_wait() -> None:
         assert dict(cause.trailing_metadata() or ())["retry-after"] == "2"
 
 
+@pytest.mark.parametrize("shared", [False, True])
+async def test_limits_are_counted_given_back_and_told(shared: bool) -> None:
+    """The same over gRPC, also where the limiter's ledger has to be asked first."""
+    backend = Backend()
+    limits = (
+        "limit = { concurrency = 1, compute_ms_per_day = 10000, bytes_per_s = 1000, bytes_burst = 1000 }\n"
+        'limits = [{ model = "digits", requests_per_day = 1 }]'
+    )
+    extra = f'[tenants.t]\ntier = "gold"\nmodels = ["*"]\nkeys = [{{ sha256 = "{digest("key-t")}" }}]\n{limits}\n'
+    async with stack(backend, shared=shared, extra=extra) as (address, core), aio.insecure_channel(address) as channel:
+        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        key = (("x-api-key", "key-t"),)
+
+        def message(model: str, size: int = 8) -> bytes:
+            request = service_pb2.ModelInferRequest(model_name=model, id="i" * 200, raw_input_contents=[bytes(size)])
+            return bytes(request.SerializeToString())
+
+        first = call(message("digits"), metadata=key)
+        moved = len(message("digits")) + len(await first)
+        trailing = dict(await first.trailing_metadata())
+        left = int(re.findall(r'"bytes";r=([0-9]+)', trailing["ratelimit"])[0])
+        assert 1000 - moved <= left <= 1000 - moved + 100, "both ways, and a little has been refilled"
+        assert '"concurrency";q=1;qu="concurrent-requests"' in trailing["ratelimit-policy"]
+        assert '"model:digits/requests-day";r=0;' in trailing["ratelimit"]
+        with pytest.raises(aio.AioRpcError) as caught:
+            await call(message("digits"), metadata=key)
+        told = dict(caught.value.trailing_metadata())
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert told["x-oriel-reason"] == "quota_exceeded" and int(told["retry-after"]) > 0
+        backend.hold = asyncio.Event()
+        held = call(message("a"), metadata=key)
+        async with asyncio.timeout(5):
+            while len(backend.seen) < 2:
+                await asyncio.sleep(0.001)
+        with pytest.raises(aio.AioRpcError, match="at once"):
+            await call(message("b"), metadata=key)
+        held.cancel()  # who leaves frees the slot
+        backend.hold = None
+        async with asyncio.timeout(5):
+            while True:
+                try:
+                    await call(message("c", 5000), metadata=key)
+                    break
+                except aio.AioRpcError as error:
+                    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+                await asyncio.sleep(0.01)
+        # What calls held a permit for was charged: less than the 10 ms each that were expected, but not nothing.
+        account = core.limiter._accounts["t", "all"]  # type: ignore[attr-defined]
+        used_us = 10_000_000 - next(m for m in account.meters if m.bound.period).left(monotonic())[0]
+        assert 0 < used_us < 10_000_000
+        with pytest.raises(aio.AioRpcError, match="bytes per second"):
+            await asyncio.sleep(0.2)
+            await call(message("d"), metadata=key)
+        async with asyncio.timeout(5):
+            while not idle(core):
+                await asyncio.sleep(0.001)
+
+
 async def test_an_upstreams_own_error_passes_through() -> None:
     async with stack(Backend()) as (address, core):
         with pytest.raises(InferenceServerException, match="unexpected shape") as caught:
@@ -251,3 +321,106 @@ async def test_a_caller_that_sends_no_message_is_given_up_at_its_deadline() -> N
         async with asyncio.timeout(30):
             assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert idle(core)
+
+
+def operator(port: int) -> dict[str, bytes]:
+    files = documents([port])
+    return {"all.toml": files["all.toml"].replace(b"[tenants.g]", b'[tenants.g]\nscopes = ["operator"]')}
+
+
+SHARED = [f"{kind}SharedMemory{verb}" for kind in ("System", "Cuda") for verb in ("Status", "Register", "Unregister")]
+OPERATORS = ["RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting", "LogSettings", *SHARED]
+
+
+@pytest.mark.parametrize("method", OPERATORS)
+async def test_the_operators_methods_are_absent_for_everybody_else(method: str) -> None:
+    backend = Backend()
+    async with stack(backend, files=operator) as (address, _), aio.insecure_channel(address) as channel:
+        call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}", None, None)
+        with pytest.raises(aio.AioRpcError) as caught:
+            await call(b"", metadata=(("x-api-key", BRONZE),))
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED and not backend.seen
+        await call(b"", metadata=(("x-api-key", GOLD),))
+        assert [seen[0] for seen in backend.seen] == [method]
+
+
+async def test_statistics_of_all_models_are_the_operators() -> None:
+    backend = Backend()
+    async with stack(backend, files=operator) as (address, _), triton.InferenceServerClient(address) as client:
+        with pytest.raises(InferenceServerException) as caught:
+            await client.get_inference_statistics(headers=headers(BRONZE))
+        assert caught.value.status() == "StatusCode.NOT_FOUND" and not backend.seen
+        await client.get_inference_statistics("digits", headers=headers(BRONZE))
+        await client.get_inference_statistics(headers=headers(GOLD))
+        assert [request.name for _, request, _, _ in backend.seen] == ["digits", ""]
+
+
+async def test_nothing_of_the_callers_own_hop_reaches_the_upstream() -> None:
+    backend = Backend()
+    forged = {
+        "x-oriel-tenant": "other",
+        "x-oriel-models": "*",
+        "x_oriel_tier": "forged",
+        "proxy-authorization": "Basic c2VjcmV0",
+        "x-oriel-timeout-ms": "99999999",
+    }
+    async with stack(backend) as (address, _):
+        await infer(address, "digits", BRONZE, extra=forged)
+        metadata = backend.seen[0][2]
+        assert BRONZE not in str(metadata) and "c2VjcmV0" not in str(metadata) and "forged" not in str(metadata)
+        ours = {name: value for name, value in metadata.items() if name.startswith("x-oriel")}
+        assert ours == {"x-oriel-tier": "bronze", "x-oriel-priority": "2", "x-oriel-tenant": "b"}
+
+
+async def test_the_tiers_priority_replaces_the_callers_where_the_pool_maps_it() -> None:
+    def files(port: int) -> dict[str, bytes]:
+        text = documents([port])["all.toml"]
+        return {"all.toml": text.replace(b"max_queue =", b"triton_priorities = { bronze = 3 }\nmax_queue =")}
+
+    backend = Backend()
+    async with stack(backend, files=files) as (address, _):
+        for key in (BRONZE, GOLD):
+            await infer(address, "digits", key, priority=1, timeout=10**15)
+        bronze, gold = (request.parameters for _, request, _, _ in backend.seen)
+        assert bronze["priority"].uint64_param == 3 and 0 < bronze["timeout"].int64_param <= 8_000_000
+        assert gold["priority"].uint64_param == 1 and gold["timeout"].int64_param == 10**15  # not mapped: untouched
+
+
+async def test_a_revoked_sender_sends_no_further_message_on_its_stream() -> None:
+    backend = Backend()
+    async with stack(backend) as (address, core), aio.insecure_channel(address) as channel:
+        call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer", None, None)
+        message = service_pb2.ModelInferRequest(model_name="digits").SerializeToString()
+        go_on = asyncio.Event()
+
+        async def messages() -> AsyncIterator[bytes]:
+            yield message
+            await go_on.wait()
+            yield message
+
+        stream = call(messages(), metadata=(("x-api-key", BRONZE),))
+        assert await stream.read()
+        port = core.pools["p"].pool.grpc_endpoints[0][1]
+        files = documents([port])["all.toml"].replace(digest(BRONZE).encode(), digest("new").encode())
+        core.adopt(compile_documents({"all.toml": files}))
+        go_on.set()
+        with pytest.raises(aio.AioRpcError) as caught:
+            while await stream.read():
+                pass
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert len(backend.seen) == 1 and idle(core)
+
+
+async def test_a_stream_goes_on_across_new_documents() -> None:
+    backend = Backend()
+    async with stack(backend) as (address, core), aio.insecure_channel(address) as channel:
+        call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer", None, None)
+        message = service_pb2.ModelInferRequest(model_name="digits").SerializeToString()
+
+        async def messages() -> AsyncIterator[bytes]:
+            yield message
+            core.adopt(compile_documents(documents([core.pools["p"].pool.grpc_endpoints[0][1]])))
+            yield message
+
+        assert len([answer async for answer in call(messages(), metadata=(("x-api-key", BRONZE),))]) == 2
+        assert len(backend.seen) == 2

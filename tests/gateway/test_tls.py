@@ -14,7 +14,7 @@ from oriel_gateway.app import serve
 from oriel_gateway.core import Gateway
 from oriel_gateway.ingress_grpc import serve_grpc
 from oriel_gateway.ingress_http import ClientConnection
-from oriel_gateway.limiter import EmbeddedLimiter
+from oriel_gateway.limits import EmbeddedLimiter
 from oriel_gateway.settings import Settings
 from oriel_policies.documents import compile_documents
 from oriel_wire.engine.limits import HttpLimits

@@ -29,7 +29,7 @@ IO = (
 # module imported -> patterns of the modules that may import it.
 ONLY_IN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("onnxruntime", "tensorrt", "openvino"), ("oriel_inference.backends.*",)),
-    "redis": ("oriel_gateway.limiter_redis",),
+    "redis": ("oriel_gateway.limits.redis_ledger",),
     **dict.fromkeys(("boto3", "botocore", "aiobotocore"), ("oriel_inference.stores.*", "oriel_gateway.sources.*")),
     **dict.fromkeys(
         ("starlette", "uvicorn"),
@@ -182,7 +182,7 @@ def tree(root: Path, files: dict[str, str]) -> Path:
         ("oriel_wire.h1", "from oriel_wire.engine import client", "a codec does not name the engine"),
         ("oriel_wire.h1", "from .engine import client", "a codec does not name the engine"),
         ("oriel_inference.batcher", "import onnxruntime as ort", "onnxruntime is only for"),
-        ("oriel_gateway.limiter", "import redis.asyncio", "redis is only for"),
+        ("oriel_gateway.limits.leased", "import redis.asyncio", "redis is only for"),
         ("oriel_gateway.ingress", "from starlette.requests import Request", "starlette is only for"),
         ("oriel_logic.stages", "import uvicorn", "uvicorn is only for"),
         ("oriel_cli.up", "import oriel_gateway.command", "lazily"),

@@ -17,7 +17,7 @@ from tritonclient.utils import InferenceServerException
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.ingress_grpc import serve_grpc
-from oriel_gateway.limiter import EmbeddedLimiter
+from oriel_gateway.limits import EmbeddedLimiter
 from oriel_inference.app import Unit, open_unit
 from oriel_inference.backends import WARM_RESPONSES
 from oriel_inference.batching.stream import AHEAD

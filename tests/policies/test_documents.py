@@ -1,10 +1,16 @@
 """Policy documents: what compiles, and what a mistake says."""
 
+import json
+import tomllib
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from oriel_policies.documents import compile_documents
+from oriel_policies.documents import compile_documents, schema
 from oriel_policies.errors import BadDocument
 
 EXAMPLES = Path(__file__).parents[2] / "policies" / "examples"
@@ -57,8 +63,8 @@ def test_keys_do_not_appear_in_the_repr() -> None:
     [
         (b"[tiers.gold", "", "not TOML"),
         (b"\xff", "", "not TOML"),
-        (b"[tiers.gold]\nband = 0\n", "tiers[...]", "target_ms"),
-        (b"[tiers.gold]\nband = 0\ntarget_ms = 5\ncolour = 1\n", "tiers[...]", "colour"),
+        (b"[tiers.gold]\nband = 0\n", "tiers.gold", "target_ms"),
+        (b"[tiers.gold]\nband = 0\ntarget_ms = 5\ncolour = 1\n", "tiers.gold.colour", "colour"),
         (b"[tiers.gold]\nband = 300\ntarget_ms = 5\n", "tiers.gold.band", "0 (first) to 255"),
         (b"[tiers.gold]\nband = 0\ntarget_ms = 5\ngive_up_ms = 4\n", "tiers.gold", "target_ms <= give_up_ms"),
         (b"[pools.p]\nendpoints = []\n", "pools.p", "at least one"),
@@ -113,6 +119,243 @@ tier = "p"
     assert [bad.path for bad in (caught.value, *caught.value.others)] == [
         "tiers.gold.band",
         "pools.p.endpoints",
-        "tenants.b.tier",
         "routes[1].pool",
+        "tenants.b.tier",
     ]
+
+
+ROUTE = b"[[routes]]\nmodel = 'm'\n"
+POOL = b"[pools.p]\nendpoints = ['a:1']\n"
+ISSUER = b"[issuers.i]\nissuer = 'https://i'\naudience = ['a']\njwks = 'https://i/keys'\n"
+TIER = b"[tiers.gold]\nband = 0\ntarget_ms = 100\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "reason"),
+    [
+        (TIER + b"stream_idle_ms = 10\nstream_max_ms = 9", "tiers.gold", "stream_idle_ms <= stream_max_ms"),
+        (TIER + b"objective = 1.0", "tiers.gold.objective", "0 < objective < 1"),
+        (b"[tiers.'a b']\nband = 0\ntarget_ms = 1", "tiers.a b", "1 to 128 letters"),
+        (POOL + b"discover = 'dns:a:1'", "pools.p", "either endpoints"),
+        (POOL + b"grpc_endpoints = ['a:1']\ngrpc_discover = 'dns:a:1'", "pools.p", "either grpc_endpoints"),
+        (POOL + b"max_inflight = 0", "pools.p", "max_inflight is at least 1"),
+        (POOL + b"max_queue = -1", "pools.p", "at least 0"),
+        (POOL + b"max_queue_bytes = -1", "pools.p", "at least 0"),
+        (POOL + b"max_body_bytes = -1", "pools.p", "at least 0"),
+        (POOL + b"max_response_bytes = 0", "pools.p.max_response_bytes", "at least 1"),
+        (POOL + b"connect_timeout_ms = 0", "pools.p.connect_timeout_ms", "milliseconds"),
+        (POOL + b"idle_timeout_ms = 0", "pools.p.idle_timeout_ms", "milliseconds"),
+        (POOL + b"probe_interval_ms = 0", "pools.p.probe_interval_ms", "milliseconds"),
+        (POOL + b"probe = 'health'", "pools.p.probe", "a probe is a path"),
+        (POOL + b"learn_concurrency = 'yes'", "pools.p.learn_concurrency", "Expected `bool`"),
+        (POOL + b"grpc_endpoints = ['a']", "pools.p.grpc_endpoints", "not host:port"),
+        (b"[pools.p]\ndiscover = 'a:1'", "pools.p.discover", "not dns:host:port"),
+        (b"[pools.p]\ndiscover = 'dns:a'", "pools.p.discover", "not host:port"),
+        (POOL + b"grpc_discover = 'srv:a:1'", "pools.p.grpc_discover", "not dns:host:port"),
+        (POOL + b"triton_priorities = { gold = 1 }", "pools.p.triton_priorities", "no tier is named 'gold'"),
+        (TIER + POOL + b"triton_priorities = { gold = 0 }", "pools.p.triton_priorities.gold", "1 (first)"),
+        (ISSUER.replace(b"['a']", b"[]"), "issuers.i.audience", "at least one audience"),
+        (ISSUER + b"algorithms = ['HS256']", "issuers.i.algorithms", "one or more of RS256"),
+        (ISSUER + b"algorithms = ['none']", "issuers.i.algorithms", "one or more of RS256"),
+        (ISSUER + b"algorithms = []", "issuers.i.algorithms", "one or more of RS256"),
+        (ISSUER + b"leeway_s = 601", "issuers.i", "leeway_s <= 600"),
+        (ISSUER + b"refresh_s = 0", "issuers.i", "refresh_s"),
+        (ISSUER.replace(b"https://i/keys", b"http://i/keys"), "issuers.i.jwks", "has to be https"),
+        (ISSUER.replace(b"https://i/keys", b"https://a:b@i/keys"), "issuers.i.jwks", "a URL with a password"),
+        (ISSUER.replace(b"https://i/keys", b"../keys.json"), "issuers.i.jwks", "only its name"),
+        (ISSUER.replace(b"https://i/keys", b"keys.json"), "issuers.i.jwks", "no file 'keys.json'"),
+        (ISSUER + ISSUER.replace(b"issuers.i", b"issuers.j"), "issuers.j.issuer", "another table has this issuer"),
+        (POOL + ROUTE, "routes[0]", "either a pool or a split"),
+        (POOL + ROUTE + b"pool = 'p'\nsplit = [{ pool = 'p', weight = 1 }]", "routes[0]", "either a pool or a split"),
+        (POOL + ROUTE + b"pool = 'p'\nservice = 's'", "routes[0]", "either a model or a service"),
+        (POOL + b"[[routes]]\nmodel = 'a/b'\npool = 'p'", "routes[0]", "is not a name"),
+        (POOL + ROUTE + b"pool = 'p'\nversion = 'x'", "routes[0]", "a version is a number"),
+        (POOL + b"[[routes]]\nservice = 's'\npool = 'p'\nversion = '1'", "routes[0]", "only models have one"),
+        (POOL + 2 * (ROUTE + b"pool = 'p'\nname = 'r'\n"), "routes[1].name", "another route is named 'r'"),
+        (POOL + ROUTE + b"split = [{ pool = 'p', weight = 0 }]", "routes[0].split", "weights are all 0"),
+        (POOL + ROUTE + b"split = [{ pool = 'p', weight = -1 }]", "routes[0].split", "each with a weight"),
+        (POOL + ROUTE + b"split = [{ weight = 1 }]", "routes[0].split", "every side names its pool"),
+        (POOL + ROUTE + b"split = [{ pool = 'q', weight = 1 }]", "routes[0].pool", "no pool is named 'q'"),
+        (POOL + ROUTE + b"pool = 'p'\nsplit_by = 'user'", "routes[0].split_by", "split_by is"),
+        (POOL + ROUTE + b"pool = 'p'\nshadow = { pool = 'q' }", "routes[0].shadow.pool", "no pool is named 'q'"),
+        (POOL + ROUTE + b"pool = 'p'\nshadow = { pool = 'p', percent = 0.0 }", "routes[0].shadow.percent", "<= 100"),
+        (POOL + ROUTE + b"pool = 'p'\nsticky = 'cookie'", "routes[0].sticky", "sticky is"),
+        (POOL + ROUTE + b"pool = 'p'\nheaders = { 'x y' = 'z' }", "routes[0].headers", "a condition is"),
+        (POOL + ROUTE + b"pool = 'p'\ncache_s = 1.0", "routes[0]", "only a deterministic route"),
+        (POOL + ROUTE + b"pool = 'p'\ncache_shared = true", "routes[0]", "only a deterministic route"),
+        (POOL + ROUTE + b"pool = 'p'\ndeterministic = true\ncache_s = -1.0", "routes[0]", "0 <= cache_s"),
+        (POOL + ROUTE + b"pool = 'p'\nhedge_ms = 5", "routes[0]", "add idempotent = true"),
+        (POOL + ROUTE + b"pool = 'p'\nidempotent = true\nhedge_ms = -5", "routes[0]", "hedge_ms"),
+        (b"[http]\ncors_origins = ['app.example']", "http.cors_origins", "is not an origin"),
+        (b"[http]\ntrusted_proxies = ['10.0.0.1/8']", "http.trusted_proxies", "is not a network"),
+        (GOOD + b"scopes = ['operators']", "tenants.t.scopes", "did you mean 'operator'?"),
+        (GOOD + b"limit = {}", "tenants.t.limit", "bounds nothing"),
+        (GOOD + b"limit = { requests_per_s = 1.0, burst = 0 }", "tenants.t.limit", "1 <= burst"),
+        (GOOD + b"limit = { bytes_per_s = 0 }", "tenants.t.limit", "bytes_per_s"),
+        (GOOD + b"limit = { bytes_per_s = 1, bytes_burst = 0 }", "tenants.t.limit", "bytes_burst"),
+        (GOOD + b"limit = { concurrency = 0 }", "tenants.t.limit", "concurrency and quotas"),
+        (GOOD + b"limit = { requests_per_day = 0 }", "tenants.t.limit", "concurrency and quotas"),
+        (GOOD + b"limit = { requests_per_month = 0 }", "tenants.t.limit", "concurrency and quotas"),
+        (GOOD + b"limit = { compute_ms_per_day = 0 }", "tenants.t.limit", "concurrency and quotas"),
+        (GOOD + b"limit = { compute_ms_per_month = 0 }", "tenants.t.limit", "concurrency and quotas"),
+        (GOOD + b"limits = [{ concurrency = 1 }]", "tenants.t.limits[0]", "names one model"),
+        (GOOD + b"limits = [{ model = 'a', service = 'b', burst = 1 }]", "tenants.t.limits[0]", "names one model"),
+        (GOOD + b"limits = [{ model = 'a/b', concurrency = 1 }]", "tenants.t.limits[0]", "is not a name"),
+        (GOOD + b"limits = [{ route = 'model:a', concurrency = 1 }]", "tenants.t.limits[0].route", "'model:a*'?"),
+        (GOOD + b"limits = [{ model = 'a', concurrency = 1 }, { model = 'a', concurrency = 2 }]", "tenants.t", "join"),
+    ],
+)  # fmt: skip
+def test_every_check_names_its_field(text: bytes, path: str, reason: str) -> None:
+    with pytest.raises(BadDocument) as caught:
+        compile_documents({"x.toml": text})
+    bad = caught.value
+    assert bad.file == "x.toml" and bad.path.startswith(path) and reason in bad.reason, bad
+    assert len(bad.reason) <= 300 and not bad.others, bad.others
+
+
+def test_an_unknown_field_is_named_with_the_nearest_one_at_every_depth() -> None:
+    text = GOOD.replace(b"target_ms", b"tarrget_ms").replace(b"{ sha256", b"{ nane = 'x', sha256")
+    with pytest.raises(BadDocument) as caught:
+        compile_documents({"x.toml": text + b"limit = { request_per_s = 1.0 }\n[poools.q]\n"})
+    said = [str(bad) for bad in (caught.value, *caught.value.others)]
+    assert said == [
+        "x.toml: tiers.gold.tarrget_ms: there is no field 'tarrget_ms' here, did you mean 'target_ms'?",
+        "x.toml: tiers.gold: target_ms is missing",
+        "x.toml: tenants.t.keys[0].nane: there is no field 'nane' here, did you mean 'name'?",
+        "x.toml: tenants.t.limit.request_per_s: there is no field 'request_per_s' here, did you mean 'requests_per_s'?",
+        "x.toml: poools: there is no field 'poools' here, did you mean 'pools'?",
+    ]
+
+
+def test_a_mistake_of_form_does_not_hide_those_of_meaning_and_keeps_the_numbers_of_routes() -> None:
+    text = GOOD + b"[[routes]]\nmodell = 'b'\npool = 'p'\n[[routes]]\nmodel = 'b'\npool = 'pp'\n"
+    with pytest.raises(BadDocument) as caught:
+        compile_documents({"x.toml": text})
+    said = [f"{bad.path}: {bad.reason}" for bad in (caught.value, *caught.value.others)]
+    assert said == [
+        "routes[1].modell: there is no field 'modell' here, did you mean 'model'?",
+        "routes[2].pool: no pool is named 'pp', did you mean 'p'?",
+    ]
+
+
+def test_tenants_may_come_as_lines_of_json() -> None:
+    line = (
+        b'{"name": "u", "tier": "gold", "models": ["x"], "keys": [{"sha256": "%s", "expires": "2030-01-01T00:00:00Z"}]}'
+    )
+    snapshot = compile_documents({"a.toml": GOOD, "more.ndjson": b"\n" + line % (b"1" * 64) + b"\n\n"})
+    key = snapshot.keys[bytes.fromhex("1" * 64)]
+    assert key.tenant is snapshot.tenants["u"] and key.expires_at == 1893456000.0
+    lines = [line % (b"2" * 64), b"{", b"[]", b'{"name": "v", "tier": "gld"}', b'{"tier": "gold"}', line % (b"3" * 64),
+             b'{"name": "w", "tier": "gold", "wait": 1}']  # fmt: skip
+    with pytest.raises(BadDocument) as caught:
+        compile_documents({"a.toml": GOOD, "more.ndjson": b"\n".join(lines)})
+    said = [str(bad) for bad in (caught.value, *caught.value.others)]
+    assert said[0].startswith("more.ndjson:2: not JSON")
+    assert said[1:] == [
+        "more.ndjson:3: tenants: Expected `object`, got `array`",
+        "more.ndjson:4: tenants.v.tier: no tier is named 'gld', did you mean 'gold'?",
+        "more.ndjson:5: tenants: name is missing",
+        "more.ndjson:6: tenants.u: defined twice",
+        "more.ndjson:7: tenants.w.wait: there is no field 'wait' here, did you mean 'weight'?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"{", "not a JSON Web Key Set"),
+        (b'{"keys": []}', "1 to 64 keys"),
+        (b'{"keys": [%s]}' % b", ".join([b"{}"] * 65), "1 to 64 keys"),
+        (b'{"keys": [{"kty": "OKP", "d": "x"}]}', "secret or private key"),
+        (b'{"keys": [{"kty": "oct", "k": "x"}]}', "secret or private key"),
+        (b" " * 300_000, "at most"),
+    ],
+)
+def test_a_key_set_is_checked_with_the_documents(data: bytes, reason: str) -> None:
+    issuer = ISSUER.replace(b"https://i/keys", b"keys.json")
+    with pytest.raises(BadDocument) as caught:
+        compile_documents({"x.toml": issuer, "keys.json": data})
+    assert caught.value.file == "keys.json" and reason in caught.value.reason
+
+
+def test_no_mistake_repeats_what_may_be_a_secret() -> None:
+    """People paste a key where its hash belongs."""
+    for text in (GOOD.replace(b"0" * 64, b"oriel_secret"), GOOD.replace(b'sha256 = "', b'sha256 = 5 #"')):
+        with pytest.raises(BadDocument) as caught:
+            compile_documents({"x.toml": text})
+        assert "oriel_secret" not in str(caught.value)
+
+
+def test_lines_patterns_and_the_mistakes_that_are_named_are_bounded() -> None:
+    long = b'{"name": "u", "tier": "gold", "models": ["%s"]}' % (b"x" * 1_100_000)
+    with pytest.raises(BadDocument, match=r"more\.ndjson:1: .*longer than 1048576 bytes"):
+        compile_documents({"a.toml": GOOD, "more.ndjson": long})
+    many = ", ".join(['"abcdefgh"'] * 1025)
+    for field in ("models", "services"):
+        line = f'{{"name": "u", "tier": "gold", "{field}": [{many}]}}'.encode()
+        with pytest.raises(BadDocument, match=f"tenants.u.{field}: at most 8192 characters"):
+            compile_documents({"a.toml": GOOD, "more.ndjson": line})
+    with pytest.raises(BadDocument) as caught:
+        compile_documents({"a.toml": GOOD, "more.ndjson": b'{"name": "u", "tier": "%s"}\n' % (b"x" * 5000) * 5000})
+    mistakes = (caught.value, *caught.value.others)
+    assert len(mistakes) == 100 and max(len(bad.reason) for bad in mistakes) <= 300
+
+
+def _tables() -> list[type[msgspec.Struct]]:
+    return [kind for name in schema.__all__ if issubclass(kind := getattr(schema, name), msgspec.Struct)]
+
+
+WORDS = sorted(
+    {"tiers", "tenants", "pools", "routes", "issuers", "http", "a", "gold"}
+    | {f.name for kind in _tables() for f in msgspec.structs.fields(kind)}
+)
+VALUES = st.recursive(
+    st.one_of(
+        st.booleans(),
+        st.integers(-(2**66), 2**66),
+        st.floats(),
+        st.sampled_from(["", "gold", "*", "a:1", "dns:a:1", "0" * 64, "header:x", "https://a", "k.json", "stream"]),
+        st.text(max_size=4),
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(WORDS), inner, max_size=4)),
+    max_leaves=12,
+)
+
+
+def toml(value: Any) -> str:
+    """As an inline value."""
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{json.dumps(k)} = {toml(v)}' for k, v in value.items())} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(toml, value))}]"
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value).replace("\\ud", "?")
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.dictionaries(st.sampled_from(WORDS), VALUES, max_size=5), st.lists(VALUES, max_size=3))
+def test_whatever_a_document_holds_it_compiles_or_its_mistakes_are_named(
+    tables: dict[str, Any], lines: list[Any]
+) -> None:
+    text = "\n".join(f"{json.dumps(name)} = {toml(value)}" for name, value in tables.items())
+    ndjson = "\n".join(json.dumps(line) for line in lines)
+    try:
+        compile_documents({"a.toml": text.encode("utf-8", "replace"), "b.ndjson": ndjson.encode("utf-8", "replace")})
+    except BadDocument as bad:
+        for each in (bad, *bad.others):
+            assert each.file.startswith(("a.toml", "b.ndjson:")) and 0 < len(each.reason) <= 300
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_a_good_document_with_one_value_changed_compiles_or_is_named(data: st.DataObject) -> None:
+    whole = tomllib.loads(GOOD.decode())
+    places = [whole["tiers"]["gold"], whole["pools"]["p"], whole["routes"][0], whole["tenants"]["t"]]
+    table = places[data.draw(st.integers(0, 3))]
+    table[data.draw(st.sampled_from(WORDS))] = data.draw(VALUES)
+    text = "\n".join(f"{name} = {toml(value)}" for name, value in whole.items())
+    try:
+        compile_documents({"a.toml": text.encode("utf-8", "replace")})
+    except BadDocument as bad:
+        assert all(0 < len(each.reason) <= 300 for each in (bad, *bad.others))

@@ -1,12 +1,17 @@
-"""GCRA against its definition, under any arrival pattern."""
+"""Bounds of every kind against their definition, under any arrival pattern."""
 
+from math import ceil
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_policies.documents import RateLimit
-from oriel_policies.limits import Gcra, policy_header, state_header
+from oriel_policies.calendar import CalendarClock, Period
+from oriel_policies.documents import Allowance, RateLimit, Selector
+from oriel_policies.limits import Bound, Counts, Gcra, Slots, Window, bounds, policy_item, state_item
 
 LIMIT = RateLimit(requests_per_s=10.0, burst=5)
+NOON = 1_790_000_000.0 // 86400 * 86400 + 43200
 
 
 def test_a_burst_passes_and_the_next_waits_exactly_one_interval() -> None:
@@ -26,27 +31,163 @@ def test_remaining_counts_down_and_comes_back() -> None:
     assert seen == [5, 4, 3, 2, 1] and bucket.remaining(LIMIT, 7.0) == 0 and bucket.remaining(LIMIT, 8.0) == 5
 
 
+def test_more_than_the_burst_passes_when_nothing_is_owed_and_is_paid_in_full() -> None:
+    bucket = Gcra()
+    assert bucket.take(LIMIT, 10.0, 50) == 0.0
+    assert bucket.take(LIMIT, 10.0, 1) == pytest.approx(4.6)  # 50 units are 5 s, of which the burst is ahead by 0.4 s
+    bucket.charge(LIMIT, 10.0, -49)
+    assert bucket.take(LIMIT, 10.0, 4) == 0.0
+
+
 @given(
     st.floats(0.1, 1000.0),
     st.integers(1, 50),
-    st.lists(st.floats(0.0, 0.5), min_size=1, max_size=200),
+    st.lists(st.tuples(st.floats(0.0, 0.5), st.integers(1, 80)), min_size=1, max_size=100),
 )
-def test_no_window_admits_more_than_burst_plus_rate(rate: float, burst: int, gaps: list[float]) -> None:
+def test_no_window_admits_more_than_burst_plus_rate(rate: float, burst: int, arrivals: list[tuple[float, int]]) -> None:
     limit, bucket, now = RateLimit(requests_per_s=rate, burst=burst), Gcra(), 1000.0
-    admitted: list[float] = []
-    for gap in gaps:
+    admitted: list[tuple[float, int]] = []
+    for gap, units in arrivals:
         now += gap
-        wait = bucket.take(limit, now)
+        wait = bucket.take(limit, now, units)
         if wait == 0.0:
-            admitted.append(now)
+            admitted.append((now, units))
         else:
-            assert wait <= 1.0 / rate + 1e-6  # a refusal is never longer than until the next one conforms
+            again = Gcra()
+            again.arrival = bucket.arrival
+            assert again.take(limit, now + wait + 1e-6, units) == 0.0, "the wait is true"
     for first in range(len(admitted)):
+        taken = 0
         for last in range(first, len(admitted)):
-            window = admitted[last] - admitted[first]
-            assert last - first + 1 <= burst + rate * window + 1e-3
+            window = admitted[last][0] - admitted[first][0]
+            # What the last call has beyond the burst is paid by those after it.
+            assert taken + min(admitted[last][1], burst) <= burst + rate * window + 1e-3 or last == first
+            taken += admitted[last][1]
 
 
-def test_headers_are_structured_fields_with_whole_seconds() -> None:
-    assert policy_header(LIMIT) == '"requests";q=5;w=1'
-    assert state_header(0, 0.05) == '"requests";r=0;t=1'
+def test_slots_are_bounded_and_the_wait_is_learned() -> None:
+    slots = Slots()
+    assert [slots.take(2) for _ in range(2)] == [0.0, 0.0]
+    assert slots.take(2) > 0.0
+    for _ in range(60):
+        slots.leave(4.0)
+        assert slots.take(2) == 0.0
+    assert slots.take(2) == pytest.approx(2.0, rel=0.01)
+    for _ in range(5):
+        slots.leave(1.0)
+    assert slots.used == 0
+
+
+class Wall:
+    def __init__(self, at: float) -> None:
+        self.at = at
+
+    def __call__(self) -> float:
+        return self.at
+
+
+def test_a_quota_lasts_until_its_window_ends_and_says_when() -> None:
+    wall = Wall(NOON)
+    clock, window = CalendarClock(wall), Window()
+    assert [window.take(3, 1, Period.DAY, clock, 0.0) for _ in range(3)] == [0.0] * 3
+    assert window.take(3, 1, Period.DAY, clock, 0.0) == pytest.approx(43200)
+    wall.at += 43200 - 0.5
+    assert window.take(3, 1, Period.DAY, clock, 43199.5) == pytest.approx(0.5)
+    wall.at += 0.5
+    assert window.take(3, 1, Period.DAY, clock, 43200.0) == 0.0
+    assert window.used == 1
+    window.charge(-5)
+    assert window.used == 0
+
+
+def test_more_than_a_whole_quota_passes_only_a_fresh_window() -> None:
+    clock, window = CalendarClock(Wall(NOON)), Window()
+    assert window.take(100, 500, Period.MONTH, clock, 0.0) == 0.0
+    assert window.take(100, 1, Period.MONTH, clock, 0.0) > 0.0
+
+
+@given(st.lists(st.floats(-40 * 86400.0, 40 * 86400.0), max_size=8))
+def test_jumps_of_the_wall_clock_that_do_not_last_change_nothing(jumps: list[float]) -> None:
+    """R33: the clock is set somewhere and back, again and again; calls are neither refused nor forgiven."""
+    wall, now = Wall(NOON), 5.0
+    clock, window = CalendarClock(wall), Window()
+    clock.epoch(now)
+    taken = 0
+    for jump in jumps:
+        wall.at += jump
+        for _ in range(10):
+            now += 1.5
+            wall.at += 1.5
+            assert window.take(1000, 1, Period.DAY, clock, now) == 0.0
+            taken += 1
+        wall.at -= jump
+        now += 5.0
+        wall.at += 5.0
+        clock.epoch(now)
+    assert window.used == taken
+
+
+def test_a_step_that_lasts_is_taken_over_and_going_back_forgives_nothing() -> None:
+    wall = Wall(NOON)
+    clock, window = CalendarClock(wall, patience_s=300.0), Window()
+    window.take(1, 1, Period.DAY, clock, 0.0)
+    wall.at -= 86400
+    for second in range(0, 400, 10):
+        wall.at += 10
+        assert window.take(1, 1, Period.DAY, clock, second + 10.0) > 0.0
+    assert clock.epoch(400.0) == wall.at, "the clock is a day back now, and the count goes on"
+
+
+@given(st.floats(0, 4e9), st.sampled_from(Period))
+def test_a_window_ends_when_the_next_begins(epoch_s: float, period: Period) -> None:
+    clock = CalendarClock(Wall(epoch_s))
+    number, ends_in = clock.window(period, 0.0), clock.ends_in(period, 0.0)
+    assert CalendarClock(Wall(epoch_s + ends_in + 1e-3)).window(period, 0.0) == number + 1
+    assert 0 < ends_in <= clock.length(period, 0.0) <= (86400 if period is Period.DAY else 31 * 86400)
+
+
+def test_an_allowance_has_one_bound_per_thing_it_bounds() -> None:
+    allowance = Allowance(
+        name="model:a*",
+        selector=Selector(model="a*"),
+        rate=LIMIT,
+        concurrency=3,
+        bandwidth=RateLimit(requests_per_s=1e6, burst=2_000_000),
+        requests_per_day=10,
+        requests_per_month=None,
+        compute_ms_per_day=None,
+        compute_ms_per_month=500,
+    )
+    assert [(b.name, b.counts, b.limit) for b in bounds(allowance)] == [
+        ("model:a*/concurrency", Counts.REQUESTS, 3),
+        ("model:a*/requests", Counts.REQUESTS, 5),
+        ("model:a*/bytes", Counts.BYTES, 2_000_000),
+        ("model:a*/requests-day", Counts.REQUESTS, 10),
+        ("model:a*/compute-month", Counts.COMPUTE_US, 500_000),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("bound", "policy", "state"),
+    [
+        (
+            Bound(name="requests", counts=Counts.REQUESTS, limit=5, rate=LIMIT),
+            '"requests";q=5;w=1',
+            '"requests";r=2;t=1',
+        ),
+        (
+            Bound(name="concurrency", counts=Counts.REQUESTS, limit=3, slots=True),
+            '"concurrency";q=3;qu="concurrent-requests"',
+            '"concurrency";r=2;t=1',
+        ),
+        (
+            Bound(name="compute-day", counts=Counts.COMPUTE_US, limit=9_000_000, period=Period.DAY),
+            '"compute-day";q=9000;qu="compute-ms";w=86400',
+            '"compute-day";r=0;t=1',
+        ),
+    ],
+)
+def test_headers_are_structured_fields_with_whole_seconds(bound: Bound, policy: str, state: str) -> None:
+    assert policy_item(bound, 86400.0) == policy
+    assert state_item(bound, 2, 0.05) == state
+    assert ceil(0.05) == 1

@@ -7,58 +7,29 @@ holds the previous snapshot keeps it.
 
 import re
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from ipaddress import ip_network
 from itertools import accumulate
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-import msgspec
-
-from oriel_policies.documents.promises import (
-    Allowance,
-    ApiKey,
-    Http,
-    Issuer,
-    Pool,
-    RateLimit,
-    Route,
-    Selector,
-    Snapshot,
-    Split,
-    Tenant,
-    Tier,
-)
-from oriel_policies.documents.schema import (
-    DocumentTable,
-    HttpTable,
-    IssuerTable,
-    LimitTable,
-    PoolTable,
-    RouteTable,
-    ScopedLimitTable,
-    ShadowTable,
-    SplitTable,
-    TenantTable,
-    TierTable,
-)
+from oriel_policies.documents.issuers import issuer
+from oriel_policies.documents.promises import Http, Issuer, Pool, Route, Snapshot, Split, Tier
+from oriel_policies.documents.reading import Reading, nearest
+from oriel_policies.documents.schema import HttpTable, PoolTable, RouteTable, ShadowTable, SplitTable, TierTable
+from oriel_policies.documents.tenants import Tenants, check_pattern, unique
 from oriel_policies.errors import BadDocument
 
 __all__ = ["compile_documents"]
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
-_PATTERN = re.compile(r"[A-Za-z0-9._*-]{1,128}\Z")
 _HEADER = re.compile(r"[a-z0-9-]{1,64}\Z")
 _VERSION = re.compile(r"[0-9]{1,18}\Z")
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})\Z")
-_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _PATH = re.compile(r"/[!-~]{0,255}\Z")
-_ALGORITHMS = ("RS256", "ES256", "EdDSA")
 _GIVE_UP_FACTOR = 4
 _DAY_MS = 24 * 3_600_000
 _PROBE_V2 = "/v2/health/ready"
-_MAX_COUNT = 10**12
 _MAX_MISTAKES = 100
+_MAX_PRIORITY = 2**31 - 1
 
 T = TypeVar("T")
 
@@ -66,8 +37,8 @@ T = TypeVar("T")
 class _Mistakes:
     """What is wrong so far: a table that is, is left out and the others are still looked at."""
 
-    def __init__(self) -> None:
-        self.found: list[BadDocument] = []
+    def __init__(self, found: list[BadDocument]) -> None:
+        self.found = found
 
     def run(self, work: Callable[[], T]) -> T | None:
         try:
@@ -84,20 +55,19 @@ class _Mistakes:
 
 
 def compile_documents(files: Mapping[str, bytes]) -> Snapshot:
-    """Read and check a whole set of documents. Raises BadDocument for the first mistake; `others` has the rest."""
-    mistakes = _Mistakes()
-    documents: dict[str, DocumentTable] = {}
-    for name, data in files.items():
-        document = mistakes.run(lambda name=name, data=data: _decode(name, data))  # type: ignore[misc]
-        if document is not None:
-            documents[name] = document
-    mistakes.check()  # with a file missing, half of the others' names would look unknown
+    """Read and check a whole set: `*.ndjson` holds tenants, one per line; `*.json` key sets of issuers; all else TOML.
+
+    Raises BadDocument for the first mistake; `others` has the rest.
+    """
+    reading = Reading(files)
+    mistakes = _Mistakes(reading.mistakes)
+    if reading.unreadable:
+        mistakes.check()  # with a file missing, half of the others' names would look unknown
+    documents = reading.documents
     tiers: dict[str, Tier] = {}
     pools: dict[str, Pool] = {}
     issuers: dict[str, Issuer] = {}
-    tenants: dict[str, Tenant] = {}
     routes: list[Route] = []
-    keys: dict[bytes, ApiKey] = {}
     http: Http | None = None
     probed = {pool for d in documents.values() for route in d.routes if route.model for pool in _pools_of(route)}
 
@@ -107,21 +77,23 @@ def compile_documents(files: Mapping[str, bytes]) -> Snapshot:
                 path = f"{table}.{name}"
 
                 def work(file: str = file, path: str = path, name: str = name, item: object = item) -> None:
-                    _unique(file, path, name, known)
+                    unique(file, path, name, known)
                     known[name] = one(file, path, name, item)
 
                 mistakes.run(work)
 
     all_of("tiers", tiers, _tier)
-    all_of("pools", pools, lambda file, path, name, item: _pool(file, path, name, item, probed))
-    all_of("issuers", issuers, _issuer)
     # Names whose own table is wrong: that has been said, they are not unknown as well.
-    bad_tiers = {name for d in documents.values() for name in d.tiers} - tiers.keys()
-    bad_pools = {name for d in documents.values() for name in d.pools} - pools.keys()
-    all_of("tenants", tenants, lambda file, path, name, item: _tenant(file, path, name, item, tiers, bad_tiers, keys))
+    bad_tiers = reading.bad["tiers"] | {name for d in documents.values() for name in d.tiers} - tiers.keys()
+    all_of(
+        "pools", pools, lambda file, path, name, item: _pool(file, path, name, item, probed, tiers.keys() | bad_tiers)
+    )
+    all_of("issuers", issuers, lambda file, path, name, item: issuer(file, path, name, item, issuers, reading.attached))
+    bad_pools = reading.bad["pools"] | {name for d in documents.values() for name in d.pools} - pools.keys()
     names: set[str] = set()
     for file, document in documents.items():
-        for number, table in enumerate(document.routes):
+        numbers = reading.route_numbers.get(file) or range(len(document.routes))
+        for number, table in zip(numbers, document.routes, strict=True):
             path = f"routes[{number}]"
             route = mistakes.run(
                 lambda file=file, path=path, table=table: _route(file, path, table, pools, bad_pools, names)  # type: ignore[misc]
@@ -133,33 +105,25 @@ def compile_documents(files: Mapping[str, bytes]) -> Snapshot:
                 mistakes.found.append(BadDocument(file, "http", "defined twice"))
             ports = document.http
             http = mistakes.run(lambda file=file, ports=ports: _http(file, ports))  # type: ignore[misc]
+    whole = len(routes) == sum(len(d.routes) for d in documents.values()) and not reading.route_numbers
+    tenants = Tenants(tiers, bad_tiers, names if whole else None)
+    for file, name, tenant in reading.tenants():
+        try:
+            tenants.add(file, f"tenants.{name}", name, tenant)
+        except BadDocument as error:
+            mistakes.found.append(error)
+        if len(mistakes.found) >= _MAX_MISTAKES:
+            break  # nobody reads a hundred thousand
     mistakes.check()
     return Snapshot(
         tiers=tiers,
-        tenants=tenants,
+        tenants=tenants.compiled,
         issuers=issuers,
         pools=pools,
         routes=tuple(routes),
         http=http or Http(),
-        keys=keys,
+        keys=tenants.keys,
     )
-
-
-def _decode(file: str, data: bytes) -> DocumentTable:
-    try:
-        return msgspec.toml.decode(data, type=DocumentTable)
-    except msgspec.ValidationError as error:
-        reason, _, path = str(error).partition(" - at `$.")
-        raise BadDocument(file, path.rstrip("`"), reason) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadDocument(file, "", f"not TOML: {error}") from error
-
-
-def _unique(file: str, path: str, name: str, known: Mapping[str, object]) -> None:
-    if not _NAME.match(name):
-        raise BadDocument(file, path, "a name has 1 to 128 letters, digits, dots, dashes or underscores")
-    if name in known:
-        raise BadDocument(file, path, "defined twice")
 
 
 def _tier(file: str, path: str, name: str, tier: object) -> Tier:
@@ -184,7 +148,7 @@ def _tier(file: str, path: str, name: str, tier: object) -> Tier:
     )
 
 
-def _pool(file: str, path: str, name: str, pool: object, probed: set[str | None]) -> Pool:
+def _pool(file: str, path: str, name: str, pool: object, probed: set[str | None], tiers: set[str]) -> Pool:
     assert isinstance(pool, PoolTable)
     if bool(pool.endpoints) == bool(pool.discover):
         raise BadDocument(file, path, "a pool has either endpoints, at least one host:port, or discover")
@@ -197,6 +161,12 @@ def _pool(file: str, path: str, name: str, pool: object, probed: set[str | None]
     for field in ("connect_timeout_ms", "idle_timeout_ms", "probe_interval_ms"):
         if not 1 <= getattr(pool, field) <= _DAY_MS:
             raise BadDocument(file, f"{path}.{field}", f"1 to {_DAY_MS} milliseconds")
+    for tier, priority in pool.triton_priorities.items():
+        if tier not in tiers:
+            reason = f"no tier is named {tier!r}{nearest(tier, tiers)}"
+            raise BadDocument(file, f"{path}.triton_priorities", reason)
+        if not 1 <= priority <= _MAX_PRIORITY:
+            raise BadDocument(file, f"{path}.triton_priorities.{tier}", f"1 (first) to {_MAX_PRIORITY}")
     probe = pool.probe
     if probe is None:
         probe = _PROBE_V2 if name in probed else ""
@@ -238,34 +208,6 @@ def _discover(file: str, path: str, text: str | None) -> tuple[str, int] | None:
     return _address(file, path, address)
 
 
-def _issuer(file: str, path: str, name: str, issuer: object) -> Issuer:
-    assert isinstance(issuer, IssuerTable)
-    if not issuer.audience:
-        raise BadDocument(file, f"{path}.audience", "at least one audience: a token for somebody else is not for us")
-    wrong = [name for name in issuer.algorithms if name not in _ALGORITHMS]
-    if wrong or not issuer.algorithms:
-        raise BadDocument(file, f"{path}.algorithms", f"one or more of {', '.join(_ALGORITHMS)}")
-    if not 0 <= issuer.leeway_s <= 600 or not 1 <= issuer.refresh_s <= 86400:
-        raise BadDocument(file, path, "0 <= leeway_s <= 600 and 1 <= refresh_s <= 86400 has to hold")
-    if "://" in issuer.jwks:
-        url = urlsplit(issuer.jwks)
-        if url.scheme != "https" and not (url.scheme == "http" and url.hostname in ("127.0.0.1", "::1", "localhost")):
-            raise BadDocument(file, f"{path}.jwks", "a URL has to be https (http only on this machine)")
-    elif "/" in issuer.jwks or issuer.jwks.startswith("."):
-        raise BadDocument(file, f"{path}.jwks", "a file lies beside the documents: its name only")
-    return Issuer(
-        name=name,
-        issuer=issuer.issuer,
-        audience=tuple(issuer.audience),
-        jwks=issuer.jwks,
-        algorithms=tuple(issuer.algorithms),
-        leeway_s=issuer.leeway_s,
-        refresh_s=issuer.refresh_s,
-        tenant_claim=issuer.tenant_claim,
-        tier_claim=issuer.tier_claim,
-    )
-
-
 def _pools_of(route: RouteTable) -> set[str | None]:
     return {route.pool, *(side.pool for side in route.split)}
 
@@ -277,7 +219,7 @@ def _route(
         raise BadDocument(file, path, "a route names either a model or a service")
     pattern = route.model if route.model is not None else route.service
     assert pattern is not None
-    _pattern(file, path, pattern)
+    check_pattern(file, path, pattern)
     name = route.name or f"{'model' if route.model is not None else 'service'}:{pattern}"
     if name in names and route.name is not None:
         raise BadDocument(file, f"{path}.name", f"another route is named {name!r}")
@@ -333,7 +275,7 @@ def _route(
 
 def _known_pool(file: str, path: str, name: str | None, pools: Mapping[str, Pool], bad_pools: set[str]) -> None:
     if name not in pools and name not in bad_pools:
-        raise BadDocument(file, path, f"no pool is named {name!r}")
+        raise BadDocument(file, path, f"no pool is named {name!r}{nearest(name or '', pools)}")
 
 
 def _split(file: str, path: str, sides: list[SplitTable]) -> tuple[Split, ...]:
@@ -360,100 +302,6 @@ def _header_of(file: str, path: str, text: str, help_text: str) -> str:
     return name.lower()
 
 
-def _pattern(file: str, path: str, pattern: str) -> None:
-    if not _PATTERN.match(pattern):
-        raise BadDocument(file, path, f"{pattern!r} is not a name or a pattern with *")
-
-
-def _tenant(
-    file: str,
-    path: str,
-    name: str,
-    tenant: object,
-    tiers: Mapping[str, Tier],
-    bad_tiers: set[str],
-    keys: dict[bytes, ApiKey],
-) -> Tenant:
-    assert isinstance(tenant, TenantTable)
-    tier = tiers.get(tenant.tier)
-    if tier is None:
-        if tenant.tier not in bad_tiers:
-            raise BadDocument(file, f"{path}.tier", f"no tier is named {tenant.tier!r}")
-        tier = Tier(name=tenant.tier, band=0, target_s=1.0, give_up_s=1.0)  # never served: the whole set is refused
-    if not 0.001 <= tenant.weight <= 1000.0:
-        raise BadDocument(file, f"{path}.weight", "a weight is 0.001 to 1000")
-    for pattern in (*tenant.models, *tenant.services):
-        _pattern(file, path, pattern)
-    allowances = []
-    if tenant.limit is not None:
-        allowances.append(_allowance(file, f"{path}.limit", "all", Selector(), tenant.limit))
-    for number, limit in enumerate(tenant.limits):
-        allowances.append(_scoped(file, f"{path}.limits[{number}]", limit))
-    compiled = Tenant(
-        name=name,
-        tier=tier,
-        weight=tenant.weight,
-        allowances=tuple(allowances),
-        scopes=frozenset(tenant.scopes),
-        models=tuple(tenant.models),
-        services=tuple(tenant.services),
-    )
-    for number, key in enumerate(tenant.keys):
-        at = f"{path}.keys[{number}]"
-        if not _SHA256.match(key.sha256):
-            raise BadDocument(file, at, "sha256 has to be 64 lower-case hex digits")
-        digest = bytes.fromhex(key.sha256)
-        if digest in keys:
-            raise BadDocument(file, at, f"this key belongs to tenant {keys[digest].tenant.name} already")
-        keys[digest] = ApiKey(tenant=compiled, expires_at=_epoch(key.expires), name=key.name)
-    return compiled
-
-
-def _scoped(file: str, path: str, limit: ScopedLimitTable) -> Allowance:
-    if (limit.model is None) == (limit.service is None):
-        raise BadDocument(file, path, "a scoped limit names either a model or a service; for all calls use `limit`")
-    pattern = limit.model if limit.model is not None else limit.service
-    assert pattern is not None
-    _pattern(file, path, pattern)
-    name = f"{'model' if limit.model is not None else 'service'}:{pattern}"
-    return _allowance(file, path, name, Selector(model=limit.model, service=limit.service), limit)
-
-
-def _allowance(file: str, path: str, name: str, selector: Selector, limit: LimitTable) -> Allowance:
-    rate = bandwidth = None
-    if limit.requests_per_s is not None:
-        if not (0.0 < limit.requests_per_s <= 1e6 and 1 <= limit.burst <= 10**6):
-            raise BadDocument(file, path, "0 < requests_per_s <= 1000000 and 1 <= burst <= 1000000 has to hold")
-        rate = RateLimit(requests_per_s=limit.requests_per_s, burst=limit.burst)
-    if limit.bytes_per_s is not None:
-        burst = limit.bytes_burst if limit.bytes_burst is not None else limit.bytes_per_s
-        if not (1 <= limit.bytes_per_s <= _MAX_COUNT and 1 <= burst <= _MAX_COUNT):
-            raise BadDocument(file, path, f"bytes_per_s and bytes_burst are 1 to {_MAX_COUNT}")
-        bandwidth = RateLimit(requests_per_s=float(limit.bytes_per_s), burst=burst)
-    counts = (
-        limit.concurrency,
-        limit.requests_per_day,
-        limit.requests_per_month,
-        limit.compute_ms_per_day,
-        limit.compute_ms_per_month,
-    )
-    if any(count is not None and not 1 <= count <= _MAX_COUNT for count in counts):
-        raise BadDocument(file, path, f"concurrency and quotas are 1 to {_MAX_COUNT}")
-    if rate is None and bandwidth is None and all(count is None for count in counts):
-        raise BadDocument(file, path, "this limit bounds nothing")
-    return Allowance(
-        name=name,
-        selector=selector,
-        rate=rate,
-        concurrency=limit.concurrency,
-        bandwidth=bandwidth,
-        requests_per_day=limit.requests_per_day,
-        requests_per_month=limit.requests_per_month,
-        compute_ms_per_day=limit.compute_ms_per_day,
-        compute_ms_per_month=limit.compute_ms_per_month,
-    )
-
-
 def _http(file: str, http: HttpTable) -> Http:
     networks = []
     for text in http.trusted_proxies:
@@ -470,9 +318,3 @@ def _http(file: str, http: HttpTable) -> Http:
                 file, "http.cors_origins", f'{origin!r} is not an origin such as "https://app.example", nor "*"'
             )
     return Http(cors_origins=tuple(http.cors_origins), trusted_proxies=tuple(networks))
-
-
-def _epoch(moment: datetime | None) -> float | None:
-    if moment is None:
-        return None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -48,13 +48,16 @@ class RateLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selector:
-    """Which calls of a tenant something counts. Both None: all of them."""
+    """Which calls of a tenant something counts. All None: all of them. route: a route's name."""
 
     model: str | None = None
     service: str | None = None
+    route: str | None = None
 
-    def fits(self, kind: str, name: str) -> bool:
-        """kind: "model" or "service", anything else fits only the selector of all."""
+    def fits(self, kind: str, name: str, route: str) -> bool:
+        """kind: "model" or "service", anything else fits only the selectors of all and of a route."""
+        if self.route is not None:
+            return route == self.route
         if self.model is None and self.service is None:
             return True
         pattern = self.model if kind == "model" else self.service if kind == "service" else None
@@ -87,7 +90,10 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issuer:
-    """Whose tokens count. jwks: a file name or an https URL; tier_claim: the claim that may name another tier."""
+    """Whose tokens count. jwks: a file name or an https URL; tier_claim: the claim that may name another tier.
+
+    key_set: the content of the file, b"" for a URL.
+    """
 
     name: str
     issuer: str
@@ -98,6 +104,7 @@ class Issuer:
     refresh_s: int
     tenant_claim: str
     tier_claim: str | None
+    key_set: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -111,6 +118,10 @@ class Tenant:
     scopes: frozenset[str]
     models: tuple[str, ...]
     services: tuple[str, ...]
+
+    def allowances_for(self, kind: str, name: str, route: str) -> tuple[Allowance, ...]:
+        """Those that count a call; all of them have to admit it. See `Selector.fits`."""
+        return tuple(a for a in self.allowances if a.selector.fits(kind, name, route))
 
     def may_use_model(self, name: str) -> bool:
         """Whether a pattern of this tenant names the model."""

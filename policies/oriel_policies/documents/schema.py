@@ -18,6 +18,7 @@ __all__ = [
     "ScopedLimitTable",
     "ShadowTable",
     "SplitTable",
+    "TenantLine",
     "TenantTable",
     "TierTable",
 ]
@@ -61,10 +62,11 @@ class LimitTable(_Table):
 
 
 class ScopedLimitTable(LimitTable):
-    """The same for the calls whose model or service fits a pattern, together."""
+    """The same for the calls whose model or service fits a pattern, or that take one route, together."""
 
     model: str | None = None
     service: str | None = None
+    route: str | None = None
 
 
 class TenantTable(_Table):
@@ -78,6 +80,12 @@ class TenantTable(_Table):
     weight: float = 1.0
     limit: LimitTable | None = None
     limits: list[ScopedLimitTable] = []
+
+
+class TenantLine(TenantTable, kw_only=True):
+    """One line of a `*.ndjson` beside the TOML documents: the same fields, and the tenant's name."""
+
+    name: str
 
 
 class IssuerTable(_Table):

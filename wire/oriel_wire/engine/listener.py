@@ -79,6 +79,12 @@ class HttpServer:
         min(some, key=lambda connection: (not connection.idle, connection.due)).evict()
         return True
 
+    def forget_credentials(self) -> None:
+        """The set of valid credentials has changed: no head and no credential is recognised without a new judgement."""
+        self.memo.forget_credentials()
+        for connection in self.connections:
+            connection.forget_head()
+
     async def drain(self, grace_s: float) -> None:
         """Let requests in flight finish (at most `grace_s`), then close everything.
 

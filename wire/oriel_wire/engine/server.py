@@ -244,6 +244,10 @@ class ServerConnection(asyncio.Protocol):
         self._known = head
         return True
 
+    def forget_head(self) -> None:
+        """The head that was recognised has to be parsed and judged again."""
+        self._known = None
+
     # Framing ---------------------------------------------------------------------------------------------------
 
     def _next(self) -> None:

@@ -1,0 +1,115 @@
+"""Adds a key to a tenant's document and changes nothing else in it, not even a comment.
+
+A TOML document is edited as text, then both texts are read and compared: unless the new one means exactly the old one
+plus the key, nothing is written.
+"""
+
+import os
+import re
+import tempfile
+import tomllib
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from oriel_cli.errors import CommandFailed
+
+__all__ = ["add_key"]
+
+
+def add_key(path: Path, tenant: str, digest: str, *, name: str, expires: datetime | None) -> None:
+    """Add the key with this SHA-256 to `tenant` in the document `path`, at once or not at all. Raises CommandFailed."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandFailed(f"'{path}' cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8'}") from error
+    key: dict[str, Any] = {"sha256": digest}
+    if name:
+        key["name"] = name
+    if expires is not None:
+        key["expires"] = expires
+    changed = _in_lines(text, tenant, key) if path.suffix == ".ndjson" else _in_toml(text, tenant, key)
+    if changed is None:
+        raise CommandFailed(
+            f"'{path}' has no tenant {tenant!r} in a form that can be edited safely: run this without --write and add "
+            "the line by hand"
+        )
+    _replace(path, changed)
+
+
+def _in_lines(text: str, tenant: str, key: dict[str, Any]) -> str | None:
+    lines = text.split("\n")
+    for number, line in enumerate(lines):
+        try:
+            table = msgspec.json.decode(line) if line.strip() else None
+        except msgspec.DecodeError:
+            continue
+        if isinstance(table, dict) and table.get("name") == tenant:
+            keys = table.setdefault("keys", [])
+            if not isinstance(keys, list):
+                return None
+            keys.append(key)
+            lines[number] = msgspec.json.encode(table).decode()
+            return "\n".join(lines)
+    return None
+
+
+def _in_toml(text: str, tenant: str, key: dict[str, Any]) -> str | None:
+    try:
+        wanted = tomllib.loads(text)
+        table = wanted["tenants"][tenant]
+        table.setdefault("keys", []).append(key)
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError):
+        return None
+    fields = [f'sha256 = "{key["sha256"]}"']
+    if "name" in key:
+        fields.append(f'name = "{key["name"]}"')
+    if "expires" in key:
+        fields.append(f"expires = {key['expires']:%Y-%m-%dT%H:%M:%SZ}")
+    entry = f"{{ {', '.join(fields)} }}"
+    name = re.escape(tenant)
+    header = re.compile(rf"""^[ \t]*\[[ \t]*tenants[ \t]*\.[ \t]*(?:{name}|"{name}"|'{name}')[ \t]*\][^\n]*\n?""", re.M)
+    for found in header.finditer(text):
+        start = found.end()
+        following = re.compile(r"^[ \t]*\[", re.M).search(text, start)
+        end = following.start() if following else len(text)
+        keys = re.compile(r"^[ \t]*keys[ \t]*=[ \t]*\[", re.M).search(text, start, end)
+        if keys is not None:
+            comma = "" if text[keys.end() :].lstrip()[:1] == "]" else ", "
+            changed = f"{text[: keys.end()]}{entry}{comma}{text[keys.end() :]}"
+        else:
+            line_end = "" if text[:start].endswith("\n") else "\n"
+            changed = f"{text[:start]}{line_end}keys = [{entry}]\n{text[start:]}"
+        if _same(changed, wanted, tenant):
+            return changed
+    return None
+
+
+def _same(changed: str, wanted: dict[str, Any], tenant: str) -> bool:
+    """Whether the text means `wanted`; the order of the tenant's keys says nothing."""
+    try:
+        got = tomllib.loads(changed)
+        for document in (got, wanted):
+            document["tenants"][tenant]["keys"].sort(key=lambda key: str(key["sha256"]))
+    except (tomllib.TOMLDecodeError, KeyError, TypeError):
+        return False
+    return got == wanted
+
+
+def _replace(path: Path, text: str) -> None:
+    """A reader sees the old document or the new one."""
+    try:
+        mode = path.stat().st_mode & 0o777
+        descriptor, name = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.resolve().parent)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
+                file.write(text)
+                os.fchmod(file.fileno(), mode)
+            os.replace(name, path.resolve())
+        except OSError:
+            os.unlink(name)
+            raise
+    except OSError as error:
+        raise CommandFailed(f"'{path}' cannot be written: {error.strerror}") from error

@@ -1,0 +1,90 @@
+"""Documents to snapshot without holding the loop: a child process compiles, this process maps what it wrote."""
+
+import asyncio
+import mmap
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from oriel_policies.documents import Snapshot
+from oriel_policies.documents.packed import unpack
+from oriel_policies.errors import BadDocument
+
+__all__ = ["compile_folder"]
+
+CHILD = "oriel_gateway.compile_child"
+COMPILE_TIMEOUT_S = 120.0
+_MAX_STDERR = 4096
+
+
+async def compile_folder(folder: Path) -> Snapshot:
+    """The snapshot of the documents in `folder`. Raises BadDocument, with `others` for the mistakes after the first.
+
+    Cancelled: the child is killed and nothing is left behind.
+    """
+    try:
+        out = _unnamed_file()
+    except OSError as error:
+        raise BadDocument(folder.name, "", f"there is no place to compile to: {error.strerror}") from error
+    with out:
+        try:
+            # From a thread: asyncio forks on the loop, which stands still while a large process is copied.
+            child = await asyncio.to_thread(_start, folder, out)
+        except OSError as error:
+            raise BadDocument(folder.name, "", f"the compiler cannot be started: {error.strerror}") from error
+        try:
+            _, said = await asyncio.to_thread(child.communicate, timeout=COMPILE_TIMEOUT_S)
+        except subprocess.TimeoutExpired as error:
+            child.kill()
+            await asyncio.to_thread(child.communicate)
+            raise BadDocument(folder.name, "", f"compiling took more than {COMPILE_TIMEOUT_S:g} s") from error
+        finally:
+            child.kill()  # nothing if it has ended; the thread that waits for it buries it
+        if child.returncode != 0:
+            last = said[-_MAX_STDERR:].decode("utf-8", "replace").strip().rpartition("\n")[2]
+            raise BadDocument(folder.name, "", f"the compiler ended with code {child.returncode}: {last[:300]}")
+        return _read(out.fileno(), folder)
+
+
+def _unnamed_file() -> IO[bytes]:
+    """Nobody else can open it, and it goes with the last map of it."""
+    try:
+        return tempfile.TemporaryFile(prefix="oriel-policies-")
+    except OSError:
+        # A container whose file system is read-only. In memory it is not given back under pressure.
+        if not hasattr(os, "memfd_create"):
+            raise
+        return os.fdopen(os.memfd_create("oriel-policies"), "w+b")
+
+
+def _start(folder: Path, out: IO[bytes]) -> "subprocess.Popen[bytes]":
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", CHILD, str(folder)],
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=subprocess.PIPE,
+        env=environment,
+    )
+
+
+def _read(descriptor: int, folder: Path) -> Snapshot:
+    size = os.fstat(descriptor).st_size
+    if size and os.pread(descriptor, 1, 0) == b"[":
+        mistakes = [
+            BadDocument(file, path, reason)
+            for file, path, reason in msgspec.json.decode(
+                os.pread(descriptor, size, 0), type=list[tuple[str, str, str]]
+            )
+        ]
+        mistakes[0].others = tuple(mistakes[1:])
+        raise mistakes[0]
+    try:
+        return unpack(memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)))
+    except (ValueError, msgspec.DecodeError) as error:
+        raise BadDocument(folder.name, "", "the compiler's answer cannot be read") from error

@@ -1,0 +1,98 @@
+"""Which documents are in force, and what is wrong with those on disk: for the admin port and for metrics."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from time import time
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from oriel_policies.documents import Snapshot
+from oriel_policies.errors import BadDocument
+
+__all__ = ["DocumentsInForce", "TokensReport"]
+
+
+class DocumentsInForce(Collector):
+    """Single writer: the gateway's loop.
+
+    adopted_at: epoch seconds. mistakes: of the documents on disk; empty when these are the ones in force.
+    """
+
+    def __init__(self) -> None:
+        self.adopted_at = time()
+        self.adopted = 1
+        self.refused = 0
+        self.mistakes: tuple[BadDocument, ...] = ()
+
+    def took(self) -> None:
+        """New documents are in force."""
+        self.adopted_at = time()
+        self.adopted += 1
+        self.mistakes = ()
+
+    def kept(self, bad: BadDocument) -> None:
+        """What is on disk is not good; what was in force stays."""
+        self.refused += 1
+        self.mistakes = (bad, *bad.others)
+
+    def report(self, snapshot: Snapshot) -> dict[str, Any]:
+        """For the admin port. No keys and no hashes."""
+        return {
+            "adopted_at": round(self.adopted_at, 3),
+            "adopted": self.adopted,
+            "refused": self.refused,
+            "tenants": len(snapshot.tenants),
+            "keys": len(snapshot.keys),
+            "tiers": sorted(snapshot.tiers),
+            "issuers": sorted(snapshot.issuers),
+            "pools": sorted(snapshot.pools),
+            "routes": len(snapshot.routes),
+            "mistakes": [{"file": bad.file, "path": bad.path, "reason": bad.reason} for bad in self.mistakes],
+        }
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        reloads = CounterMetricFamily(
+            "oriel_gateway_policy_reloads", "Times policy documents were taken or refused.", labels=["result"]
+        )
+        reloads.add_metric(["adopted"], self.adopted)
+        reloads.add_metric(["refused"], self.refused)
+        yield reloads
+        yield GaugeMetricFamily(
+            "oriel_gateway_policy_mistakes",
+            "Mistakes in the documents on disk; above 0 older ones are in force.",
+            value=len(self.mistakes),
+        )
+        yield GaugeMetricFamily(
+            "oriel_gateway_policy_adopted_timestamp_seconds",
+            "When the documents in force were adopted.",
+            value=self.adopted_at,
+        )
+
+
+class TokensReport(Collector):
+    """Tokens that were refused, by why, and the keys of every issuer. key_sets: see `KeySets.report`."""
+
+    def __init__(self, refused: Mapping[str, int], key_sets: Callable[[], list[dict[str, Any]]]) -> None:
+        self._refused = refused
+        self._key_sets = key_sets
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        refused = CounterMetricFamily("oriel_gateway_tokens_refused", "Tokens refused, by why.", labels=["reason"])
+        for reason, count in list(self._refused.items()):
+            refused.add_metric([reason], count)
+        keys = GaugeMetricFamily("oriel_gateway_issuer_keys", "Usable public keys of an issuer.", labels=["issuer"])
+        age = GaugeMetricFamily(
+            "oriel_gateway_issuer_keys_age_seconds", "Time since an issuer's keys were read.", labels=["issuer"]
+        )
+        for known in self._key_sets():
+            keys.add_metric([known["issuer"]], known["keys"])
+            if known["age_s"] is not None:
+                age.add_metric([known["issuer"]], known["age_s"])
+        yield from (refused, keys, age)

@@ -1,0 +1,50 @@
+"""The limiter of one process: exact here, and its quotas survive a restart."""
+
+from collections.abc import Callable
+from time import time
+
+from oriel_gateway.limits.metered import MAX_ACCOUNTS, MeteredLimiter
+from oriel_gateway.limits.meters import Meter, QuotaMeter, RateMeter, SlotMeter
+from oriel_gateway.limits.quota_file import QuotaFile
+from oriel_policies.calendar import CalendarClock
+from oriel_policies.limits import Bound, Window
+
+__all__ = ["EmbeddedLimiter"]
+
+
+class EmbeddedLimiter(MeteredLimiter):
+    """file: where quota counters are kept; None: in memory only. wall: epoch seconds."""
+
+    def __init__(
+        self,
+        *,
+        file: QuotaFile | None = None,
+        wall: Callable[[], float] = time,
+        max_accounts: int = MAX_ACCOUNTS,
+    ) -> None:
+        super().__init__(make=self._meter, idle=_idle, max_accounts=max_accounts)
+        self._clock = CalendarClock(wall)
+        self._file = file
+
+    def _meter(self, tenant: str, bound: Bound) -> Meter:
+        if bound.slots:
+            return SlotMeter(bound)
+        if bound.period is None:
+            return RateMeter(bound)
+        if self._file is None:
+            return QuotaMeter(bound, tenant, Window(), self._clock, _forget)
+        return QuotaMeter(bound, tenant, self._file.window(tenant, bound), self._clock, self._file.changed)
+
+    async def close(self) -> None:
+        if self._file is not None:
+            await self._file.close()
+
+
+def _forget(meter: QuotaMeter) -> None:
+    """Nothing is kept: there is nothing to save."""
+    meter.saved = True
+
+
+def _idle(meter: Meter, now: float) -> bool:
+    assert isinstance(meter, RateMeter | SlotMeter | QuotaMeter)
+    return meter.idle(now)

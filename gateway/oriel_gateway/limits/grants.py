@@ -1,0 +1,129 @@
+"""The `Limiter` seam, and what a call holds of its limits.
+
+A limiter is asked once per call, when its target is known. What it answers is given back once, when the call is over.
+A limiter that counts together with others may not know at once: its grant is not `ready` yet, the call goes on
+collecting its body, and hears `granted` or `refuse` within a bounded time.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from oriel_gateway.errors import Refused
+from oriel_gateway.limits.meters import Meter
+from oriel_gateway.limits.words import states
+from oriel_policies.documents import Tenant
+from oriel_policies.limits import Counts
+
+if TYPE_CHECKING:
+    from oriel_gateway.limits.metered import MeteredLimiter
+    from oriel_gateway.targets import Target
+
+__all__ = ["Grant", "Limiter", "Waiter"]
+
+
+class Waiter(Protocol):
+    """A call whose limiter has not answered yet. Called on the loop, once, unless it settled its grant before."""
+
+    def granted(self) -> None:
+        """Go on."""
+
+    def refuse(self, refused: Refused) -> None:
+        """The call is over its limits; settling the grant gives the rest back."""
+
+
+class Limiter(Protocol):
+    """Counts calls against the allowances of their tenants. Single writer: the loop."""
+
+    def take(self, tenant: Tenant, target: "Target", size_bytes: int, now: float) -> "Grant | None":
+        """Count a call at monotonic `now`; None: nothing to give back, now or later.
+
+        size_bytes: of the body, as announced, 0 if it was not. Raises Refused RATE_LIMITED, CONCURRENCY_LIMITED or
+        QUOTA_EXCEEDED with the true wait; then nothing was counted by any allowance.
+        """
+
+    async def close(self) -> None:
+        """Save or give back what is held. Bounded in time."""
+
+
+class Grant:
+    """What one call took of the meters that count it. The call moves bytes on it and settles it, once."""
+
+    __slots__ = (
+        "_amounts",
+        "_limiter",
+        "_meters",
+        "_policies",
+        "_route",
+        "_since",
+        "_tenant",
+        "over",
+        "ready",
+        "waiter",
+    )
+
+    def __init__(
+        self,
+        limiter: "MeteredLimiter",
+        meters: list[Meter],
+        amounts: tuple[int, int, int],
+        policies: str,
+        tenant: str,
+        route: str,
+        now: float,
+    ) -> None:
+        self._limiter = limiter
+        self._meters = meters
+        self._amounts = amounts
+        self._policies = policies
+        self._tenant = tenant
+        self._route = route
+        self._since = now
+        self.ready = True
+        self.over = False
+        self.waiter: Waiter | None = None
+
+    def move(self, size_bytes: int, now: float) -> None:
+        """Bytes beyond those announced went through: of an answer, of a body without a length."""
+        for meter in self._meters:
+            if meter.bound.counts is Counts.BYTES:
+                meter.charge(size_bytes, now)
+
+    def settle(self, cost_us: int, executed: bool, now: float) -> None:
+        """The call is over. cost_us: its charge; executed: false if it was refused before any server got it.
+
+        A grant that is not ready yet is given up: what its ledger still grants goes back.
+        """
+        meters, self._meters = self._meters, []
+        self.over = True
+        self.waiter = None  # it holds this grant: what is over leaves no ring behind
+        if not self.ready:
+            for meter in meters:
+                meter.undo(self._amounts[meter.bound.counts], now)
+            return
+        for meter in meters:
+            bound = meter.bound
+            if bound.slots:
+                meter.leave(now - self._since, now)
+            elif bound.period is not None:
+                if bound.counts is Counts.COMPUTE_US:
+                    meter.charge((cost_us if executed else 0) - self._amounts[Counts.COMPUTE_US], now)
+                elif not executed:
+                    meter.charge(-1, now)
+        if executed and self._amounts[Counts.COMPUTE_US]:
+            self._limiter.learn(self._route, self._tenant, cost_us)
+
+    def admit(self, meters: Sequence[Meter]) -> None:
+        """What had to be asked for is taken as well: the call may go on."""
+        self._meters.extend(meters)
+        self.ready = True
+        waiter, self.waiter = self.waiter, None
+        if waiter is not None:
+            waiter.granted()
+
+    def headers(self, now: float) -> tuple[tuple[str, str], ...]:
+        """`RateLimit-Policy` and `RateLimit` for the answer."""
+        return ("ratelimit-policy", self._policies), ("ratelimit", states(self._meters, now))
+
+    def lines(self, now: float) -> bytes:
+        """The same as lines of an HTTP head."""
+        return f"ratelimit-policy: {self._policies}\r\nratelimit: {states(self._meters, now)}".encode("ascii")

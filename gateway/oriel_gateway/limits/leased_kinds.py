@@ -1,0 +1,243 @@
+"""What is leased of a rate, of slots and of a calendar window, and what this gateway admits of each alone."""
+
+from time import time
+
+from oriel_gateway.limits.courier import Courier
+from oriel_gateway.limits.leased import LEASE_S, LeasedMeter
+from oriel_policies.calendar import CalendarClock
+from oriel_policies.documents import RateLimit
+from oriel_policies.ledger import RATE, SLOTS, WINDOW, Answer, Ask
+from oriel_policies.limits import Bound, Gcra
+
+__all__ = ["LeasedQuota", "LeasedRate", "LeasedSlots", "leased_meter"]
+
+RENEW_S = 1.0
+SLOT_WAIT_S = 0.02  # a ledger that had no free slot is not asked again before
+_QUOTA_PART = 8  # at most this part of what is left of a quota is leased at a time
+
+
+class LeasedRate(LeasedMeter):
+    """Requests or bytes a second. spent: handed out alone and not reported yet."""
+
+    __slots__ = ("_local", "_shared", "_spent")
+    kind = RATE
+
+    def __init__(self, bound: Bound, tenant: str, courier: Courier) -> None:
+        super().__init__(bound, tenant, courier)
+        self._local = Gcra()
+        self._shared: tuple[RateLimit | None, float, RateLimit] | None = None
+        self._spent = 0
+
+    def use(self, units: int, now: float) -> None:
+        self.balance -= units
+        share = self._share()
+        self._local.charge(share, now, units)
+        # Never further than empty: in good times one gateway may well use more than its share.
+        self._local.arrival = min(self._local.arrival, now + share.burst / share.requests_per_s)
+
+    def charge(self, units: int, now: float) -> None:
+        super().charge(units, now)
+        self._local.charge(self._share(), now, units)
+
+    def alone(self, units: int, now: float) -> float:
+        wait_s = self._local.take(self._share(), now, units)
+        if wait_s == 0.0:
+            self._spent += units
+        return wait_s
+
+    def undo(self, units: int, now: float) -> None:
+        alone = min(units, self._spent)
+        self._spent -= alone
+        self.balance += units - alone
+        self._local.charge(self._share(), now, -units)
+        self._courier.active(self)
+
+    def idle(self, now: float) -> bool:
+        return super().idle(now) and not self._spent and self._local.arrival <= now
+
+    def quiet(self, now: float) -> bool:
+        return super().idle(now) and not self._spent
+
+    def ended(self, ask: Ask, answer: Answer | None, now: float) -> None:
+        super().ended(ask, answer, now)
+        if answer is None:
+            self._spent += int(ask.spent)
+
+    def _ask(self, now: float) -> Ask:
+        bound = self.bound
+        assert bound.rate is not None
+        burst = float(bound.limit)
+        if self._leases():  # what comes in between two asks must not run over
+            burst = max(burst, bound.rate.requests_per_s * LEASE_S)
+        ask = Ask(key=bound.name, kind=RATE, limit=burst, step=1e6 / bound.rate.requests_per_s, spent=self._spent)
+        self._spent = 0
+        return ask
+
+    def _most(self) -> int:
+        assert self.bound.rate is not None
+        return int(self.bound.rate.requests_per_s * LEASE_S / self._courier.replicas)
+
+    def _reports(self, now: float) -> bool:
+        return self._spent > 0
+
+    def _share(self) -> RateLimit:
+        rate, share = self.bound.rate, self._courier.share
+        known = self._shared
+        if known is not None and known[0] is rate and known[1] == share:
+            return known[2]
+        assert rate is not None
+        alone = RateLimit(requests_per_s=rate.requests_per_s * share, burst=max(1, int(rate.burst * share)))
+        self._shared = (rate, share, alone)
+        return alone
+
+
+class LeasedSlots(LeasedMeter):
+    """Calls at once. What the ledger has for this gateway is `inflight + balance`, always."""
+
+    __slots__ = ("_hold_s", "_unsure", "inflight")
+    kind = SLOTS
+
+    def __init__(self, bound: Bound, tenant: str, courier: Courier) -> None:
+        super().__init__(bound, tenant, courier)
+        self.inflight = 0
+        self._hold_s = 0.0
+        self._unsure = False  # an answer was lost: nobody knows what the ledger did
+
+    def use(self, units: int, now: float) -> None:
+        self.balance -= units
+        self.inflight += units
+
+    def alone(self, units: int, now: float) -> float:
+        if self.inflight >= max(1, int(self.bound.limit * self._courier.share)):
+            return self._wait(now)
+        self.use(units, now)
+        return 0.0
+
+    def undo(self, units: int, now: float) -> None:
+        self.balance += units
+        self.inflight -= units
+        self._courier.active(self)
+
+    def leave(self, held_s: float, now: float) -> None:
+        self.undo(1, now)
+        self._hold_s += 0.1 * (held_s - self._hold_s)
+        if self.balance > 0 and not self._asking and self._courier.up and not self._leases():
+            ask = self._return(now)
+            self._courier.send(self.tenant, [ask], lambda got: self.ended(ask, got[0] if got else None, now))
+
+    def idle(self, now: float) -> bool:
+        return super().idle(now) and not self.inflight
+
+    def _ask(self, now: float) -> Ask:
+        return Ask(
+            key=self.bound.name,
+            kind=SLOTS,
+            limit=self.bound.limit,
+            step=0.0,
+            number=-1 if self._asking else 0,
+            used=self.inflight + self.balance,
+        )
+
+    def _most(self) -> int:
+        return self.bound.limit // (4 * self._courier.replicas)
+
+    def _reports(self, now: float) -> bool:
+        return self._unsure or (self.inflight + self.balance > 0 and now >= self._last_ask_s + RENEW_S)
+
+    def _keeps_s(self) -> float:
+        return LEASE_S if self._leases() else 0.0
+
+    def _block(self, wait_s: float) -> float:
+        return SLOT_WAIT_S
+
+    def _wait(self, now: float) -> float:
+        return max(self._hold_s / self.bound.limit, 1e-3)
+
+    def wait(self, answer: Answer, now: float) -> float:
+        return self._wait(now)
+
+    def ended(self, ask: Ask, answer: Answer | None, now: float) -> None:
+        super().ended(ask, answer, now)
+        self._unsure = answer is None or (self._unsure and ask.number < 0)
+
+
+class LeasedQuota(LeasedMeter):
+    """Requests or computing of a calendar window, which the ledger's clock decides on."""
+
+    __slots__ = ("_alone", "_born", "_clock", "_ends_s", "_number", "_seen")
+    kind = WINDOW
+
+    def __init__(self, bound: Bound, tenant: str, courier: Courier, clock: CalendarClock) -> None:
+        super().__init__(bound, tenant, courier)
+        self._clock = clock
+        self._ends_s: float | None = None  # monotonic end of the ledger's window
+        self._number = -1
+        self._born = 0
+        self._seen = 0.0  # used, when the ledger last said so
+        self._alone = 0  # admitted alone since then
+
+    def alone(self, units: int, now: float) -> float:
+        bound = self.bound
+        assert bound.period is not None
+        self._lasts(now)
+        if self._ends_s is None:
+            self._ends_s = now + self._clock.ends_in(bound.period, now)
+        most = max(1.0, (bound.limit - self._seen) * self._courier.share) if self._seen < bound.limit else 0.0
+        if self._alone + min(units, most) > most or most <= 0.0:
+            return max(1e-3, self._ends_s - now)
+        self._alone += units
+        self.balance -= units
+        return 0.0
+
+    def _lasts(self, now: float) -> bool:
+        """Whether the window that the balance belongs to is still the present one; if not, all begins anew."""
+        if self._ends_s is None or now < self._ends_s:
+            return True
+        assert self.bound.period is not None
+        self._ends_s = now + self._clock.ends_in(self.bound.period, now)
+        self._seen, self._alone, self.balance, self._number = 0.0, 0, 0, -1
+        return False
+
+    def _may_report(self) -> bool:
+        return self._number >= 0  # until then it is not known which window the ledger is in
+
+    def idle(self, now: float) -> bool:
+        return super().idle(now) and (self._ends_s is None or self._courier.up)
+
+    def quiet(self, now: float) -> bool:
+        return super().idle(now)
+
+    def left(self, now: float) -> tuple[float, float]:
+        return max(0.0, self._left + self.balance), max(0.0, (self._ends_s or now) - now)
+
+    def _ask(self, now: float) -> Ask:
+        bound = self.bound
+        assert bound.period is not None
+        step = 0.0 if bound.period == "day" else 1.0
+        return Ask(
+            key=bound.name,
+            kind=WINDOW,
+            limit=bound.limit,
+            step=step,
+            number=self._number,
+            born=self._born,
+            used=self._seen,
+        )
+
+    def _most(self) -> int:
+        return int(max(0.0, self._left) / (_QUOTA_PART * self._courier.replicas))
+
+    def _learned(self, answer: Answer, now: float) -> None:
+        self._number, self._born, self._seen = answer.number, answer.born, answer.used
+        self._ends_s = now + answer.ends_us * 1e-6
+        if not self._asking:
+            self._alone = 0
+
+
+def leased_meter(bound: Bound, tenant: str, courier: Courier, clock: CalendarClock | None = None) -> LeasedMeter:
+    """The meter for a bound."""
+    if bound.slots:
+        return LeasedSlots(bound, tenant, courier)
+    if bound.period is None:
+        return LeasedRate(bound, tenant, courier)
+    return LeasedQuota(bound, tenant, courier, clock or CalendarClock(time))

@@ -1,0 +1,163 @@
+"""A limiter of meters: every allowance that fits a call has an account, every bound of it a meter.
+
+Where the meters count, here or in a ledger that others share, is the business of who makes them.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from oriel_gateway.limits.grants import Grant
+from oriel_gateway.limits.meters import ASK, Meter
+from oriel_gateway.limits.words import MAX_ITEMS, policy, refusal
+from oriel_gateway.targets import Target
+from oriel_policies.admission import Charges
+from oriel_policies.documents import Allowance, Selector, Tenant
+from oriel_policies.limits import Bound, Counts, bounds
+
+__all__ = ["MAX_ACCOUNTS", "MeteredLimiter"]
+
+MAX_ACCOUNTS = 200_000
+_LOOKED_AT = 4  # accounts that are looked at for each new one, once there are many
+_MANY = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What follows from the numbers of an allowance; thousands of tenants have the same."""
+
+    bounds: tuple[Bound, ...]
+    policies: str
+    compute: bool
+
+
+class _Account:
+    """An allowance of one tenant. Its meters outlive a reload of the documents, so that it forgives nothing."""
+
+    __slots__ = ("allowance", "meters", "plan")
+
+    def __init__(self, allowance: Allowance, plan: _Plan, meters: tuple[Meter, ...]) -> None:
+        self.allowance = allowance
+        self.plan = plan
+        self.meters = meters
+
+
+@lru_cache(maxsize=4096)
+def _plan(numbers: tuple[Any, ...]) -> _Plan:
+    name, rate, concurrency, bandwidth, requests_day, requests_month, compute_day, compute_month = numbers
+    found = bounds(
+        Allowance(
+            name=name,
+            selector=Selector(),
+            rate=rate,
+            concurrency=concurrency,
+            bandwidth=bandwidth,
+            requests_per_day=requests_day,
+            requests_per_month=requests_month,
+            compute_ms_per_day=compute_day,
+            compute_ms_per_month=compute_month,
+        )
+    )
+    return _Plan(
+        found,
+        ", ".join(policy(bound) for bound in found[:MAX_ITEMS]),
+        any(bound.counts is Counts.COMPUTE_US for bound in found),
+    )
+
+
+class MeteredLimiter:
+    """make: a fresh meter of (tenant, bound); idle: whether forgetting a meter forgives nothing."""
+
+    def __init__(
+        self,
+        *,
+        make: Callable[[str, Bound], Meter],
+        idle: Callable[[Meter, float], bool],
+        max_accounts: int = MAX_ACCOUNTS,
+    ) -> None:
+        self._make = make
+        self._idle = idle
+        self._max_accounts = max_accounts
+        self._accounts: OrderedDict[tuple[str, str], _Account] = OrderedDict()  # oldest first
+        self._charges = Charges()
+
+    @property
+    def accounts(self) -> int:
+        """Allowances of tenants that are remembered."""
+        return len(self._accounts)
+
+    def take(self, tenant: Tenant, target: Target, size_bytes: int, now: float) -> Grant | None:
+        """See `Limiter.take`."""
+        allowances = target.allowances
+        if not allowances:
+            return None
+        name = tenant.name
+        taken: list[Meter] = []
+        asked: list[Meter] | None = None
+        policies = ""
+        amounts = (1, size_bytes, 0)
+        for allowance in allowances:
+            account = self._accounts.get((name, allowance.name))
+            if account is None or account.allowance is not allowance:
+                account = self._account(name, allowance, now)
+            plan = account.plan
+            if plan.compute and not amounts[2]:
+                amounts = (1, size_bytes, max(1, int(self._charges.estimate(target.route, name) * 1e6)))
+            for meter in account.meters:
+                wait_s = meter.take(amounts[meter.bound.counts], now)
+                if wait_s == 0.0:
+                    taken.append(meter)
+                elif wait_s == ASK:
+                    asked = [meter] if asked is None else [*asked, meter]
+                else:
+                    for other in taken:
+                        other.undo(amounts[other.bound.counts], now)
+                    raise refusal(meter, wait_s, now)
+            policies = f"{policies}, {plan.policies}" if policies else plan.policies
+        grant = Grant(self, taken, amounts, policies, name, target.route, now)
+        if asked is not None:
+            self._ask(grant, asked, amounts, now)
+        return grant
+
+    def learn(self, route: str, tenant: str, cost_us: int) -> None:
+        """A call of a tenant with a quota of computing cost this much."""
+        self._charges.learn(route, tenant, cost_us * 1e-6)
+
+    async def close(self) -> None:
+        """See `Limiter.close`."""
+
+    def _ask(self, grant: Grant, meters: Sequence[Meter], amounts: tuple[int, int, int], now: float) -> None:
+        raise AssertionError("meters of one process have nobody to ask")
+
+    def _account(self, tenant: str, allowance: Allowance, now: float) -> _Account:
+        key = (tenant, allowance.name)
+        known = self._accounts.get(key)
+        old = {} if known is None else {meter.bound.name: meter for meter in known.meters}
+        a = allowance
+        plan = _plan(
+            (
+                *(a.name, a.rate, a.concurrency, a.bandwidth, a.requests_per_day, a.requests_per_month),
+                *(a.compute_ms_per_day, a.compute_ms_per_month),
+            )
+        )
+        meters = []
+        for bound in plan.bounds:
+            meter = old.get(bound.name) or self._make(tenant, bound)
+            meter.bound = bound
+            meters.append(meter)
+        if known is None and len(self._accounts) >= min(_MANY, self._max_accounts):
+            self._make_room(now)
+        account = self._accounts[key] = _Account(allowance, plan, tuple(meters))
+        return account
+
+    def _make_room(self, now: float) -> None:
+        """Forget the oldest accounts that owe nothing; past the bound the oldest goes whatever it owes."""
+        accounts = self._accounts
+        for _ in range(min(_LOOKED_AT, len(accounts))):
+            key, account = accounts.popitem(last=False)
+            if not all(self._idle(meter, now) for meter in account.meters):
+                accounts[key] = account
+        if len(accounts) >= self._max_accounts:
+            accounts.popitem(last=False)

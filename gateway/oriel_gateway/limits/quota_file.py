@@ -1,0 +1,207 @@
+"""Quota counters on disk: what was used of the present windows survives a restart, but for the last half second.
+
+SQLite keeps them, because only what changed has to be written and a write is there as a whole or not at all: with
+100,000 tenants a file that is replaced whole would be megabytes, twice a second. One process holds the file for itself;
+another that is given the same one counts in memory and says so. A file that cannot be read is moved aside. Nothing of
+this ever fails a call.
+"""
+
+import asyncio
+import logging
+import os
+import sqlite3
+from pathlib import Path
+from time import time_ns
+
+from oriel_gateway.limits.meters import QuotaMeter
+from oriel_policies.calendar import Period
+from oriel_policies.limits import Bound, Window
+
+__all__ = ["QuotaFile"]
+
+_log = logging.getLogger(__name__)
+
+SAVE_S = 0.5
+RETRY_S = 5.0
+MAX_ROWS = 500_000
+_SLICE = 2000  # counters written at a time, so that collecting them does not hold up the loop
+_SCHEMA = """CREATE TABLE IF NOT EXISTS quotas (
+    tenant TEXT NOT NULL, bound TEXT NOT NULL, period TEXT NOT NULL, number INTEGER NOT NULL, used INTEGER NOT NULL,
+    PRIMARY KEY (tenant, bound)) WITHOUT ROWID"""
+_UPSERT = "INSERT OR REPLACE INTO quotas VALUES (?, ?, ?, ?, ?)"
+_Row = tuple[str, str, str, int, int]
+
+
+class QuotaFile:
+    """Opened on the first use of a quota. Single writer of its state: the loop; rows are written in a thread."""
+
+    def __init__(self, path: Path, *, save_s: float = SAVE_S, max_rows: int = MAX_ROWS) -> None:
+        self._path = path
+        self._save_s = save_s
+        self._max_rows = max_rows
+        self._database: sqlite3.Connection | None = None
+        self._opened = False
+        self._known: dict[tuple[str, str], tuple[int, int]] = {}
+        self._unsaved: list[QuotaMeter] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing: asyncio.Future[None] | None = None
+        self._purged: dict[str, int] = {}
+        self._failing = False
+
+    def open(self) -> None:
+        """Read what is there; blocking. What cannot be used is logged, and then nothing is kept."""
+        if self._opened:
+            return
+        self._opened = True
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
+            self._read()
+        except sqlite3.DatabaseError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
+                _log.warning(
+                    "another process keeps its quotas in this gateway's quota file: the counters of this one are lost "
+                    "when it ends; give it a file of its own with --quota-file"
+                )
+                self._drop()
+                return
+            self._drop()
+            self._begin_anew(error)
+        except OSError as error:
+            _log.warning("quota counters are not kept over a restart: %s", error.strerror)
+
+    def window(self, tenant: str, bound: Bound) -> Window:
+        """What was counted before, or a fresh window."""
+        self.open()
+        return Window(*self._known.pop((tenant, bound.name), (-1, 0)))
+
+    def changed(self, meter: QuotaMeter) -> None:
+        """Save it soon."""
+        if self._database is None:
+            meter.saved = True
+            return
+        self._unsaved.append(meter)
+        if self._timer is None and self._writing is None:
+            self._timer = asyncio.get_running_loop().call_later(self._save_s, self._save)
+
+    async def close(self) -> None:
+        """Save the rest."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._writing is not None:
+            await asyncio.wait((self._writing,))
+        if self._database is not None:
+            while self._unsaved:
+                try:
+                    await asyncio.to_thread(self._write, self._next_rows())
+                except sqlite3.Error as error:
+                    _log.warning("the last quota counters were not saved: %s", error)
+                    break
+            self._drop()
+
+    def _save(self) -> None:
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        meters = self._unsaved[:_SLICE]
+        rows = self._next_rows()
+        self._writing = writing = loop.run_in_executor(None, self._write, rows)
+        writing.add_done_callback(lambda done: self._saved(done, meters))
+
+    def _saved(self, done: "asyncio.Future[None]", meters: list[QuotaMeter]) -> None:
+        self._writing = None
+        error = done.exception()
+        if error is not None:
+            if not self._failing:
+                _log.warning("quota counters cannot be saved, trying again every %g s: %s", RETRY_S, error)
+            for meter in meters:
+                if meter.saved:
+                    meter.saved = False
+                    self._unsaved.append(meter)
+        elif self._failing:
+            _log.info("quota counters are saved again")
+        self._failing = error is not None
+        if self._unsaved and self._timer is None and self._database is not None:
+            wait_s = RETRY_S if error is not None else 0.0 if len(self._unsaved) >= _SLICE else self._save_s
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._save)
+
+    def _next_rows(self) -> list[_Row]:
+        meters, self._unsaved = self._unsaved[:_SLICE], self._unsaved[_SLICE:]
+        rows = []
+        for meter in meters:
+            meter.saved = True
+            assert meter.bound.period is not None
+            window = meter.window
+            rows.append((meter.tenant, meter.bound.name, meter.bound.period.value, window.number, window.used))
+        return rows
+
+    def _read(self) -> None:
+        database = sqlite3.connect(self._path, timeout=0.0, isolation_level=None, check_same_thread=False)
+        self._database = database
+        # Held for this process alone, from the first write on; also keeps the log's index out of shared memory.
+        database.execute("PRAGMA locking_mode = EXCLUSIVE")
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = FULL")
+        database.execute(_SCHEMA)
+        database.execute("BEGIN IMMEDIATE")
+        database.execute("COMMIT")
+        periods = {period.value for period in Period}
+        for row in database.execute(
+            "SELECT tenant, bound, period, number, used FROM quotas LIMIT ?", (self._max_rows,)
+        ):
+            tenant, bound, period, number, used = row
+            if period not in periods or not (isinstance(number, int) and isinstance(used, int) and used >= 0):
+                raise sqlite3.DatabaseError("a row holds what no gateway has written")
+            self._known[tenant, bound] = (number, used)
+
+    def _begin_anew(self, error: sqlite3.DatabaseError) -> None:
+        aside = self._path.with_name(f"{self._path.name}.corrupt-{time_ns() // 1_000_000_000}")
+        _log.error("the quota file is damaged (%s): moved aside as %s, quotas begin at 0", error, aside.name)
+        self._known.clear()
+        try:
+            os.replace(self._path, aside)
+            for suffix in ("-wal", "-shm"):
+                beside = self._path.with_name(self._path.name + suffix)
+                if beside.exists():
+                    os.replace(beside, aside.with_name(aside.name + suffix))
+            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
+            self._read()
+        except (OSError, sqlite3.DatabaseError) as again:
+            _log.warning("quota counters are not kept over a restart: %s", again)
+            self._drop()
+
+    def _write(self, rows: list[_Row]) -> None:
+        """In a thread, one at a time."""
+        database = self._database
+        assert database is not None
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            database.executemany(_UPSERT, rows)
+            self._purge(database, rows)
+            database.execute("COMMIT")
+        except BaseException:
+            if database.in_transaction:
+                database.execute("ROLLBACK")
+            raise
+
+    def _purge(self, database: sqlite3.Connection, rows: list[_Row]) -> None:
+        """Drop past windows when a new one has begun, and what is beyond the bound."""
+        newest: dict[str, int] = {}
+        for _, _, period, number, _ in rows:
+            newest[period] = max(number, newest.get(period, 0))
+        for period, number in newest.items():
+            if number > self._purged.get(period, -1):
+                self._purged[period] = number
+                database.execute("DELETE FROM quotas WHERE period = ? AND number < ?", (period, number))
+                (count,) = database.execute("SELECT count(*) FROM quotas").fetchone()
+                if count > self._max_rows:
+                    database.execute(
+                        "DELETE FROM quotas WHERE (tenant, bound) IN (SELECT tenant, bound FROM quotas "
+                        "ORDER BY number, used LIMIT ?)",
+                        (count - self._max_rows,),
+                    )
+
+    def _drop(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None

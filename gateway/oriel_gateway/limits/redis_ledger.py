@@ -1,0 +1,130 @@
+"""The ledger in Redis, 6.2 or later: one atomic script per call, on Redis' own clock; the only file that names redis.
+
+A record is one key, `PREFIX{tenant}bound`: the braces put all records of a tenant into one hash slot, so the script
+stays atomic behind a proxy of a cluster. A password is taken from the environment and is never part of a message.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError, RedisError
+
+from oriel_gateway.limits.ledger import PRESENCE_S, SLOT_TTL_S, LedgerLost, Question
+from oriel_policies.ledger import Answer, Ask
+
+__all__ = ["PREFIX", "RedisLedger"]
+
+PREFIX = "oriel:"
+MAX_CONNECTIONS = 24
+CONNECT_S = 0.5
+GOODBYE_S = 0.1
+_SCRIPT = files("oriel_gateway.limits").joinpath("ledger.lua").read_text()
+_HELLO = """local time = redis.call('TIME')
+redis.call('ZADD', KEYS[1], time[1], ARGV[1])
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', time[1] - ARGV[2])
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '(' .. time[1] + ARGV[2], '+inf')
+redis.call('EXPIRE', KEYS[1], ARGV[2] * 10)
+return redis.call('ZCARD', KEYS[1])"""
+_FIELDS = 7
+
+
+class RedisLedger:
+    """`Ledger` at `redis://` or `rediss://`. holder: this gateway's name in it, unique."""
+
+    def __init__(self, url: str, *, holder: str, password: str | None = None) -> None:
+        parts = urlsplit(url)
+        username = unquote(parts.username) if parts.username else None
+        if password is None and parts.password:
+            password = unquote(parts.password)
+        self._holder = holder
+        self._sha = ""
+        self._redis = Redis(
+            host=parts.hostname or "127.0.0.1",
+            port=parts.port or 6379,
+            db=int(parts.path.strip("/") or 0),
+            username=username,
+            password=password,
+            ssl=parts.scheme == "rediss",
+            # Who is late is given up by the caller; asking twice is the caller's business as well.
+            retry=Retry(NoBackoff(), 0),
+            retry_on_error=[],
+            socket_connect_timeout=CONNECT_S,
+            max_connections=MAX_CONNECTIONS,
+            protocol=2,
+            driver_info=None,
+        )
+
+    async def ask(self, questions: Sequence[Question]) -> list[list[Answer]]:
+        try:
+            raw = await self._run(questions, range(len(questions)))
+            unknown = [number for number, answer in enumerate(raw) if isinstance(answer, NoScriptError)]
+            if unknown:  # a fresh, flushed or failed over Redis
+                await self._load()
+                for number, answer in zip(unknown, await self._run(questions, unknown), strict=True):
+                    raw[number] = answer
+        except (RedisError, OSError) as error:
+            raise LedgerLost(type(error).__name__) from error
+        for answer in raw:
+            if isinstance(answer, Exception):
+                # READONLY and LOADING of a failover among them: the connection may lead to the wrong server.
+                await self._redis.connection_pool.disconnect(inuse_connections=False)
+                raise LedgerLost(type(answer).__name__) from answer
+        return [_answers(answer) for answer in raw]
+
+    async def hello(self) -> int:
+        try:
+            return int(await self._redis.eval(_HELLO, 1, f"{PREFIX}gateways", self._holder, int(PRESENCE_S)))
+        except (RedisError, OSError) as error:
+            await self._redis.connection_pool.disconnect(inuse_connections=False)
+            raise LedgerLost(type(error).__name__) from error
+
+    async def close(self) -> None:
+        try:
+            async with asyncio.timeout(GOODBYE_S):
+                await self._redis.zrem(f"{PREFIX}gateways", self._holder)
+        except (RedisError, OSError, TimeoutError):
+            pass  # it will be missed after PRESENCE_S
+        await self._redis.aclose()
+
+    async def _load(self) -> None:
+        self._sha = await self._redis.script_load(_SCRIPT)
+
+    async def _run(self, questions: Sequence[Question], which: Sequence[int]) -> list[Any]:
+        if not self._sha:
+            await self._load()
+        ttl_us = int(SLOT_TTL_S * 1e6)
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for number in which:
+                tenant, asks = questions[number]
+                keys = [f"{PREFIX}{{{tenant}}}{ask.key}" for ask in asks]
+                pipe.evalsha(self._sha, len(keys), *keys, self._holder, ttl_us, *_arguments(asks))
+            return await pipe.execute(raise_on_error=False)
+
+
+def _arguments(asks: Sequence[Ask]) -> list[str | float]:
+    out: list[str | float] = []
+    for ask in asks:
+        out += (ask.kind, ask.limit, ask.step, ask.need, ask.want, ask.owed, ask.spent, ask.number, ask.born, ask.used)
+    return out
+
+
+def _answers(raw: Sequence[bytes]) -> list[Answer]:
+    values = [float(text) for text in raw]
+    return [
+        Answer(
+            granted=values[at],
+            wait_us=values[at + 1],
+            left=values[at + 2],
+            number=int(values[at + 3]),
+            born=int(values[at + 4]),
+            used=values[at + 5],
+            ends_us=values[at + 6],
+        )
+        for at in range(0, len(values), _FIELDS)
+    ]

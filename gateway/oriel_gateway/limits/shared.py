@@ -1,0 +1,141 @@
+"""The limiter of several gateways: the same accounts, with meters on leases from one ledger."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from time import monotonic, time
+
+from oriel_gateway.limits.courier import BUDGET_S, Courier
+from oriel_gateway.limits.grants import Grant
+from oriel_gateway.limits.leased import LeasedMeter
+from oriel_gateway.limits.leased_kinds import leased_meter
+from oriel_gateway.limits.ledger import Ledger
+from oriel_gateway.limits.metered import MAX_ACCOUNTS, MeteredLimiter
+from oriel_gateway.limits.meters import Meter
+from oriel_gateway.limits.words import refusal
+from oriel_policies.calendar import CalendarClock
+from oriel_policies.ledger import Answer, Ask
+from oriel_policies.limits import Bound
+
+__all__ = ["SharedLimiter"]
+
+
+class SharedLimiter(MeteredLimiter):
+    """replicas: gateways to reckon with before the ledger has said how many there are."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        replicas: int = 1,
+        budget_s: float = BUDGET_S,
+        wall: Callable[[], float] = time,
+        clock: Callable[[], float] = monotonic,
+        max_accounts: int = MAX_ACCOUNTS,
+    ) -> None:
+        super().__init__(make=self._meter, idle=_idle, max_accounts=max_accounts)
+        self.courier = Courier(ledger, replicas=replicas, budget_s=budget_s, clock=clock)
+        self._calendar = CalendarClock(wall)
+        self._budget_s = budget_s
+        self._clock = clock
+
+    def open(self) -> None:
+        """Begin to talk to the ledger; what is missing is not waited for."""
+        self.courier.open()
+
+    async def close(self) -> None:
+        await self.courier.close()
+
+    def _meter(self, tenant: str, bound: Bound) -> Meter:
+        return leased_meter(bound, tenant, self.courier, self._calendar)
+
+    def _ask(self, grant: Grant, meters: Sequence[Meter], amounts: tuple[int, int, int], now: float) -> None:
+        grant.ready = False
+        _Question(grant, meters, amounts, self.courier, self._budget_s, self._clock).send(now)
+
+
+class _Question:
+    """One grant that waits for the ledger, at most its budget: then the gateway's own share decides."""
+
+    __slots__ = ("_amounts", "_asks", "_clock", "_courier", "_decided", "_grant", "_meters", "_timer", "_budget_s")
+
+    def __init__(
+        self,
+        grant: Grant,
+        meters: Sequence[Meter],
+        amounts: tuple[int, int, int],
+        courier: Courier,
+        budget_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._grant = grant
+        self._meters = [meter for meter in meters if isinstance(meter, LeasedMeter)]
+        self._amounts = amounts
+        self._courier = courier
+        self._budget_s = budget_s
+        self._clock = clock
+        self._asks: list[Ask] = []
+        self._decided = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def send(self, now: float) -> None:
+        self._asks = [meter.ask(self._amounts[meter.bound.counts], now) for meter in self._meters]
+        self._timer = asyncio.get_running_loop().call_later(self._budget_s, self._late)
+        self._courier.send(self._meters[0].tenant, self._asks, self._answered)
+
+    def _answered(self, answers: list[Answer] | None) -> None:
+        now = self._clock()
+        for number, (meter, ask) in enumerate(zip(self._meters, self._asks, strict=True)):
+            meter.ended(ask, answers[number] if answers else None, now)
+        if self._decided:
+            return  # units that came too late stay on the balance, and go back if nobody wants them
+        if answers is None:
+            self._late()
+            return
+        refused = next(
+            ((meter, answer) for meter, answer in zip(self._meters, answers, strict=True) if answer.wait_us > 0.0), None
+        )
+        if not self._decide():
+            return
+        if refused is not None:
+            meter, answer = refused
+            self._refuse(meter, meter.wait(answer, now), now)
+            return
+        for meter in self._meters:
+            meter.use(self._amounts[meter.bound.counts], now)
+        self._grant.admit(self._meters)
+
+    def _late(self) -> None:
+        """Nobody knows what the ledger thinks: this gateway's share decides."""
+        if not self._decide():
+            return
+        now = self._clock()
+        taken: list[LeasedMeter] = []
+        for meter in self._meters:
+            units = self._amounts[meter.bound.counts]
+            wait_s = meter.alone(units, now)
+            if wait_s > 0.0:
+                for other in taken:
+                    other.undo(self._amounts[other.bound.counts], now)
+                self._refuse(meter, wait_s, now)
+                return
+            taken.append(meter)
+        self._grant.admit(self._meters)
+
+    def _decide(self) -> bool:
+        """Whether there is still someone to tell; the first to ask decides."""
+        if self._decided:
+            return False
+        self._decided = True
+        assert self._timer is not None
+        self._timer.cancel()
+        return not self._grant.over
+
+    def _refuse(self, meter: LeasedMeter, wait_s: float, now: float) -> None:
+        waiter = self._grant.waiter
+        if waiter is not None:
+            waiter.refuse(refusal(meter, wait_s, now))
+
+
+def _idle(meter: Meter, now: float) -> bool:
+    assert isinstance(meter, LeasedMeter)
+    return meter.idle(now)

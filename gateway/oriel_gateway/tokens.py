@@ -1,0 +1,152 @@
+"""JSON Web Tokens (RFC 7519) as credentials: verified once, then known by their SHA-256 like any key.
+
+The issuer is looked up by the token's own `iss`, which proves nothing yet; the algorithm has to be one of that issuer's
+and the one its key is for; then signature, issuer, audience and times are PyJWT's. Whatever is wrong, the client hears
+the same words; the count by reason is for the operator.
+"""
+
+from base64 import urlsafe_b64decode
+from dataclasses import replace
+from typing import Any
+
+import jwt
+import msgspec
+
+from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.key_sets import KeySets
+from oriel_gateway.public_keys import PublicKey
+from oriel_policies.documents import ApiKey, Issuer, Snapshot, Tenant
+
+__all__ = ["TOKENS", "Tokens"]
+
+TOKENS = 8192  # in each of two generations
+
+
+class _Header(msgspec.Struct):
+    alg: str
+    kid: str | None = None
+    crit: Any = None
+
+
+class _Payload(msgspec.Struct):
+    iss: str
+
+
+class _Refused(Exception):
+    """The one argument is the reason as the metric names it."""
+
+
+class Tokens:
+    """The verified tokens of one snapshot. refused: reason -> count, which outlives the snapshot."""
+
+    def __init__(self, snapshot: Snapshot, key_sets: KeySets, refused: dict[str, int]) -> None:
+        self._snapshot = snapshot
+        self._key_sets = key_sets
+        self._refused = refused
+        self._issuers = {issuer.issuer: issuer for issuer in snapshot.issuers.values()}
+        self._young: dict[bytes, ApiKey] = {}
+        self._old: dict[bytes, ApiKey] = {}
+        self._promoted: dict[tuple[str, str], Tenant] = {}
+
+    def verify(self, token: str, digest: bytes) -> ApiKey | None:
+        """Who the token speaks for, until when; None when it is not valid. digest: its SHA-256.
+
+        Raises Refused IDENTITY_UNAVAILABLE while the issuer's keys cannot be had.
+        """
+        found = self._young.get(digest)
+        if found is None:
+            found = self._old.get(digest)
+            if found is None:
+                try:
+                    found = self._verify(token)
+                except _Refused as refused:
+                    reason = str(refused)
+                    self._refused[reason] = self._refused.get(reason, 0) + 1
+                    return None
+            if len(self._young) >= TOKENS:
+                self._old, self._young = self._young, {}
+            self._young[digest] = found
+        return found
+
+    def forget(self) -> None:
+        """Keys were replaced: what they verified has to be verified again."""
+        self._young, self._old = {}, {}
+
+    def _verify(self, token: str) -> ApiKey:
+        header, issuer = self._peek(token)
+        keys = self._key_sets.keys(issuer)
+        if keys is None:
+            raise Refused(
+                Outcome.IDENTITY_UNAVAILABLE, "the keys of this token's issuer cannot be had just now", retry_after_s=1
+            )
+        key = _choose(keys, header)
+        if key is None:
+            self._key_sets.look_again(issuer)
+            raise _Refused("unknown_key")
+        try:
+            claims = jwt.decode(
+                token,
+                key.key,
+                algorithms=[key.algorithm],
+                audience=list(issuer.audience),
+                issuer=issuer.issuer,
+                leeway=issuer.leeway_s,
+                options={"require": ["exp", "iss", "aud"]},
+            )
+            until = float(claims["exp"]) + issuer.leeway_s
+        except jwt.ExpiredSignatureError:
+            raise _Refused("expired") from None
+        except jwt.ImmatureSignatureError:
+            raise _Refused("not_yet_valid") from None
+        except jwt.InvalidAudienceError:
+            raise _Refused("audience") from None
+        except jwt.InvalidSignatureError:
+            raise _Refused("signature") from None
+        except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError):
+            raise _Refused("malformed") from None
+        return ApiKey(tenant=self._tenant(issuer, claims), expires_at=until, name=f"token of {issuer.name}")
+
+    def _peek(self, token: str) -> tuple[_Header, Issuer]:
+        """Header and issuer as the token says, unproven."""
+        first, second, _ = token.split(".")
+        try:
+            header = msgspec.json.decode(_bytes(first), type=_Header)
+            issuer = self._issuers.get(msgspec.json.decode(_bytes(second), type=_Payload).iss)
+        except (ValueError, msgspec.DecodeError, RecursionError):
+            raise _Refused("malformed") from None
+        if issuer is None:
+            raise _Refused("issuer")
+        if header.alg not in issuer.algorithms:
+            raise _Refused("algorithm")
+        if header.crit is not None:  # an extension we would have to understand
+            raise _Refused("malformed")
+        return header, issuer
+
+    def _tenant(self, issuer: Issuer, claims: dict[str, Any]) -> Tenant:
+        name = claims.get(issuer.tenant_claim)
+        tenant = self._snapshot.tenants.get(name) if isinstance(name, str) else None
+        if tenant is None:
+            raise _Refused("tenant")
+        wanted = claims.get(issuer.tier_claim) if issuer.tier_claim is not None else None
+        if wanted is None or wanted == tenant.tier.name:
+            return tenant
+        tier = self._snapshot.tiers.get(wanted) if isinstance(wanted, str) else None
+        if tier is None:
+            raise _Refused("tier")
+        # One object per (tenant, tier), as everywhere: what is remembered of a tenant is found by identity.
+        promoted = self._promoted.get((tenant.name, tier.name))
+        if promoted is None:
+            promoted = self._promoted[tenant.name, tier.name] = replace(tenant, tier=tier)
+        return promoted
+
+
+def _choose(keys: tuple[PublicKey, ...], header: _Header) -> PublicKey | None:
+    """The key a token names; without a name the only one of its algorithm."""
+    fitting = [key for key in keys if key.algorithm == header.alg]
+    if header.kid is not None:
+        fitting = [key for key in fitting if key.kid == header.kid]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _bytes(part: str) -> bytes:
+    return urlsafe_b64decode(part + "=" * (-len(part) % 4))

@@ -1,0 +1,69 @@
+"""Whether something that others depend on is worth asking: a circuit breaker that is slower to trust what flaps.
+
+Closed: it is asked. After `threshold` failures in a row it opens: nobody asks, a probe may every `probe_s`. A probe
+that succeeds closes it, but on probation: for `probation_s` a single failure opens it again, and each time that happens
+twice as many probes in a row have to succeed, at most `MAX_PROBES`.
+"""
+
+__all__ = ["Breaker"]
+
+MAX_PROBES = 8
+
+
+class Breaker:
+    """Times are monotonic seconds. Single writer."""
+
+    __slots__ = (
+        "_failures",
+        "_good",
+        "_needed",
+        "_next_probe_s",
+        "_probation_s",
+        "_probe_s",
+        "_threshold",
+        "_trusted_s",
+        "closed",
+    )
+
+    def __init__(self, *, threshold: int = 5, probe_s: float = 1.0, probation_s: float = 10.0) -> None:
+        self._threshold = threshold
+        self._probe_s = probe_s
+        self._probation_s = probation_s
+        self.closed = True
+        self._failures = 0
+        self._good = 0  # probes that succeeded in a row
+        self._needed = 1
+        self._next_probe_s = 0.0
+        self._trusted_s = 0.0  # until then on probation
+
+    def probe(self, now: float) -> bool:
+        """Whether the open breaker wants to be tried now; one answer of True per `probe_s`."""
+        if self.closed or now < self._next_probe_s:
+            return False
+        self._next_probe_s = now + self._probe_s
+        return True
+
+    def succeeded(self, now: float) -> None:
+        """An answer came in time."""
+        self._failures = 0
+        if self.closed:
+            if now >= self._trusted_s:
+                self._needed = 1
+            return
+        self._good += 1
+        if self._good >= self._needed:
+            self.closed = True
+            self._trusted_s = now + self._probation_s
+
+    def failed(self, now: float) -> None:
+        """No answer came, or too late."""
+        self._good = 0
+        self._failures += 1
+        if not self.closed:
+            return
+        on_probation = now < self._trusted_s
+        if on_probation or self._failures >= self._threshold:
+            if on_probation:
+                self._needed = min(MAX_PROBES, self._needed * 2)
+            self.closed = False
+            self._next_probe_s = now + self._probe_s

@@ -1,0 +1,85 @@
+"""Tables of issuers to issuers: whose JSON Web Tokens count, and with which public keys."""
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from oriel_policies.documents.promises import Issuer
+from oriel_policies.documents.reading import nearest
+from oriel_policies.documents.schema import IssuerTable
+from oriel_policies.errors import BadDocument
+
+__all__ = ["MAX_KEYS", "MAX_KEY_SET_BYTES", "KeySet", "issuer"]
+
+MAX_KEYS = 64
+MAX_KEY_SET_BYTES = 256 * 1024
+_ALGORITHMS = ("RS256", "ES256", "EdDSA")
+_PRIVATE = frozenset({"d", "p", "q", "dp", "dq", "qi", "oth", "k"})
+
+
+class KeySet(msgspec.Struct):
+    """A JSON Web Key Set (RFC 7517, section 5) as far as its outer form goes."""
+
+    keys: list[dict[str, Any]]
+
+
+def issuer(
+    file: str, path: str, name: str, table: object, known: Mapping[str, Issuer], attached: Mapping[str, bytes]
+) -> Issuer:
+    """Check one table. known: the issuers before it; attached: file name -> content of what lies beside the documents.
+
+    Raises BadDocument.
+    """
+    assert isinstance(table, IssuerTable)
+    if any(other.issuer == table.issuer for other in known.values()):
+        raise BadDocument(file, f"{path}.issuer", "another table has this issuer: give that one more audiences")
+    if not table.audience:
+        raise BadDocument(file, f"{path}.audience", "at least one audience: a token for somebody else is not for us")
+    wrong = [name for name in table.algorithms if name not in _ALGORITHMS]
+    if wrong or not table.algorithms:
+        raise BadDocument(file, f"{path}.algorithms", f"one or more of {', '.join(_ALGORITHMS)}")
+    if not 0 <= table.leeway_s <= 600 or not 1 <= table.refresh_s <= 86400:
+        raise BadDocument(file, path, "0 <= leeway_s <= 600 and 1 <= refresh_s <= 86400 has to hold")
+    if "://" in table.jwks:
+        url = urlsplit(table.jwks)
+        if url.scheme != "https" and not (url.scheme == "http" and url.hostname in ("127.0.0.1", "::1", "localhost")):
+            raise BadDocument(file, f"{path}.jwks", "a URL has to be https (http only on this machine)")
+        if "@" in url.netloc:
+            raise BadDocument(file, f"{path}.jwks", "a URL with a password would be in logs: public keys need none")
+        key_set = b""
+    elif "/" in table.jwks or table.jwks.startswith(".") or not table.jwks.endswith(".json"):
+        raise BadDocument(file, f"{path}.jwks", 'a file lies beside the documents: only its name, such as "keys.json"')
+    elif table.jwks not in attached:
+        reason = f"there is no file {table.jwks!r} beside the documents{nearest(table.jwks, attached)}"
+        raise BadDocument(file, f"{path}.jwks", reason)
+    else:
+        key_set = attached[table.jwks]
+        _check_key_set(table.jwks, key_set)
+    return Issuer(
+        name=name,
+        issuer=table.issuer,
+        audience=tuple(table.audience),
+        jwks=table.jwks,
+        algorithms=tuple(table.algorithms),
+        leeway_s=table.leeway_s,
+        refresh_s=table.refresh_s,
+        tenant_claim=table.tenant_claim,
+        tier_claim=table.tier_claim,
+        key_set=key_set,
+    )
+
+
+def _check_key_set(file: str, data: bytes) -> None:
+    if len(data) > MAX_KEY_SET_BYTES:
+        raise BadDocument(file, "", f"a key set has at most {MAX_KEY_SET_BYTES} bytes")
+    try:
+        keys = msgspec.json.decode(data, type=KeySet).keys
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadDocument(file, "", f"not a JSON Web Key Set: {error}") from error
+    if not 1 <= len(keys) <= MAX_KEYS:
+        raise BadDocument(file, "keys", f"1 to {MAX_KEYS} keys")
+    for number, key in enumerate(keys):
+        if _PRIVATE & key.keys():
+            raise BadDocument(file, f"keys[{number}]", "this is a secret or private key: only public keys belong here")

@@ -1,0 +1,144 @@
+"""Bytes to tables: what a person wrote, with every mistake of form named by its place.
+
+A good file is decoded in one go. Only a bad one is walked value by value, so that each mistake gets its own line:
+unknown fields (with the nearest known one), missing fields, values of another type. Entries without a mistake are
+still handed on, so that the checks of `compile` run over them as well.
+"""
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from oriel_policies.documents.schema import DocumentTable, TenantLine, TenantTable
+from oriel_policies.errors import BadDocument
+
+__all__ = ["Reading", "nearest"]
+
+_MAX_LINE_BYTES = 1024 * 1024
+_SECTIONS = ("tiers", "tenants", "issuers", "pools")
+
+
+def nearest(name: str, known: Mapping[str, object] | set[str]) -> str:
+    """ ", did you mean 'x'?", or nothing when no known name is near."""
+    # difflib compares with every known name, letter by letter: not with thousands, nor with a page of text.
+    near = get_close_matches(name, sorted(known), n=1, cutoff=0.6) if len(known) <= 500 and len(name) <= 128 else []
+    return f", did you mean {near[0]!r}?" if near else ""
+
+
+class Reading:
+    """The tables of a set of files. mistakes: those of form. bad: section -> names of entries that had one."""
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        self.mistakes: list[BadDocument] = []
+        self.unreadable = False  # a whole file is missing: what others say of its names cannot be judged
+        self.bad: dict[str, set[str]] = {section: set() for section in _SECTIONS}
+        self.route_numbers: dict[str, list[int]] = {}  # of the routes that are left, where some had a mistake
+        self.documents: dict[str, DocumentTable] = {}
+        self.attached = {name: data for name, data in files.items() if name.endswith(".json")}
+        self._lines = {name: data for name, data in files.items() if name.endswith(".ndjson")}
+        for file, data in files.items():
+            if file not in self.attached and file not in self._lines:
+                self._document(file, data)
+
+    def tenants(self) -> Iterator[tuple[str, str, TenantTable]]:
+        """(file, name, table) of every tenant; of a line of NDJSON the file is `FILE:LINE`."""
+        for file, document in self.documents.items():
+            for name, table in document.tenants.items():
+                yield file, name, table
+        decode = msgspec.json.Decoder(TenantLine).decode
+        for file, data in self._lines.items():
+            for number, line in enumerate(data.split(b"\n"), 1):
+                if not line.strip():
+                    continue
+                try:
+                    if len(line) > _MAX_LINE_BYTES:
+                        raise msgspec.ValidationError(f"the line is longer than {_MAX_LINE_BYTES} bytes")
+                    tenant = decode(line)
+                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                    self._bad_line(f"{file}:{number}", line, error)
+                    continue
+                yield f"{file}:{number}", tenant.name, tenant
+
+    def _document(self, file: str, data: bytes) -> None:
+        try:
+            self.documents[file] = msgspec.toml.decode(data, type=DocumentTable)
+        except msgspec.ValidationError as error:
+            self._walk_document(file, tomllib.loads(data.decode()), error)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self.unreadable = True
+            self.mistakes.append(BadDocument(file, "", f"not TOML: {error}"))
+
+    def _walk_document(self, file: str, raw: dict[str, Any], error: msgspec.ValidationError) -> None:
+        hints = get_type_hints(DocumentTable)
+        before = len(self.mistakes)
+        kept: dict[str, Any] = {}
+        for section, table in raw.items():
+            if section not in hints:
+                self._unknown(file, section, section, hints)
+            elif section in self.bad and isinstance(table, dict):
+                (_, kind) = get_args(hints[section])
+                kept[section] = {n: e for n, e in table.items() if self._walk(file, f"{section}.{n}", e, kind)}
+                self.bad[section] |= table.keys() - kept[section].keys()
+            elif section == "routes" and isinstance(table, list):
+                (kind,) = get_args(hints[section])
+                good = {i: e for i, e in enumerate(table) if self._walk(file, f"routes[{i}]", e, kind)}
+                kept[section] = list(good.values())
+                self.route_numbers[file] = list(good)
+            elif self._walk(file, section, table, hints[section]):
+                kept[section] = table
+        try:
+            self.documents[file] = msgspec.convert(kept, DocumentTable)
+        except msgspec.ValidationError as other:
+            error = other  # something the walk has no words for
+        else:
+            if len(self.mistakes) > before:
+                return
+        self.mistakes.append(BadDocument(file, "", str(error)))
+        self.unreadable = True
+
+    def _bad_line(self, file: str, line: bytes, error: Exception) -> None:
+        before = len(self.mistakes)
+        try:
+            raw = msgspec.json.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as wrong:
+            self.mistakes.append(BadDocument(file, "", f"not JSON: {wrong}"))
+            return
+        name = raw.get("name") if isinstance(raw, dict) else None
+        self._walk(file, f"tenants.{name}" if isinstance(name, str) else "tenants", raw, TenantLine)
+        if len(self.mistakes) == before:
+            self.mistakes.append(BadDocument(file, "", str(error)))
+
+    def _walk(self, file: str, path: str, raw: Any, kind: Any) -> bool:
+        """Whether `raw` is a `kind`; if not, every reason why is among the mistakes."""
+        before = len(self.mistakes)
+        if get_origin(kind) in (Union, UnionType):
+            (kind,) = [choice for choice in get_args(kind) if choice is not NoneType]
+        if get_origin(kind) is dict and isinstance(raw, dict):
+            for name, value in raw.items():
+                self._walk(file, f"{path}.{name}", value, get_args(kind)[1])
+        elif get_origin(kind) is list and isinstance(raw, list):
+            for number, value in enumerate(raw):
+                self._walk(file, f"{path}[{number}]", value, get_args(kind)[0])
+        elif isinstance(kind, type) and issubclass(kind, msgspec.Struct) and isinstance(raw, dict):
+            hints = get_type_hints(kind)
+            for name, value in raw.items():
+                if name in hints:
+                    self._walk(file, f"{path}.{name}", value, hints[name])
+                else:
+                    self._unknown(file, f"{path}.{name}", name, hints)
+            for field in msgspec.structs.fields(kind):
+                if field.required and field.name not in raw:
+                    self.mistakes.append(BadDocument(file, path, f"{field.name} is missing"))
+        else:
+            try:
+                msgspec.convert(raw, kind)
+            except msgspec.ValidationError as error:
+                self.mistakes.append(BadDocument(file, path, str(error).partition(" - at `$")[0]))
+        return len(self.mistakes) == before
+
+    def _unknown(self, file: str, path: str, name: str, hints: Mapping[str, object]) -> None:
+        self.mistakes.append(BadDocument(file, path, f"there is no field {name!r} here{nearest(name, hints)}"))

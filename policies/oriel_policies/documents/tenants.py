@@ -1,0 +1,151 @@
+"""Tables of tenants to tenants, their keys and their limits."""
+
+import re
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime
+
+from oriel_policies.documents.promises import Allowance, ApiKey, RateLimit, Selector, Tenant, Tier
+from oriel_policies.documents.reading import nearest
+from oriel_policies.documents.schema import LimitTable, ScopedLimitTable, TenantTable
+from oriel_policies.errors import BadDocument
+
+__all__ = ["Tenants", "check_pattern", "unique"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
+_PATTERN = re.compile(r"[A-Za-z0-9._*-]{1,128}\Z")
+_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+_SCOPES = {"operator"}
+_MAX_COUNT = 10**12
+_MAX_PATTERNS = 8192  # those of models travel to logic servers in a header
+
+
+class Tenants:
+    """The tenants of a set so far. compiled: by name; keys: by the SHA-256 of the credential.
+
+    routes: the names of all routes; None when they are not known, because one of them is wrong.
+    """
+
+    def __init__(self, tiers: Mapping[str, Tier], bad_tiers: set[str], routes: Collection[str] | None) -> None:
+        self._routes = routes
+        self._tiers = tiers
+        self._bad_tiers = bad_tiers
+        self.compiled: dict[str, Tenant] = {}
+        self.keys: dict[bytes, ApiKey] = {}
+
+    def add(self, file: str, path: str, name: str, tenant: TenantTable) -> None:
+        """Check and take one more. Raises BadDocument, and then nothing of it is taken but the keys before the bad."""
+        unique(file, path, name, self.compiled)
+        tier = self._tiers.get(tenant.tier)
+        if tier is None:
+            if tenant.tier not in self._bad_tiers:
+                reason = f"no tier is named {tenant.tier!r}{nearest(tenant.tier, self._tiers)}"
+                raise BadDocument(file, f"{path}.tier", reason)
+            tier = Tier(name=tenant.tier, band=0, target_s=1.0, give_up_s=1.0)  # never served: the set is refused
+        if not 0.001 <= tenant.weight <= 1000.0:
+            raise BadDocument(file, f"{path}.weight", "a weight is 0.001 to 1000")
+        for field in ("models", "services"):
+            patterns = getattr(tenant, field)
+            if sum(map(len, patterns)) > _MAX_PATTERNS:
+                raise BadDocument(file, f"{path}.{field}", f"at most {_MAX_PATTERNS} characters in all patterns: use *")
+            for pattern in patterns:
+                check_pattern(file, f"{path}.{field}", pattern)
+        for scope in tenant.scopes:
+            if scope not in _SCOPES:
+                raise BadDocument(file, f"{path}.scopes", f"no scope is named {scope!r}{nearest(scope, _SCOPES)}")
+        allowances = []
+        if tenant.limit is not None:
+            allowances.append(_allowance(file, f"{path}.limit", "all", Selector(), tenant.limit))
+        for number, limit in enumerate(tenant.limits):
+            allowance = _scoped(file, f"{path}.limits[{number}]", limit, self._routes)
+            if any(other.name == allowance.name for other in allowances):
+                raise BadDocument(file, f"{path}.limits[{number}]", f"{allowance.name} has a limit already: join them")
+            allowances.append(allowance)
+        compiled = Tenant(
+            name=name,
+            tier=tier,
+            weight=tenant.weight,
+            allowances=tuple(allowances),
+            scopes=frozenset(tenant.scopes),
+            models=tuple(tenant.models),
+            services=tuple(tenant.services),
+        )
+        for number, key in enumerate(tenant.keys):
+            at = f"{path}.keys[{number}]"
+            if not _SHA256.match(key.sha256):
+                raise BadDocument(file, at, "sha256 has to be 64 lower-case hex digits")
+            digest = bytes.fromhex(key.sha256)
+            if digest in self.keys:
+                raise BadDocument(file, at, f"this key belongs to tenant {self.keys[digest].tenant.name} already")
+            self.keys[digest] = ApiKey(tenant=compiled, expires_at=_epoch(key.expires), name=key.name)
+        self.compiled[name] = compiled
+
+
+def unique(file: str, path: str, name: str, known: Mapping[str, object]) -> None:
+    """Raises BadDocument unless `name` is a name and new."""
+    if not _NAME.match(name):
+        raise BadDocument(file, path, "a name has 1 to 128 letters, digits, dots, dashes or underscores")
+    if name in known:
+        raise BadDocument(file, path, "defined twice")
+
+
+def _scoped(file: str, path: str, limit: ScopedLimitTable, routes: Collection[str] | None) -> Allowance:
+    scopes = {"model": limit.model, "service": limit.service, "route": limit.route}
+    named = [(scope, pattern) for scope, pattern in scopes.items() if pattern is not None]
+    if len(named) != 1:
+        raise BadDocument(
+            file, path, "a scoped limit names one model, one service or one route; for all calls use `limit`"
+        )
+    ((scope, pattern),) = named
+    if scope != "route":
+        check_pattern(file, path, pattern)
+    elif routes is not None and pattern not in routes:
+        raise BadDocument(file, f"{path}.route", f"no route is named {pattern!r}{nearest(pattern, set(routes))}")
+    selector = Selector(model=limit.model, service=limit.service, route=limit.route)
+    return _allowance(file, path, f"{scope}:{pattern}", selector, limit)
+
+
+def _allowance(file: str, path: str, name: str, selector: Selector, limit: LimitTable) -> Allowance:
+    rate = bandwidth = None
+    if limit.requests_per_s is not None:
+        if not (0.0 < limit.requests_per_s <= 1e6 and 1 <= limit.burst <= 10**6):
+            raise BadDocument(file, path, "0 < requests_per_s <= 1000000 and 1 <= burst <= 1000000 has to hold")
+        rate = RateLimit(requests_per_s=limit.requests_per_s, burst=limit.burst)
+    if limit.bytes_per_s is not None:
+        burst = limit.bytes_burst if limit.bytes_burst is not None else limit.bytes_per_s
+        if not (1 <= limit.bytes_per_s <= _MAX_COUNT and 1 <= burst <= _MAX_COUNT):
+            raise BadDocument(file, path, f"bytes_per_s and bytes_burst are 1 to {_MAX_COUNT}")
+        bandwidth = RateLimit(requests_per_s=float(limit.bytes_per_s), burst=burst)
+    counts = (
+        limit.concurrency,
+        limit.requests_per_day,
+        limit.requests_per_month,
+        limit.compute_ms_per_day,
+        limit.compute_ms_per_month,
+    )
+    if any(count is not None and not 1 <= count <= _MAX_COUNT for count in counts):
+        raise BadDocument(file, path, f"concurrency and quotas are 1 to {_MAX_COUNT}")
+    if rate is None and bandwidth is None and all(count is None for count in counts):
+        raise BadDocument(file, path, "this limit bounds nothing")
+    return Allowance(
+        name=name,
+        selector=selector,
+        rate=rate,
+        concurrency=limit.concurrency,
+        bandwidth=bandwidth,
+        requests_per_day=limit.requests_per_day,
+        requests_per_month=limit.requests_per_month,
+        compute_ms_per_day=limit.compute_ms_per_day,
+        compute_ms_per_month=limit.compute_ms_per_month,
+    )
+
+
+def _epoch(moment: datetime | None) -> float | None:
+    if moment is None:
+        return None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def check_pattern(file: str, path: str, pattern: str) -> None:
+    """Raises BadDocument unless `pattern` can name models or services."""
+    if not _PATTERN.match(pattern):
+        raise BadDocument(file, path, f"{pattern!r} is not a name or a pattern with *")

@@ -1,0 +1,181 @@
+"""What would apply to a call, and why: the gateway's rooms in words, without a gateway. Pure.
+
+It asks the same objects the gateway asks (`Snapshot`, `Tenant`, `Route`), so it cannot say something else than happens;
+what depends on the moment (queue, health, what was used of a limit) is named as such and not guessed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+
+from oriel_policies.documents import Allowance, ApiKey, Pool, Route, Snapshot, Tenant
+
+__all__ = ["Asked", "Step", "explain"]
+
+_UNKNOWN = "unauthenticated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A call: either a model, perhaps in a version, or a service. headers: lower-case name -> value."""
+
+    model: str | None = None
+    service: str | None = None
+    version: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        return "model" if self.model is not None else "service"
+
+    @property
+    def name(self) -> str:
+        return self.model if self.model is not None else self.service or ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One room's say. refused: the `error.reason` the client would see, "" when the call goes on."""
+
+    room: str
+    says: str
+    refused: str = ""
+
+
+def explain(snapshot: Snapshot, key: ApiKey | None, asked: Asked, *, now: float) -> list[Step]:
+    """Every room in order, up to the one that refuses. key: what the credential stands for, None if nothing does.
+
+    now: epoch seconds.
+    """
+    if key is None:
+        return [Step(room="identify", says="no tenant of these documents has this credential", refused=_UNKNOWN)]
+    named = f" by the key {key.name!r}" if key.name else ""
+    if key.expires_at is not None and key.expires_at <= now:
+        says = f"the credential of tenant {key.tenant.name}{named} expired on {_date(key.expires_at)}"
+        return [Step(room="identify", says=says, refused=_UNKNOWN)]
+    tenant = key.tenant
+    until = f", until {_date(key.expires_at)}" if key.expires_at is not None else ""
+    scopes = f"; scopes: {', '.join(sorted(tenant.scopes))}" if tenant.scopes else ""
+    steps = [Step(room="identify", says=f"tenant {tenant.name}{named}{until}{scopes}")]
+    tier = tenant.tier
+    steps.append(
+        Step(
+            room="tier",
+            says=f"{tier.name}: band {tier.band}, on time within {_ms(tier.target_s)}, given up after "
+            f"{_ms(tier.give_up_s)} unless the client asks for less; a stream may be silent for "
+            f"{_ms(tier.stream_idle_s)} and last {_ms(tier.stream_max_s)}; weight {tenant.weight:g} in its tier",
+        )
+    )
+    patterns = tenant.models if asked.kind == "model" else tenant.services
+    may = tenant.may_use_model(asked.name) if asked.kind == "model" else tenant.may_use_service(asked.name)
+    if not may:
+        says = (
+            f"{asked.kind} {asked.name!r} fits none of the tenant's {asked.kind}s ({', '.join(patterns) or 'none'}): "
+            "it looks absent"
+        )
+        return [*steps, Step(room="allow", says=says, refused="not_found")]
+    steps.append(Step(room="allow", says=f"{asked.kind} {asked.name!r} fits {', '.join(patterns)}"))
+    steps += [Step(room="route", says=says) for says in _passed_over(snapshot, asked)]
+    route = next((route for route in snapshot.routes if not _misses(route, asked)), None)
+    if route is None:
+        says = f"no route serves {asked.kind} {asked.name!r}{f' version {asked.version}' if asked.version else ''}"
+        return [*steps, Step(room="route", says=says, refused="not_found")]
+    steps += [Step(room="limit", says=says) for says in _limits(tenant, asked, route)]
+    steps += [Step(room="route", says=says) for says in _route(route)]
+    pools = dict.fromkeys([side.pool for side in route.split] or [route.pool])
+    return [*steps, *(Step(room="pool", says=_pool(snapshot.pools[name], tenant)) for name in pools)]
+
+
+def _misses(route: Route, asked: Asked) -> str:
+    """Why a route is not for this call; "" when it is."""
+    pattern = route.model if asked.kind == "model" else route.service
+    if pattern is None or not fnmatchcase(asked.name, pattern):
+        return "name"
+    if route.version is not None and route.version != asked.version:
+        return f"it is for version {route.version}"
+    for name, value in route.headers:
+        if asked.headers.get(name) != value:
+            return f"it is for calls with the header {name}: {value}"
+    return ""
+
+
+def _passed_over(snapshot: Snapshot, asked: Asked) -> list[str]:
+    """The routes before the one that fits which bear the name, and what they lack."""
+    said = []
+    for route in snapshot.routes:
+        why = _misses(route, asked)
+        if not why:
+            break
+        if why != "name":
+            said.append(f"not {route.name}: {why}")
+    return said
+
+
+def _limits(tenant: Tenant, asked: Asked, route: Route) -> list[str]:
+    applying = tenant.allowances_for(asked.kind, asked.name, route.name)
+    return [_allowance(allowance) for allowance in applying] or ["none applies"]
+
+
+def _allowance(allowance: Allowance) -> str:
+    bounds = []
+    if allowance.rate is not None:
+        bounds.append(f"{allowance.rate.requests_per_s:g} requests per second, bursts of {allowance.rate.burst}")
+    if allowance.concurrency is not None:
+        bounds.append(f"{allowance.concurrency} at once")
+    if allowance.bandwidth is not None:
+        rate = allowance.bandwidth
+        bounds.append(f"{rate.requests_per_s:g} bytes per second, bursts of {rate.burst}")
+    for count, what in (
+        (allowance.requests_per_day, "requests a day"),
+        (allowance.requests_per_month, "requests a month"),
+        (allowance.compute_ms_per_day, "compute-milliseconds a day"),
+        (allowance.compute_ms_per_month, "compute-milliseconds a month"),
+    ):
+        if count is not None:
+            bounds.append(f"{count} {what}")
+    return f"{allowance.name}: {'; '.join(bounds)}"
+
+
+def _route(route: Route) -> list[str]:
+    said = [f"{route.name} to {f'pool {route.pool}' if not route.split else 'a split'}"]
+    if route.split:
+        by = route.split_by if route.split_by in ("tenant", "request") else f"the header {route.split_by}"
+        before = 0.0
+        for side in route.split:
+            version = f" as version {side.version}" if side.version else ""
+            said.append(f"{(side.until - before) * 100:.3g} % by {by} to pool {side.pool}{version}")
+            before = side.until
+    if route.shadow_pool:
+        said.append(f"copies of {route.shadow_share * 100:.3g} % go to pool {route.shadow_pool}")
+    if route.sticky:
+        said.append("one endpoint per " + ("stream" if route.sticky == "stream" else f"value of {route.sticky}"))
+    if route.deterministic:
+        kept = f"kept for {route.cache_s:g} s" if route.cache_s else "not kept"
+        shared = " for all tenants" if route.cache_shared else ""
+        said.append(f"equal calls at the same time are made once; answers are {kept}{shared}")
+    if route.idempotent:
+        hedged = f", hedged after {_ms(route.hedge_s)}" if route.hedge_s else ""
+        said.append(f"a call may run twice: it is retried{hedged}")
+    return said
+
+
+def _pool(pool: Pool, tenant: Tenant) -> str:
+    addresses = ", ".join(f"{host}:{port}" for host, port in pool.endpoints)
+    if pool.discover is not None:
+        addresses = f"what {pool.discover[0]}:{pool.discover[1]} resolves to"
+    learned = " at most, learned below that" if pool.learn_concurrency else ""
+    said = (
+        f"{pool.name}: {addresses}; {pool.max_inflight} permits{learned}; {pool.max_queue} calls and "
+        f"{pool.max_queue_bytes} bytes may wait; bodies up to {pool.max_body_bytes} bytes"
+    )
+    priority = pool.triton_priorities.get(tenant.tier.name)
+    return said if priority is None else f"{said}; Triton priority {priority} over gRPC"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:g} ms"
+
+
+def _date(epoch_s: float) -> str:
+    return datetime.fromtimestamp(epoch_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

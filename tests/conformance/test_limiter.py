@@ -1,0 +1,155 @@
+"""What every limiter has to do, whoever counts: one process, a ledger in memory, a real Redis."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from time import monotonic, time
+
+import pytest
+
+from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.limits import EmbeddedLimiter, Limiter, SharedLimiter
+from oriel_gateway.limits.ledger import MemoryLedger
+from oriel_gateway.limits.redis_ledger import RedisLedger
+
+from .desk import Call, Desk
+from .redis_server import PASSWORD, redis_server
+
+Make = Callable[[str], Desk]
+
+
+@pytest.fixture(params=["embedded", "memory", "redis"])
+async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
+    limiters: list[Limiter] = []
+
+    def embedded(limits: str) -> Desk:
+        limiters.append(EmbeddedLimiter())
+        return Desk(limiters[-1], limits)
+
+    def shared(ledger: object) -> Make:
+        def desk(limits: str) -> Desk:
+            # A generous budget: this is about what is counted, not about how long a busy machine takes.
+            limiter = SharedLimiter(ledger, budget_s=2.0)  # type: ignore[arg-type]
+            limiter.open()
+            limiters.append(limiter)
+            return Desk(limiter, limits)
+
+        return desk
+
+    if request.param == "embedded":
+        yield embedded
+    elif request.param == "memory":
+        yield shared(MemoryLedger(lambda: time() * 1e6).seat("one"))
+    else:
+        async with redis_server() as server:
+            yield shared(RedisLedger(server.url, holder="one", password=PASSWORD))
+            for limiter in limiters:
+                await limiter.close()
+        return
+    for limiter in limiters:
+        await limiter.close()
+
+
+async def refused(desk: Desk, model: str = "m", size: int = 0) -> Refused:
+    with pytest.raises(Refused) as caught:
+        await desk.take(model, size)
+    return caught.value
+
+
+async def test_a_burst_is_admitted_and_the_next_told_the_true_wait(make: Make) -> None:
+    desk = make("limit = { requests_per_s = 0.1, burst = 3 }")
+    for _ in range(3):
+        await desk.take()
+    for _ in range(3):
+        no = await refused(desk)
+        assert no.outcome is Outcome.RATE_LIMITED and no.retry_after_s in (9, 10)
+        headers = dict(no.headers)
+        assert headers["ratelimit-policy"] == '"requests";q=3;w=30'
+        assert headers["ratelimit"].startswith('"requests";r=0;t=')
+
+
+async def test_a_refusal_by_one_bound_gives_back_what_the_others_took(make: Make) -> None:
+    desk = make(
+        "limit = { requests_per_s = 0.001, burst = 3, concurrency = 3, requests_per_day = 3 }\n"
+        'limits = [{ model = "big", requests_per_s = 0.001, burst = 1 }]'
+    )
+    await desk.take("big")
+    for _ in range(4):
+        assert "model:big" in (await refused(desk, "big")).message
+    await desk.take()
+    await desk.take()
+    await refused(desk)
+
+
+async def test_slots_are_held_until_settled(make: Make) -> None:
+    desk = make("limit = { concurrency = 2 }")
+    grants = [await desk.take(), await desk.take()]
+    no = await refused(desk)
+    assert no.outcome is Outcome.CONCURRENCY_LIMITED and no.retry_after_s is not None
+    for grant in grants:
+        grant.settle(0, True, monotonic())
+    async with asyncio.timeout(5):
+        for _ in range(2):
+            while not await _took(desk):
+                await asyncio.sleep(0.005)
+    assert not await _took(desk)
+
+
+async def _took(desk: Desk) -> bool:
+    try:
+        await desk.take()
+    except Refused:
+        return False
+    return True
+
+
+async def test_a_quota_counts_what_ran_and_ends_with_its_window(make: Make) -> None:
+    desk = make("limit = { requests_per_day = 3 }")
+    (await desk.take()).settle(0, False, monotonic())
+    for _ in range(3):
+        (await desk.take()).settle(10, True, monotonic())
+    no = await refused(desk)
+    assert no.outcome is Outcome.QUOTA_EXCEEDED and no.retry_after_s is not None
+    assert abs(no.retry_after_s - (86400 - time() % 86400)) <= 3
+
+
+async def test_computing_is_settled_by_its_charge(make: Make) -> None:
+    desk = make("limit = { compute_ms_per_month = 1000 }")
+    first = await desk.take()
+    first.settle(985_000, True, monotonic())
+    await asyncio.sleep(0.2)  # a ledger hears of it within a beat or two
+    no = await refused(desk)
+    assert no.outcome is Outcome.QUOTA_EXCEEDED
+
+
+async def test_bytes_are_admitted_by_size_and_answers_paid_later(make: Make) -> None:
+    desk = make("limit = { bytes_per_s = 1000, bytes_burst = 5000 }")
+    grant = await desk.take(size=3000)
+    grant.move(10_000, monotonic())
+    await asyncio.sleep(0.2)
+    no = await refused(desk, size=10)
+    assert no.retry_after_s in (8, 9) and "bytes per second" in no.message
+
+
+async def test_a_call_that_leaves_while_its_limiter_thinks_holds_nothing(make: Make) -> None:
+    desk = make("limit = { concurrency = 1 }")
+    now = monotonic()
+    grant = desk.limiter.take(desk.tenant, desk._targets["m"], 0, now)
+    assert grant is not None
+    if not grant.ready:
+        grant.waiter = call = Call()
+        grant.settle(0, False, now)
+        await asyncio.sleep(0.05)
+        assert not call.answer.done(), "who left is not called"
+    else:
+        grant.settle(0, False, now)
+    async with asyncio.timeout(5):
+        while not await _took(desk):
+            await asyncio.sleep(0.005)
+
+
+async def test_a_high_rate_is_leased_and_no_call_waits(make: Make) -> None:
+    desk = make("limit = { requests_per_s = 100000, burst = 1000 }")
+    await desk.press(0.3)
+    before = len(desk.waits)
+    assert await desk.press(0.3) > 100
+    assert len(desk.waits) - before <= 5

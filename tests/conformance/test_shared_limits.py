@@ -1,0 +1,206 @@
+"""R12 to R15: two gateways' limiters on one real Redis: healthy, down, slow, silent, flapping, flushed, replaced.
+
+Counted over seconds of real time, so bounds have room for a busy machine; what calls waited is measured by
+tests/bench/limits_redis.py.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from time import time
+
+import pytest
+
+from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.limits import SharedLimiter
+from oriel_gateway.limits.metrics import CourierCollector
+from oriel_gateway.limits.redis_ledger import RedisLedger
+
+from .desk import Desk
+from .redis_server import PASSWORD, Proxy, RedisServer, redis_server
+
+LOW, HIGH = 100, 1000  # requests per second: every call asks; units are leased
+BURST = 40
+
+
+class Rig:
+    """Two gateways behind one proxy."""
+
+    def __init__(self, server: RedisServer, proxy: Proxy, desks: list[Desk], limiters: list[SharedLimiter]) -> None:
+        self.server = server
+        self.proxy = proxy
+        self.desks = desks
+        self.limiters = limiters
+
+    async def press(self, seconds: float, *, meanwhile: Awaitable[None] | None = None) -> int:
+        """Both gateways as busy as can be; the calls that were admitted."""
+        tasks = [asyncio.ensure_future(desk.press(seconds)) for desk in self.desks]
+        if meanwhile is not None:
+            await meanwhile
+        return sum(await asyncio.gather(*tasks))
+
+    async def until(self, up: bool) -> None:
+        async with asyncio.timeout(10):
+            while any(limiter.courier.up is not up for limiter in self.limiters):
+                await asyncio.sleep(0.01)
+
+    async def settled(self) -> None:
+        """Both know of one another, and the burst is used up."""
+        async with asyncio.timeout(10):
+            while any(limiter.courier.replicas < 2 for limiter in self.limiters):
+                await asyncio.sleep(0.01)
+        await self.press(0.3)
+
+
+@asynccontextmanager
+async def rig(rate: int) -> AsyncIterator[Rig]:
+    async with redis_server() as server:
+        proxy = Proxy(server.port)
+        await proxy.open()
+        limiters, desks = [], []
+        for name in ("one", "two"):
+            limiter = SharedLimiter(RedisLedger(proxy.url, holder=name, password=PASSWORD), replicas=2)
+            limiter.open()
+            limiters.append(limiter)
+            desks.append(Desk(limiter, f"limit = {{ requests_per_s = {rate}, burst = {BURST} }}"))
+        try:
+            yield Rig(server, proxy, desks, limiters)
+        finally:
+            for limiter in limiters:
+                await limiter.close()
+            await proxy.close()
+
+
+@pytest.mark.parametrize("rate", [LOW, HIGH])
+async def test_r15_two_gateways_together_admit_the_limit(rate: int) -> None:
+    async with rig(rate) as it:
+        await it.settled()
+        admitted = await it.press(1.2)
+        burst = max(BURST, rate // 4)
+        assert 0.8 * rate * 1.2 - burst <= admitted <= 1.05 * rate * 1.2 + burst
+
+
+@pytest.mark.parametrize("mode", ["reset", "blackhole", "slow"])
+async def test_r12_r13_without_redis_each_admits_its_share_and_nobody_sees_an_error(mode: str) -> None:
+    async with rig(HIGH) as it:
+        await it.settled()
+        if mode == "slow":
+            it.proxy.delay_s = 0.1
+        else:
+            await it.proxy.set(mode)
+        pressing = asyncio.ensure_future(it.press(0.8))
+        await it.until(up=False)
+        admitted = await pressing  # Desk.press fails on anything but a refusal
+        # Below 1 only because a busy machine does not try often enough: two halves are a whole.
+        assert 0.25 * HIGH * 0.8 <= admitted <= 1.5 * HIGH * 0.8 + 2 * BURST
+        for desk in it.desks:
+            desk.waits.clear()
+        await it.press(0.2)
+        assert not any(desk.waits for desk in it.desks), "while the breaker is open no call waits"
+        it.proxy.delay_s = 0.0
+        await it.proxy.set("through")
+        await it.until(up=True)
+        await it.press(0.2)
+        assert await it.press(0.6) <= 1.05 * HIGH * 0.6 + HIGH // 4, "exact again"
+
+
+async def test_r13_a_flapping_redis_stays_within_the_bound() -> None:
+    async with rig(HIGH) as it:
+        await it.settled()
+
+        async def flap() -> None:
+            for _ in range(3):
+                await it.proxy.set("blackhole")
+                await asyncio.sleep(0.3)
+                await it.proxy.set("reset")
+                await it.proxy.set("through")
+                await asyncio.sleep(0.3)
+
+        admitted = await it.press(1.8, meanwhile=flap())
+        assert 0.25 * HIGH * 1.8 <= admitted <= 1.5 * HIGH * 1.8 + HIGH // 4
+
+
+async def test_r12_r14_a_flush_and_a_redis_that_was_replaced_cost_one_burst_at_most() -> None:
+    async with rig(LOW) as it:
+        await it.settled()
+        ledger = it.limiters[0].courier._ledger
+        assert isinstance(ledger, RedisLedger)
+        await ledger._redis.flushall()
+        assert await it.press(0.6) <= 1.05 * LOW * 0.6 + 2 * BURST
+        await it.server.kill()
+        assert 0 < await it.press(0.6) <= 1.5 * LOW * 0.6 + 2 * BURST
+        await it.server.start()
+        await it.until(up=True)
+        await it.press(0.2)
+        assert await it.press(0.6) <= 1.05 * LOW * 0.6 + BURST
+
+
+async def test_a_quota_outlives_a_flush_and_one_gateway() -> None:
+    async with redis_server() as server:
+        limits = "limit = { requests_per_day = 10 }"
+        limiters = [
+            SharedLimiter(RedisLedger(server.url, holder=name, password=PASSWORD), replicas=2, budget_s=2.0)
+            for name in ("one", "two")
+        ]
+        one, two = (Desk(limiter, limits) for limiter in limiters)
+        for limiter in limiters:
+            limiter.open()
+        for desk in (one, one, two, two, two):
+            assert await desk.admitted()
+        ledger = limiters[0].courier._ledger
+        assert isinstance(ledger, RedisLedger)
+        await ledger._redis.flushall()
+        assert [await two.admitted() for _ in range(7)] == [True] * 5 + [False] * 2
+        assert not await one.admitted()
+        for limiter in limiters:
+            await limiter.close()
+
+
+async def test_slots_are_shared_and_those_of_a_dead_gateway_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oriel_gateway.limits.redis_ledger.SLOT_TTL_S", 0.5)
+    async with redis_server() as server:
+        limits = "limit = { concurrency = 3 }"
+        ledgers = [RedisLedger(server.url, holder=name, password=PASSWORD) for name in ("one", "two")]
+        limiters = [SharedLimiter(ledger, replicas=2, budget_s=2.0) for ledger in ledgers]
+        one, two = (Desk(limiter, limits) for limiter in limiters)
+        for _ in range(2):
+            await one.take()  # limiter one is never opened: no beat, as if it had died
+        assert await two.take()
+        assert not await two.admitted()
+        async with asyncio.timeout(5):
+            while not await two.admitted():
+                await asyncio.sleep(0.02)
+        for limiter in limiters:
+            await limiter.close()
+
+
+async def test_r14_clocks_of_gateways_that_differ_change_nothing() -> None:
+    async with redis_server() as server:
+        limiters = [
+            SharedLimiter(
+                RedisLedger(server.url, holder=name, password=PASSWORD),
+                replicas=2,
+                budget_s=2.0,
+                wall=lambda ahead_s=ahead_s: time() + ahead_s,  # type: ignore[misc]
+            )
+            for name, ahead_s in (("one", 0.0), ("two", 40 * 86400.0))
+        ]
+        limits = "limit = { requests_per_day = 6, requests_per_month = 100, requests_per_s = 0.01, burst = 6 }"
+        one, two = (Desk(limiter, limits) for limiter in limiters)
+        assert [await desk.admitted() for desk in (one, two) * 4] == [True] * 6 + [False] * 2
+        until_midnight = 86400 - time() % 86400
+        with pytest.raises(Refused) as caught:
+            await two.take()
+        told = caught.value
+        assert told.outcome is Outcome.RATE_LIMITED or abs((told.retry_after_s or 0) - until_midnight) < 3
+        for limiter in limiters:
+            await limiter.close()
+
+
+async def test_metrics_say_whether_the_ledger_is_asked() -> None:
+    async with rig(LOW) as it:
+        await it.settled()
+        families = {family.name: family for family in CourierCollector(it.limiters[0].courier).collect()}
+        values = {name: family.samples[0].value for name, family in families.items()}
+        assert values["oriel_gateway_limiter_up"] == 1 and values["oriel_gateway_limiter_replicas"] == 2
+        assert values["oriel_gateway_limiter_batches"] > 0

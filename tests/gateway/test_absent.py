@@ -1,0 +1,109 @@
+"""R27: what belongs to others looks absent: the same answer, in the same time."""
+
+from collections.abc import Callable
+from math import sqrt
+from time import perf_counter_ns
+
+import pytest
+
+from oriel_gateway.core import Gateway
+from oriel_gateway.errors import Refused
+from oriel_gateway.limits import EmbeddedLimiter
+from oriel_policies.documents import compile_documents
+from oriel_wire.trace import ListSink
+
+from .stack import BRONZE, Client, digest, documents, gateway, upstream
+
+OTHER = f"""
+[tenants.other]
+tier = "gold"
+models = ["secret-model"]
+services = ["secret-service"]
+keys = [{{ sha256 = "{digest("other")}" }}]
+"""
+SAMPLES = 400
+
+
+def z_of(first: list[int], second: list[int]) -> float:
+    """Mann-Whitney: how many standard deviations the ranks of `first` are from those of the same distribution."""
+    ranked = sorted((value, mine) for mine, values in ((True, first), (False, second)) for value in values)
+    ranks, i = 0.0, 0
+    while i < len(ranked):
+        j = i
+        while j < len(ranked) and ranked[j][0] == ranked[i][0]:
+            j += 1
+        ranks += (i + j + 1) / 2 * sum(mine for _, mine in ranked[i:j])
+        i = j
+    n, m = len(first), len(second)
+    return (ranks - n * (n + m + 1) / 2) / sqrt(n * m * (n + m + 1) / 12)
+
+
+def told_apart(one: Callable[[], object], two: Callable[[], object]) -> bool:
+    """Whether 400 samples of each, taken in turns, differ by more than noise; twice more to be sure."""
+    for _ in range(3):
+        samples: tuple[list[int], list[int]] = ([], [])
+        for number in range(2 * SAMPLES):
+            # In turns and in changing order, so that what else the machine does falls on both.
+            side = number % 2 if number % 4 < 2 else 1 - number % 2
+            began = perf_counter_ns()
+            (one, two)[side]()
+            samples[side].append(perf_counter_ns() - began)
+        if abs(z_of(*samples)) < 4.0:
+            return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "path", ["/v2/models/{}", "/v2/models/{}/infer", "/v1/services/{}", "/v2/models/{}/versions/7/infer"]
+)
+async def test_anothers_model_takes_as_long_as_none(path: str) -> None:
+    core = Gateway(compile_documents(documents([1], extra=OTHER)), limiter=EmbeddedLimiter(), sink=ListSink())
+    tenant = core.identify([("x-api-key", BRONZE)]).tenant
+
+    def ask(name: str) -> Callable[[], None]:
+        target = path.format(name)
+        line = f"POST {target} HTTP/1.1".encode()
+
+        def asking() -> None:
+            try:
+                core.target(tenant, line, "POST", target, "")
+            except Refused:
+                pass
+
+        return asking
+
+    # Names of one length: a longer name takes longer, wherever it is.
+    assert not told_apart(ask("secret-service" if "services" in path else "secret-model"),
+                          ask("absent-service" if "services" in path else "absent-model"))  # fmt: skip
+
+
+async def test_an_unknown_key_takes_as_long_as_an_expired_one() -> None:
+    core = Gateway(compile_documents(documents([1], extra=OTHER)), limiter=EmbeddedLimiter(), sink=ListSink())
+
+    def ask(key: str) -> Callable[[], None]:
+        def asking() -> None:
+            try:
+                core.identify([("x-api-key", key)])
+            except Refused:
+                pass
+
+        return asking
+
+    assert not told_apart(ask("one"), ask("two"))
+
+
+def test_the_judge_can_tell_what_differs() -> None:
+    assert told_apart(lambda: sum(range(100)), lambda: sum(range(200)))
+
+
+async def test_anothers_model_is_answered_in_the_same_words() -> None:
+    async with upstream() as up, gateway(documents([up.port], extra=OTHER)) as (port, _), Client(port) as client:
+        for path in ("/v2/models/{}/infer", "/v2/models/{}", "/v1/services/{}"):
+            answers = []
+            for name in ("secret-model", "absent-model"):
+                name = name.replace("model", "service") if "services" in path else name
+                reply = await client.ask(path.format(name), key=BRONZE, headers="x-request-id: same\r\n")
+                headers = {k: v for k, v in reply.headers.items() if k not in ("traceresponse", "server-timing")}
+                answers.append((reply.status, reply.body.replace(name.encode(), b"NAME"), headers))
+            assert answers[0] == answers[1] and answers[0][0] == 404
+        assert not up.seen

@@ -1,0 +1,216 @@
+"""Key sets behind a URL: fetched beside the calls, kept while they cannot be, and never from where a client says."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+
+from oriel_gateway import key_sets as module
+from oriel_gateway.core import Gateway
+from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.key_sets import EARLY_S, STALE_S, KeySets
+from oriel_gateway.limits import EmbeddedLimiter
+from oriel_policies.documents import Issuer, compile_documents
+from oriel_wire.trace import ListSink
+
+from .stack import Client, documents, gateway, upstream
+from .test_ingress_http import INFER
+from .tokens import issuer_table, jwk, key_set, token
+
+URL = "https://login.example/keys"
+
+
+def answer(data: bytes = b"", status: int = 200, **headers: str) -> httpx.Response:
+    return httpx.Response(status, stream=httpx.ByteStream(data), headers=headers)
+
+
+class Provider:
+    """An identity provider: what it answers next, and what it was asked."""
+
+    def __init__(self, *keys: dict) -> None:  # type: ignore[type-arg]
+        self.asked: list[httpx.Request] = []
+        self.now = 1000.0
+        self.changes = 0
+        self.answer: Callable[[], httpx.Response] = lambda: answer(key_set(*keys))
+
+    def handle(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(request)
+        return self.answer()
+
+    def changed(self) -> None:
+        self.changes += 1
+
+
+def the_issuer(**more: str) -> Issuer:
+    return compile_documents({"a.toml": issuer_table(URL, **more).encode()}).issuers["login"]
+
+
+@asynccontextmanager
+async def fetching(provider: Provider, issuer: Issuer) -> AsyncIterator[tuple[KeySets, Callable[[], object]]]:
+    sets = KeySets(provider.changed, now=lambda: provider.now)
+    sets.adopt([issuer])
+    client = httpx.AsyncClient(transport=httpx.MockTransport(provider.handle), follow_redirects=False)
+    running = asyncio.ensure_future(sets.run(client))
+
+    async def turn() -> None:
+        """Let what is due happen: the fake clock wakes nobody by itself."""
+        sets._wake.set()
+        for _ in range(3):
+            before = len(provider.asked)
+            await asyncio.sleep(0.02)
+            if len(provider.asked) == before:
+                return
+
+    try:
+        await turn()
+        yield sets, turn
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await client.aclose()
+
+
+def kids(sets: KeySets, issuer: Issuer) -> list[str] | None:
+    keys = sets.keys(issuer)
+    return None if keys is None else [key.kid for key in keys]
+
+
+async def test_a_url_is_fetched_at_once_and_again_when_it_is_due() -> None:
+    provider, issuer = Provider(jwk("ES256")), the_issuer()
+    async with fetching(provider, issuer) as (sets, turn):
+        assert kids(sets, issuer) == ["ES256-0"] and len(provider.asked) == 1 and str(provider.asked[0].url) == URL
+        await turn()
+        assert len(provider.asked) == 1
+        provider.answer = lambda: answer(key_set(jwk("ES256", 1)))
+        provider.now += 301
+        await turn()
+        assert kids(sets, issuer) == ["ES256-1"] and provider.changes == 1
+        provider.now += 301
+        await turn()
+        assert len(provider.asked) == 3 and provider.changes == 1  # the same again: nothing to forget
+
+
+FAILURES: list[Callable[[], httpx.Response]] = [
+    lambda: answer(status=500),
+    lambda: answer(key_set(jwk("ES256", 1)), status=404),
+    lambda: answer(status=302, location="http://169.254.169.254/keys"),
+    lambda: answer(b"<html>"),
+    lambda: answer(key_set()),
+    lambda: answer(b" " * 300_000 + key_set(jwk("ES256", 1))),
+    lambda: answer(key_set(*[jwk("ES256", 1)] * 65)),
+    lambda: (_ for _ in ()).throw(httpx.ConnectError("refused")),
+]
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+async def test_what_cannot_be_fetched_again_stays_in_use_for_a_day(
+    failure: Callable[[], httpx.Response], caplog: pytest.LogCaptureFixture
+) -> None:
+    provider, issuer = Provider(jwk("ES256")), the_issuer()
+    good = provider.answer
+    async with fetching(provider, issuer) as (sets, turn):
+        provider.answer = failure
+        for _ in range(3):
+            provider.now += 400
+            await turn()
+        assert kids(sets, issuer) == ["ES256-0"] and sets.report()[0]["error"]
+        assert len(caplog.records) == 1 and "issuer login" in caplog.text
+        assert len(provider.asked) == 4  # once per turn, nowhere else
+        assert {str(request.url) for request in provider.asked} == {URL}
+        provider.now += STALE_S
+        await turn()
+        assert sets.keys(issuer) is None and provider.changes == 1
+        provider.answer = good
+        provider.now += 100
+        await turn()
+        assert kids(sets, issuer) == ["ES256-0"] and sets.report()[0]["error"] == ""
+
+
+async def test_an_unknown_key_is_looked_for_early_but_not_often() -> None:
+    provider, issuer = Provider(jwk("ES256")), the_issuer()
+    async with fetching(provider, issuer) as (sets, turn):
+        for _ in range(5):
+            sets.look_again(issuer)
+            await turn()
+        assert len(provider.asked) == 1
+        provider.now += EARLY_S + 1
+        await turn()
+        assert len(provider.asked) == 2
+
+
+async def test_an_answer_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Endless(httpx.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            while True:
+                await asyncio.sleep(0.01)
+                yield b" "
+
+    monkeypatch.setattr(module, "FETCH_TIMEOUT_S", 0.05)
+    provider, issuer = Provider(), the_issuer()
+    provider.answer = lambda: httpx.Response(200, stream=Endless())
+    async with fetching(provider, issuer) as (sets, turn):
+        await asyncio.sleep(0.1)
+        await turn()
+        assert sets.keys(issuer) is None and sets.report()[0]["error"] == "it takes too long"
+
+
+async def test_new_documents_keep_the_keys_of_an_issuer_that_stays() -> None:
+    provider, issuer = Provider(jwk("ES256")), the_issuer()
+    async with fetching(provider, issuer) as (sets, turn):
+        same = the_issuer(leeway_s="5")
+        sets.adopt([same])
+        await turn()
+        assert kids(sets, same) == ["ES256-0"] and len(provider.asked) == 1
+        sets.adopt([])
+        assert sets.keys(same) is None
+        sets.adopt([same])
+        await turn()
+        assert len(provider.asked) == 2
+
+
+async def test_tokens_before_the_first_keys_are_told_to_come_back_and_replaced_keys_end_them() -> None:
+    async with upstream() as up:
+        files = documents([up.port], extra=issuer_table(URL))
+        async with gateway(files) as (port, core), Client(port) as client:
+            reply = await client.ask(INFER, key=token())
+            assert reply.status == 503 and reply.headers["retry-after"] == "1" and b"identity_unavailable" in reply.body
+            provider = Provider(jwk("ES256"))
+            assert core.key_sets is not None
+            web = httpx.AsyncClient(transport=httpx.MockTransport(provider.handle))
+            running = asyncio.ensure_future(core.key_sets.run(web))
+            await asyncio.sleep(0.02)
+            for _ in range(3):
+                assert (await client.ask(INFER, key=token(exp=4_000_000_000, iat=None))).status == 200
+            provider.answer = lambda: answer(key_set(jwk("ES256", 1)))
+            core.key_sets._known["login"].next_s = 0.0
+            core.key_sets._wake.set()
+            await asyncio.sleep(0.02)
+            assert (await client.ask(INFER, key=token(exp=4_000_000_000, iat=None))).status == 401
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await web.aclose()
+
+
+async def test_a_token_for_an_issuer_without_keys_says_so() -> None:
+    files = documents([1], extra=issuer_table(URL))
+    core = Gateway(compile_documents(files), limiter=EmbeddedLimiter(), sink=ListSink())
+    with pytest.raises(Refused) as caught:
+        core.identify([("authorization", f"Bearer {token()}")])
+    assert caught.value.outcome is Outcome.IDENTITY_UNAVAILABLE and caught.value.retry_after_s == 1
+
+
+async def test_certificates_that_cannot_be_read_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> httpx.AsyncClient:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(module, "_client", broken)
+    sets, issuer = KeySets(lambda: None), the_issuer()
+    sets.adopt([issuer])
+    running = asyncio.ensure_future(sets.run())
+    while not sets.report()[0]["error"]:
+        await asyncio.sleep(0.001)
+    assert "certificates" in sets.report()[0]["error"] and not running.done()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)

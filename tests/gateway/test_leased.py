@@ -1,0 +1,218 @@
+"""Meters on leases under any order of calls, answers, lost answers and flushes, without a network or a real clock."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oriel_gateway.limits.leased import LeasedMeter
+from oriel_gateway.limits.leased_kinds import LeasedQuota, LeasedRate, LeasedSlots, leased_meter
+from oriel_gateway.limits.meters import ASK
+from oriel_policies.calendar import CalendarClock, Period
+from oriel_policies.documents import RateLimit
+from oriel_policies.ledger import Answer, Ask, Record, judge
+from oriel_policies.limits import Bound, Counts
+
+NOON = 1_790_000_000.0 // 86400 * 86400 + 43200
+
+
+class World:
+    """Two gateways, one ledger, one clock. Answers may be lost before or after the ledger heard."""
+
+    def __init__(self, bound: Bound) -> None:
+        self.now = 10.0
+        self.records: dict[str, Record] = {}
+        self.gateways = [Line(self, "one"), Line(self, "two")]
+        self.meters = [
+            leased_meter(bound, "t", line, CalendarClock(lambda: NOON + self.now))  # type: ignore[arg-type]
+            for line in self.gateways
+        ]
+
+    def answer(self, holder: str, ask: Ask) -> Answer:
+        (answer,) = judge(self.records, [ask], holder=holder, ttl_us=3e6, now_us=(NOON + self.now) * 1e6)
+        return answer
+
+
+class Line:
+    """In the courier's place: everything is answered at once, unless `fate` says otherwise."""
+
+    replicas = 2
+    share = 0.5
+
+    def __init__(self, world: World, holder: str) -> None:
+        self.world = world
+        self.holder = holder
+        self.up = True
+        self.fate = "answered"
+
+    def active(self, meter: LeasedMeter) -> None:
+        pass
+
+    def send(self, tenant: str, asks: list[Ask], done: object) -> None:
+        assert callable(done)
+        done(self.carry(asks[0]))
+
+    def carry(self, ask: Ask) -> list[Answer] | None:
+        if self.fate == "lost before":
+            return None
+        answer = self.world.answer(self.holder, ask)
+        return None if self.fate == "lost after" else [answer]
+
+    def take(self, meter: LeasedMeter, units: int = 1) -> bool:
+        """What a call goes through."""
+        now = self.world.now
+        wait_s = meter.take(units, now)
+        if wait_s != ASK:
+            return wait_s == 0.0
+        ask = meter.ask(units, now)
+        answers = self.carry(ask)
+        meter.ended(ask, answers[0] if answers else None, now)
+        if answers is None:
+            return meter.alone(units, now) == 0.0
+        if answers[0].wait_us > 0.0:
+            return False
+        meter.use(units, now)
+        return True
+
+    def tick(self, meter: LeasedMeter) -> None:
+        ask = meter.tick(self.world.now) if self.up else None
+        if ask is not None:
+            answers = self.carry(ask)
+            meter.ended(ask, answers[0] if answers else None, self.world.now)
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["take", "take", "take", "leave", "tick", "lost before", "lost after", "down", "flush"]),
+        st.sampled_from([0, 1]),
+        st.sampled_from([0.0, 0.01, 0.0625, 0.3]),
+    ),
+    max_size=80,
+)
+FEW_SLOTS = Bound(name="concurrency", counts=Counts.REQUESTS, limit=6, slots=True)
+MANY_SLOTS = Bound(name="concurrency", counts=Counts.REQUESTS, limit=1000, slots=True)
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps, st.sampled_from([FEW_SLOTS, MANY_SLOTS]))
+def test_slots_are_never_lost_and_never_more_than_promised(plan: list[tuple[str, int, float]], bound: Bound) -> None:
+    world = World(bound)
+    bound_now = bound.limit
+    for what, which, passes in plan:
+        world.now += passes
+        line, meter = world.gateways[which], world.meters[which]
+        assert isinstance(meter, LeasedSlots)
+        line.up, line.fate = True, "answered"
+        if what == "take":
+            line.take(meter)
+        elif what == "leave" and meter.inflight:
+            meter.leave(0.1, world.now)
+        elif what == "tick":
+            line.tick(meter)
+        elif what in ("lost before", "lost after"):
+            line.fate, bound_now = what, max(bound_now, bound.limit * 3 // 2)
+            line.take(meter)
+        elif what == "down":
+            line.up, bound_now = False, max(bound_now, bound.limit * 3 // 2)
+            line.take(meter)
+        elif what == "flush":
+            world.records.clear()
+            bound_now = 2 * bound.limit  # until who has slots has said so, within a second
+        inflight = [m.inflight for m in world.meters if isinstance(m, LeasedSlots)]
+        assert min(inflight) >= 0
+        assert sum(inflight) <= bound_now
+    for line, meter in zip(world.gateways, world.meters, strict=True):
+        line.up, line.fate = True, "answered"
+        assert isinstance(meter, LeasedSlots)
+        while meter.inflight:
+            meter.leave(0.1, world.now)
+    for _ in range(60):  # a little later all of it is back
+        world.now += 0.0625
+        for line, meter in zip(world.gateways, world.meters, strict=True):
+            line.tick(meter)
+    assert [meter.balance for meter in world.meters] == [0, 0]
+    held = [entry for record in world.records.values() for entry in record.holders.values()]
+    assert sum(slots for slots, until in held if until > (NOON + world.now) * 1e6) == 0
+
+
+RATE = Bound(name="requests", counts=Counts.REQUESTS, limit=20, rate=RateLimit(requests_per_s=100.0, burst=20))
+FAST = Bound(name="requests", counts=Counts.REQUESTS, limit=20, rate=RateLimit(requests_per_s=2000.0, burst=20))
+
+
+@settings(max_examples=100, deadline=None)
+@given(steps, st.sampled_from([RATE, FAST]))
+def test_a_shared_rate_keeps_its_mean(plan: list[tuple[str, int, float]], bound: Bound) -> None:
+    world = World(bound)
+    assert bound.rate is not None
+    rate = bound.rate.requests_per_s
+    burst = max(bound.rate.burst, rate * 0.25)
+    began, admitted, flushes, alone = world.now, 0, 0, 0
+    for what, which, passes in plan:
+        world.now += passes
+        line, meter = world.gateways[which], world.meters[which]
+        assert isinstance(meter, LeasedRate)
+        line.up, line.fate = what != "down", what if what.startswith("lost") else "answered"
+        if what == "tick":
+            line.tick(meter)
+        elif what == "flush":
+            world.records.clear()
+            flushes += 1
+        else:
+            for _ in range(10):
+                got = line.take(meter)
+                admitted += got
+                alone += got and line.fate != "answered"
+        assert admitted <= 1.5 * rate * (world.now - began) + burst * (1 + flushes) + 2 * bound.rate.burst + alone
+
+
+QUOTA = Bound(name="requests-day", counts=Counts.REQUESTS, limit=60, period=Period.DAY)
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps)
+def test_a_shared_quota_is_exact_while_the_ledger_answers_and_bounded_otherwise(
+    plan: list[tuple[str, int, float]],
+) -> None:
+    world = World(QUOTA)
+    admitted, trouble, unsure = 0, False, False
+    for what, which, passes in plan:
+        world.now += passes
+        line, meter = world.gateways[which], world.meters[which]
+        assert isinstance(meter, LeasedQuota)
+        line.up, line.fate = what != "down", what if what.startswith("lost") else "answered"
+        trouble |= what in ("down", "lost before", "lost after", "flush")
+        unsure |= what in ("lost after", "flush")
+        if what == "tick":
+            line.tick(meter)
+        elif what == "flush":
+            world.records.clear()
+        else:
+            admitted += sum(line.take(meter) for _ in range(5))
+        assert admitted <= QUOTA.limit * (1.5 if trouble else 1.0) + 2
+    for _ in range(20):
+        world.now += 0.3
+        for line, meter in zip(world.gateways, world.meters, strict=True):
+            line.up, line.fate = True, "answered"
+            line.tick(meter)
+    if not unsure and world.records:
+        assert world.records["requests-day"].used == admitted, "leases are back, what was admitted alone is reported"
+
+
+def test_what_was_admitted_alone_empties_the_rate_when_the_ledger_is_back() -> None:
+    world = World(RATE)
+    line, meter = world.gateways[0], world.meters[0]
+    line.up = False
+    assert sum(line.take(meter) for _ in range(30)) == 10, "half of the burst: there are two gateways"
+    line.up = True
+    world.now += 0.0625
+    line.tick(meter)
+    assert sum(world.gateways[1].take(world.meters[1]) for _ in range(30)) == 10, "and half is left for the other"
+    assert line.take(meter) is False
+
+
+def test_losing_the_ledger_is_not_worth_a_burst() -> None:
+    world = World(RATE)
+    line, meter = world.gateways[0], world.meters[0]
+    assert sum(line.take(meter) for _ in range(30)) == 20
+    line.up = False
+    assert sum(line.take(meter) for _ in range(30)) == 0
+    world.now += 0.1
+    assert sum(line.take(meter) for _ in range(30)) == 5, "a share of the rate goes on"

@@ -1,0 +1,61 @@
+"""Which limiter a gateway is told to use, and that its password is nowhere to be seen."""
+
+import argparse
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from oriel_gateway.app import _limiter
+from oriel_gateway.command import _quota_file, add_arguments
+from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter
+from oriel_gateway.limits.redis_ledger import RedisLedger
+from oriel_gateway.settings import Settings
+from oriel_wire.errors import StartFailed
+
+SECRET = "hunter2-in-the-clear"
+
+
+def parse(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args(["--policies", ".", *arguments])
+
+
+@pytest.mark.parametrize("url", [f"redis://:{SECRET}@h:1/0", f"rediss://u:{SECRET}@h/0", f"http://{SECRET}"])
+def test_a_password_in_the_arguments_is_refused_and_not_repeated(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("--limiter", url)
+    said = capsys.readouterr().err
+    assert SECRET not in said and ("ORIEL_LIMITER_PASSWORD" in said or "redis://HOST" in said)
+
+
+def test_the_flags_and_their_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert parse().limiter is None
+    assert parse("--limiter", "redis://[::1]:6379/2").limiter == "redis://[::1]:6379/2"
+    monkeypatch.setenv("ORIEL_STATE", str(tmp_path))
+    assert _quota_file(None) == tmp_path / "quotas.db"
+    assert _quota_file(Path("none")) is None and _quota_file(Path("x.db")) == Path("x.db")
+
+
+async def test_what_the_settings_make() -> None:
+    assert isinstance(_limiter(Settings(policies=Path("."))), EmbeddedLimiter)
+    for url in (f"amqp://:{SECRET}@h", f"redis://:{SECRET}@h:port/0", f"redis://:{SECRET}@h/one"):
+        with pytest.raises(StartFailed) as caught:
+            _limiter(Settings(policies=Path("."), limiter=url))
+        assert SECRET not in str(caught.value)
+    assert SECRET not in repr(Settings(policies=Path("."), limiter_password=SECRET))
+
+
+async def test_a_redis_that_is_not_there_is_no_reason_not_to_start(caplog: pytest.LogCaptureFixture) -> None:
+    """R30: what goes wrong is said, the password is not."""
+    caplog.set_level(logging.DEBUG)
+    limiter = _limiter(Settings(policies=Path("."), limiter=f"redis://:{SECRET}@127.0.0.1:1/0", limiter_replicas=2))
+    assert isinstance(limiter, SharedLimiter) and isinstance(limiter.courier._ledger, RedisLedger)
+    limiter.courier._breaker._threshold = 1
+    async with asyncio.timeout(5):
+        while limiter.courier.up:
+            await asyncio.sleep(0.01)
+    await limiter.close()
+    assert "does not answer" in caplog.text and SECRET not in caplog.text

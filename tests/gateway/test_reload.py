@@ -1,0 +1,381 @@
+"""New documents in a gateway at work: taken whole, without losing a connection, a call or a count."""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from oriel_gateway import compiler
+from oriel_gateway.admin import admin_app
+from oriel_gateway.compiler import compile_folder
+from oriel_gateway.core import Gateway
+from oriel_gateway.reload import Reloader
+from oriel_gateway.sources import FolderSource
+from oriel_policies.documents import compile_documents
+from oriel_policies.documents.packed import decoded
+from oriel_policies.errors import BadDocument
+
+from .stack import BRONZE, GOLD, LIMITED, Client, Seen, Upstream, digest, documents, gateway, upstream
+from .test_ingress_http import INFER, idle, settle
+
+
+@pytest.fixture
+async def up() -> AsyncIterator[Upstream]:
+    async with upstream() as it:
+        yield it
+
+
+def changed(files: dict[str, bytes], old: str, new: str) -> dict[str, bytes]:
+    text = files["all.toml"].decode()
+    assert old in text
+    return {"all.toml": text.replace(old, new).encode()}
+
+
+def write(folder: Path, files: dict[str, bytes]) -> None:
+    for name, data in files.items():
+        beside = folder / f".{name}"
+        beside.write_bytes(data)
+        os.replace(beside, folder / name)
+
+
+@asynccontextmanager
+async def watched(folder: Path, files: dict[str, bytes]) -> AsyncIterator[tuple[int, Gateway, Reloader]]:
+    write(folder, files)
+    source = FolderSource(folder)
+    async with gateway(files) as (port, core):
+        yield port, core, Reloader(core, source, lambda: compile_folder(folder), seen=source.stamp())
+
+
+async def test_keys_come_and_go_on_an_open_connection(up: Upstream) -> None:
+    files = documents([up.port])
+    async with gateway(files) as (port, core), Client(port) as gold, Client(port) as fresh:
+        for _ in range(3):  # long enough for the head to be recognised
+            assert (await gold.ask(INFER)).status == 200
+        assert (await fresh.ask(INFER, key="new")).status == 401
+        core.adopt(compile_documents(changed(files, digest(GOLD), digest("new"))))
+        reply = await gold.ask(INFER)
+        assert reply.status == 401 and "connection" not in reply.headers
+        assert (await fresh.ask(INFER, key="new")).status == 200
+        core.adopt(compile_documents(files))
+        assert (await gold.ask(INFER)).status == 200
+        assert (await fresh.ask(INFER, key="new")).status == 401
+
+
+async def test_a_changed_tier_and_other_models_count_at_once_on_an_open_connection(up: Upstream) -> None:
+    files = documents([up.port])
+    async with gateway(files) as (port, core), Client(port) as client:
+        for _ in range(3):
+            assert (await client.ask(INFER, key=BRONZE)).status == 200
+        assert up.seen[-1].get("x-oriel-tier") == "bronze"
+        core.adopt(compile_documents(changed(files, 'tier = "bronze"', 'tier = "gold"')))
+        assert (await client.ask(INFER, key=BRONZE)).status == 200
+        assert up.seen[-1].get("x-oriel-tier") == "gold"
+        core.adopt(compile_documents(changed(files, 'models = ["digits"]', 'models = ["other"]')))
+        assert (await client.ask(INFER, key=BRONZE)).status == 404
+
+
+async def test_calls_that_run_and_wait_are_answered_across_a_swap(up: Upstream) -> None:
+    release = asyncio.Event()
+
+    async def answer(seen: Seen) -> bytes:
+        await release.wait()
+        return await up.ok(seen)
+
+    up.answer = answer
+    files = documents([up.port], max_inflight=1)
+    async with gateway(files) as (port, core), Client(port) as runs, Client(port) as waits, Client(port) as bronze:
+        runs.send(INFER)
+        await settle(lambda: len(up.seen) == 1)
+        waits.send(INFER)
+        bronze.send(INFER, key=BRONZE)
+        gate = core.pools["p"]
+        await settle(lambda: len(gate.admission.queue) == 2)
+        # The waiting tenants are both gone from the new documents.
+        core.adopt(compile_documents(changed(files, digest(GOLD), digest("new"))))
+        assert core.pools["p"] is gate and len(gate.admission.queue) == 2
+        release.set()
+        assert [(await client.reply()).status for client in (runs, waits, bronze)] == [200, 200, 200]
+        assert (await runs.ask(INFER)).status == 401
+        await settle(lambda: idle(core))
+
+
+async def test_a_pool_that_is_gone_finishes_its_calls_and_is_closed(up: Upstream) -> None:
+    release = asyncio.Event()
+
+    async def answer(seen: Seen) -> bytes:
+        await release.wait()
+        return await up.ok(seen)
+
+    up.answer = answer
+    files = documents([up.port])
+    text = files["all.toml"].decode().replace("[pools.p]", "[pools.q]").replace('pool = "p"', 'pool = "q"')
+    async with gateway(files) as (port, core), Client(port) as client:
+        client.send(INFER)
+        await settle(lambda: len(up.seen) == 1)
+        old = core.pools["p"]
+        core.adopt(compile_documents({"all.toml": text.encode()}))
+        await core.close_left_pools()
+        assert core.left_pools == [old] and list(core.pools) == ["q"]
+        release.set()
+        assert (await client.reply()).status == 200
+        await settle(lambda: old.unused)
+        assert len(old.endpoints[0].idle) == 1
+        await core.close_left_pools()
+        assert core.left_pools == [] and not old.endpoints[0].idle
+        assert (await client.ask(INFER)).status == 200
+        assert core.pools["q"].endpoints[0].idle
+
+
+async def test_a_changed_pool_keeps_its_queue_and_the_endpoints_that_stay(up: Upstream) -> None:
+    async with upstream() as second:
+        files = documents([up.port, second.port], max_inflight=1)
+        async with gateway(files) as (port, core), Client(port) as client:
+            for _ in range(4):
+                assert (await client.ask(INFER)).status == 200
+            gate = core.pools["p"]
+            stays, goes = gate.endpoints
+            core.adopt(compile_documents(documents([up.port], max_inflight=7, max_queue=3)))
+            assert core.pools["p"] is gate and list(gate.endpoints) == [stays]
+            assert (gate.admission.limit, gate.admission.queue.max_items) == (7, 3)
+            assert stays.idle and goes.idle
+            await core.close_left_pools()
+            assert stays.idle and not goes.idle
+            seen = len(second.seen)
+            for _ in range(4):
+                assert (await client.ask(INFER)).status == 200
+            assert len(second.seen) == seen
+
+
+async def test_what_a_tenant_used_of_its_limit_is_not_forgiven(up: Upstream) -> None:
+    files = documents([up.port])
+    async with gateway(files) as (port, core), Client(port) as client:
+        assert [(await client.ask(INFER, key=LIMITED)).status for _ in range(3)] == [200, 200, 429]
+        core.adopt(compile_documents(files))
+        assert (await client.ask(INFER, key=LIMITED)).status == 429
+
+
+async def test_the_folder_is_watched_and_a_bad_document_keeps_the_old(
+    up: Upstream, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = documents([up.port])
+    async with watched(tmp_path, files) as (port, core, reloader), Client(port) as client:
+        before = core.snapshot
+        await reloader.look()
+        assert core.snapshot is before and core.documents.adopted == 1
+        write(tmp_path, changed(files, digest(GOLD), digest("new")))
+        await reloader.look()
+        assert (await client.ask(INFER)).status == 401 and (await client.ask(INFER, key="new")).status == 200
+        assert [len(d) for d in decoded(core.snapshot)] == [1, 1]  # of three tenants, the one that called
+
+        write(tmp_path, {"bad.toml": b"[tiers.silver]\nband = 1\ntarget_s = 1\n"})
+        in_force = core.snapshot
+        await reloader.look()
+        assert core.snapshot is in_force and (await client.ask(INFER, key="new")).status == 200
+        reason = "bad.toml: tiers.silver.target_s: there is no field 'target_s' here, did you mean 'target_ms'?"
+        assert reason in caplog.text
+        report = await asked(core, "/policies")
+        assert report["mistakes"][0] == dict(zip(("file", "path", "reason"), reason.split(": ", 2), strict=True))
+        assert (report["adopted"], report["refused"], report["tenants"]) == (2, 1, 3)
+        metrics = (await asked_text(core, "/metrics")).splitlines()
+        assert "oriel_gateway_policy_mistakes 2.0" in metrics
+        assert 'oriel_gateway_policy_reloads_total{result="refused"} 1.0' in metrics
+
+        (tmp_path / "bad.toml").unlink()
+        await reloader.look()
+        assert core.documents.mistakes == () and core.documents.adopted == 3
+
+
+async def asked_text(core: Gateway, path: str) -> str:
+    """What the admin port answers, without a socket."""
+    sent: list[dict] = []  # type: ignore[type-arg]
+
+    async def receive() -> dict:  # type: ignore[type-arg]
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message) -> None:  # type: ignore[no-untyped-def]
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": path, "headers": [], "query_string": b"", "root_path": ""}
+    await admin_app(core)(scope, receive, send)
+    return b"".join(message.get("body", b"") for message in sent).decode()
+
+
+async def asked(core: Gateway, path: str) -> dict:  # type: ignore[type-arg]
+    answer: dict = json.loads(await asked_text(core, path))  # type: ignore[type-arg]
+    return answer
+
+
+async def test_sighup_reads_again_what_looks_unchanged(up: Upstream, tmp_path: Path) -> None:
+    async with watched(tmp_path, documents([up.port])) as (_, core, reloader):
+        before = core.snapshot
+        running = asyncio.ensure_future(reloader.run())
+        reloader.ask()
+        await settle(lambda: core.snapshot is not before)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert core.documents.adopted == 2
+
+
+async def test_thousands_of_tenants_are_let_go_bit_by_bit(up: Upstream, tmp_path: Path) -> None:
+    files = documents([up.port])
+    lines = [
+        json.dumps({"name": f"n{n}", "tier": "gold", "keys": [{"sha256": digest(f"k{n}")}], "models": ["*"]})
+        for n in range(3000)
+    ]
+    files["tenants.ndjson"] = "\n".join(lines).encode()
+    async with watched(tmp_path, files) as (_, core, reloader):
+        core.adopt(await compile_folder(tmp_path))
+        for n in range(3000):
+            core.tenant_lines(core.identify([("x-api-key", f"k{n}")]).tenant)
+        old = core.snapshot
+        reloader.ask()
+        await reloader.look()
+        assert core.snapshot is not old and core.identify([("x-api-key", "k7")]).tenant.name == "n7"
+        left = [sum(map(len, decoded(old)))]
+        while left[-1]:
+            await asyncio.sleep(0.001)
+            left.append(sum(map(len, decoded(old))))
+        assert max(a - b for a, b in zip(left, left[1:], strict=False)) <= 3000 and len(left) > 3
+
+
+async def test_documents_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    with pytest.raises(BadDocument, match=r"no \.toml document"):
+        await compile_folder(tmp_path)
+    with pytest.raises(BadDocument, match="cannot be read"):
+        await compile_folder(tmp_path / "missing")
+    (tmp_path / "a.toml").write_bytes(b"x = 1\n" * 3_000_000)
+    with pytest.raises(BadDocument, match="larger than"):
+        await compile_folder(tmp_path)
+    assert FolderSource(tmp_path / "missing").stamp() == ()
+
+
+async def test_too_many_documents_are_refused(tmp_path: Path) -> None:
+    for number in range(257):
+        (tmp_path / f"{number}.toml").touch()
+    with pytest.raises(BadDocument, match="more than 256 documents"):
+        await compile_folder(tmp_path)
+
+
+async def test_a_compiler_that_hangs_or_dies_is_named_and_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, documents([1]))
+    monkeypatch.setattr(compiler, "COMPILE_TIMEOUT_S", 0.001)
+    with pytest.raises(BadDocument, match="took more than"):
+        await compile_folder(tmp_path)
+    monkeypatch.undo()
+    monkeypatch.setattr(compiler, "CHILD", "oriel_gateway.no_such_module")
+    with pytest.raises(BadDocument, match="ended with code 1: .*No module named"):
+        await compile_folder(tmp_path)
+    monkeypatch.setattr(compiler, "CHILD", "this")  # writes something else
+    with pytest.raises(BadDocument, match="cannot be read"):
+        await compile_folder(tmp_path)
+
+
+async def test_reloading_that_is_cancelled_leaves_no_process(tmp_path: Path) -> None:
+    write(tmp_path, documents([1]))
+    started = asyncio.ensure_future(compile_folder(tmp_path))
+    await asyncio.sleep(0.02)
+    started.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await started
+    assert (await compile_folder(tmp_path)).tenants["g"].name == "g"
+
+
+async def test_only_some_of_many_mistakes_are_logged(
+    up: Upstream, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with watched(tmp_path, documents([up.port])) as (_, core, reloader):
+        wrong = "".join(f"[tiers.t{number}]\nband = 999\ntarget_ms = 1\n" for number in range(300))
+        write(tmp_path, {"wrong.toml": wrong.encode()})
+        await reloader.look()
+        assert len(core.documents.mistakes) == 100
+        errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+        assert len(errors) == 11 and errors[-1].startswith("and 90 more mistakes")
+
+
+async def test_a_source_that_fails_does_not_end_the_watching(up: Upstream, caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(FolderSource):
+        looks = 0
+
+        def stamp(self) -> tuple[tuple[str, int, int, int], ...]:
+            self.looks += 1
+            raise RuntimeError("a bug")
+
+    source = Broken(Path("nowhere"))
+    async with gateway(documents([up.port])) as (_, core):
+        reloader = Reloader(core, source, lambda: compile_folder(Path("nowhere")), seen=())
+        running = asyncio.ensure_future(reloader.run())
+        for looks in (1, 2):
+            reloader.ask()
+            await settle(lambda looks=looks: source.looks >= looks)  # type: ignore[misc]
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert "looking for new policies failed" in caplog.text
+
+
+async def test_no_call_is_lost_while_documents_change_all_the_time(up: Upstream) -> None:
+    """Pools that come, go and change, other keys, other limits: every call is answered, and everything given back."""
+
+    async def answer(seen: Seen) -> bytes:
+        await asyncio.sleep(0.002)
+        return await up.ok(seen)
+
+    up.answer = answer
+    files = documents([up.port], max_inflight=3)
+    other = files["all.toml"].replace(b"[pools.p]", b"[pools.q]").replace(b'pool = "p"', b'pool = "q"')
+    sets = [
+        compile_documents(each)
+        for each in (
+            files,
+            {"all.toml": other},
+            documents([up.port], max_inflight=1),
+            documents([up.port], max_inflight=5, extra='[tenants.more]\ntier = "gold"\n'),
+            changed(files, digest(BRONZE), digest("new")),
+        )
+    ]
+    statuses: list[int] = []
+    async with gateway(files) as (port, core):
+
+        async def caller(key: str) -> None:
+            client = await Client(port).__aenter__()
+            for _ in range(40):
+                reply = await client.ask(INFER, b"x" * 100, key=key)
+                statuses.append(reply.status)
+                if reply.headers.get("connection") == "close":  # too many refused keys in a row
+                    assert reply.status == 401
+                    client.writer.close()
+                    client = await Client(port).__aenter__()
+            client.writer.close()
+
+        callers = asyncio.gather(*(caller(key) for key in (GOLD, BRONZE) * 4))
+        number = 0
+        while not callers.done():
+            number += 1
+            core.adopt(sets[number % len(sets)])
+            await core.close_left_pools()
+            await asyncio.sleep(0.003)
+        await callers
+        await settle(lambda: all(gate.unused for gate in (*core.pools.values(), *core.left_pools)))
+        await core.close_left_pools()
+        assert core.left_pools == [] and number > 5
+    assert len(statuses) == 320 and set(statuses) == {200, 401} and statuses.count(401) < 160
+
+
+async def test_compiling_needs_no_place_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    write(tmp_path, documents([1]))
+    monkeypatch.setattr(compiler.tempfile, "TemporaryFile", full)
+    if hasattr(os, "memfd_create"):
+        assert len((await compile_folder(tmp_path)).tenants) == 3
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    with pytest.raises(BadDocument, match="no place to compile to: Read-only"):
+        await compile_folder(tmp_path)
+    monkeypatch.undo()
+    monkeypatch.setattr(compiler.sys, "executable", str(tmp_path / "missing"))
+    with pytest.raises(BadDocument, match="cannot be started: No such file"):
+        await compile_folder(tmp_path)

@@ -1,0 +1,292 @@
+"""JSON Web Tokens at both ports, and every way to forge one."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from time import time
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jwt.algorithms import RSAAlgorithm
+from tritonclient.utils import InferenceServerException
+
+from oriel_gateway import tokens as tokens_module
+from oriel_gateway.core import Gateway
+from oriel_gateway.explain_token import explain_token
+from oriel_gateway.key_sets import KeySets
+from oriel_gateway.limits import EmbeddedLimiter
+from oriel_gateway.public_keys import parse_key_set
+from oriel_gateway.tokens import Tokens
+from oriel_policies.documents import compile_documents
+from oriel_wire.trace import ListSink
+
+from .stack import Client, Upstream, documents, gateway, upstream
+from .test_ingress_grpc import Backend, infer, stack
+from .test_ingress_http import INFER
+from .tokens import AUDIENCE, b64, forged, issuer_table, jwk, key_set, pem, private, token
+
+ALL = [jwk(algorithm) for algorithm in ("RS256", "ES256", "EdDSA")]
+
+
+def files(port: int = 1, *keys: dict[str, Any], **more: str) -> dict[str, bytes]:
+    return {**documents([port], extra=issuer_table(**more)), "keys.json": key_set(*(keys or ALL))}
+
+
+@pytest.fixture
+async def up() -> AsyncIterator[Upstream]:
+    async with upstream() as it:
+        yield it
+
+
+async def core(**more: str) -> Gateway:
+    return Gateway(compile_documents(files(**more)), limiter=EmbeddedLimiter(), sink=ListSink())
+
+
+@pytest.mark.parametrize("algorithm", ["RS256", "ES256", "EdDSA"])
+async def test_a_token_works_like_a_key_over_http(up: Upstream, algorithm: str) -> None:
+    async with gateway(files(up.port)) as (port, gate), Client(port) as client:
+        mine = token(algorithm, tenant="b")
+        for _ in range(4):
+            assert (await client.ask(INFER, key=mine)).status == 200
+        assert up.seen[-1].get("x-oriel-tenant") == "b" and up.seen[-1].get("x-oriel-tier") == "bronze"
+        assert all(mine not in seen.head and "authorization" not in seen.head.lower() for seen in up.seen)
+        assert (await client.ask("/v2/models/other/infer", key=mine)).status == 404
+        assert not gate.tokens_refused
+
+
+async def test_a_token_works_like_a_key_over_grpc() -> None:
+    backend = Backend()
+    async with stack(backend, files=files) as (address, _):
+        await infer(address, "digits", token(tenant="b"))
+        metadata = backend.seen[0][2]
+        assert metadata["x-oriel-tenant"] == "b" and "authorization" not in metadata
+        with pytest.raises(InferenceServerException) as caught:
+            await infer(address, "digits", token(tenant="b") + "x")
+        assert caught.value.status() == "StatusCode.UNAUTHENTICATED"
+
+
+async def test_a_known_token_is_not_verified_again(up: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the hot path it costs what a key costs: the line is recognised by its hash."""
+    async with gateway(files(up.port)) as (port, gate), Client(port) as client, Client(port) as other:
+        mine = token()
+        assert (await client.ask(INFER, key=mine)).status == 200
+        monkeypatch.setattr(tokens_module.jwt, "decode", None)
+        for _ in range(3):
+            assert (await client.ask(INFER, key=mine)).status == 200
+        assert gate.identify([("authorization", f"Bearer {mine}")]).tenant.name == "g"
+        monkeypatch.setattr("oriel_gateway.core.identify", None)
+        assert (await other.ask(INFER, key=mine)).status == 200
+
+
+async def test_a_claim_may_name_another_tier_where_the_documents_say_so(up: Upstream) -> None:
+    async with gateway(files(up.port, tier_claim='"tier"')) as (port, gate), Client(port) as client:
+        assert (await client.ask(INFER, key=token(tenant="b", tier="gold"))).status == 200
+        assert up.seen[-1].get("x-oriel-tier") == "gold" and up.seen[-1].get("x-oriel-tenant") == "b"
+        assert (await client.ask(INFER, key=token(tenant="b"))).status == 200
+        assert up.seen[-1].get("x-oriel-tier") == "bronze"
+        assert (await client.ask(INFER, key=token(tenant="b", tier="platinum"))).status == 401
+        assert gate.tokens_refused == {"tier": 1}
+        one, two = (gate.identify([("authorization", f"Bearer {token(tenant='b', tier='gold', n=n)}")]) for n in (1, 2))
+        assert one.tenant is two.tenant  # what is remembered of a tenant is found by identity
+    async with gateway(files(up.port)) as (port, _), Client(port) as client:
+        assert (await client.ask(INFER, key=token(tenant="b", tier="gold"))).status == 200
+        assert up.seen[-1].get("x-oriel-tier") == "bronze"
+
+
+async def test_other_claims_names_and_audiences() -> None:
+    gate = await core(tenant_claim='"https://oriel/tenant"')
+    bearer = token(tenant=None, **{"https://oriel/tenant": "b"}, aud=["x", "other"])
+    assert gate.identify([("authorization", f"Bearer {bearer}")]).tenant.name == "b"
+
+
+DEEP, NUMBER = b'{"alg":"ES256"' + b"[" * 900, b'{"iss":1}'
+FORGED: list[tuple[str, Callable[[], str]]] = [
+    ("expired", lambda: token(exp=1_700_000_000)),
+    ("not_yet_valid", lambda: token(nbf=4_000_000_000)),
+    ("audience", lambda: token(aud="somebody else")),
+    ("malformed", lambda: token(aud=None)),
+    ("malformed", lambda: token(exp=None)),
+    ("malformed", lambda: token(exp="soon")),
+    ("issuer", lambda: token(iss="https://evil.example")),
+    ("malformed", lambda: token(iss=None)),
+    ("malformed", lambda: forged({"alg": "ES256", "kid": "ES256-0"}, iss=["https://login.example"])),
+    ("tenant", lambda: token(tenant="nobody")),
+    ("tenant", lambda: token(tenant=None)),
+    ("tenant", lambda: token(tenant={"name": "g"})),
+    ("signature", lambda: token(number=1, header={"kid": "ES256-0"})),
+    ("signature", lambda: token()[:-4] + "AAAA"),
+    ("signature", lambda: ".".join([*token().split(".")[:1], *token(tenant="b").split(".")[1:2], "A" * 86])),
+    ("unknown_key", lambda: token(number=1)),
+    ("unknown_key", lambda: token(header={"kid": "RS256-0"})),  # a key of another algorithm
+    ("unknown_key", lambda: token(header={"kid": "../../etc/passwd"})),
+    ("malformed", lambda: token(header={"crit": ["exp"]})),
+    ("malformed", lambda: forged({"alg": "ES256", "kid": 5})),
+    # alg: none, in every spelling
+    *[("algorithm", lambda alg=alg: forged({"alg": alg, "kid": "ES256-0"})) for alg in ("none", "None", "nOnE", "")],
+    # key confusion: the public key as the secret of an HMAC
+    ("algorithm", lambda: forged({"alg": "HS256", "kid": "RS256-0"}, pem("RS256"))),
+    ("algorithm", lambda: forged({"alg": "HS256"}, json.dumps(jwk("RS256")).encode())),
+    ("unknown_key", lambda: forged({"alg": "RS256", "kid": "ES256-0"}, pem("RS256"))),
+    ("signature", lambda: forged({"alg": "RS256", "kid": "RS256-0"}, pem("RS256"))),
+    # a key of the token's own, which nobody asked
+    ("signature", lambda: token(number=1, header={"kid": "ES256-0", "jwk": jwk("ES256", 1)})),
+    ("signature", lambda: token(number=1, header={"kid": None, "jku": "https://evil.example/keys"})),
+    ("malformed", lambda: "eyJ.eyJ."),
+    ("malformed", lambda: f"{b64(DEEP)}.{b64(b'{}')}.x"),
+    ("malformed", lambda: f"eyJ{'A' * 100}.{b64(NUMBER)}.{'A' * 40}"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("reason", "make"), FORGED)
+async def test_a_bad_token_is_refused_in_the_same_words_for_all(reason: str, make: Callable[[], str]) -> None:
+    from oriel_gateway.errors import Refused
+
+    gate = await core()
+    with pytest.raises(Refused) as caught:
+        gate.identify([("authorization", f"Bearer {make()}")])
+    assert caught.value.message == "the key or token is not valid" and caught.value.outcome.value == "unauthenticated"
+    assert gate.tokens_refused == {reason: 1}
+
+
+async def test_clocks_may_differ_by_the_leeway() -> None:
+    gate = await core()
+    now = int(time())
+    for late in (token(exp=now - 30), token(nbf=now + 30), token(iat=now + 30)):
+        assert gate.identify([("authorization", f"Bearer {late}")]).tenant.name == "g"
+
+
+async def test_a_token_ends_on_an_open_connection(up: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with gateway(files(up.port, leeway_s="0")) as (port, _), Client(port) as client:
+        mine = token(exp=int(time()) + 100)
+        for _ in range(3):
+            assert (await client.ask(INFER, key=mine)).status == 200
+        monkeypatch.setattr("oriel_gateway.identity.time", lambda: time() + 101)
+        assert (await client.ask(INFER, key=mine)).status == 401
+
+
+async def test_a_token_is_a_bearer_not_a_key(up: Upstream) -> None:
+    async with gateway(files(up.port)) as (port, _), Client(port) as client:
+        assert (await client.ask(INFER, key=None, headers=f"x-api-key: {token()}\r\n")).status == 401
+        reply = await client.ask(INFER, key=token(), headers="x-api-key: key-gold\r\n")
+        assert reply.status == 400 and json.loads(reply.body)["reason"] == "ambiguous_credentials"
+
+
+async def test_new_documents_forget_tokens(up: Upstream) -> None:
+    async with gateway(files(up.port)) as (port, gate), Client(port) as client:
+        mine = token()
+        for _ in range(3):
+            assert (await client.ask(INFER, key=mine)).status == 200
+        gate.adopt(compile_documents(files(up.port, jwk("ES256", 1))))
+        assert (await client.ask(INFER, key=mine)).status == 401
+        gate.adopt(compile_documents(files(up.port)))
+        assert (await client.ask(INFER, key=mine)).status == 200
+        gate.adopt(compile_documents(documents([up.port])))
+        assert gate.tokens is None and (await client.ask(INFER, key=mine)).status == 401
+
+
+async def test_what_is_remembered_of_tokens_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens_module, "TOKENS", 4)
+    gate = await core()
+    assert gate.tokens is not None
+    mine = [token("EdDSA", n=n) for n in range(20)]
+    for each in mine:
+        gate.identify([("authorization", f"Bearer {each}")])
+    assert len(gate.tokens._young) + len(gate.tokens._old) <= 8
+    assert all(isinstance(digest, bytes) and len(digest) == 32 for digest in gate.tokens._young)
+
+
+async def test_without_an_id_the_only_key_of_the_algorithm_is_taken() -> None:
+    gate = await core()
+    assert gate.identify([("authorization", f"Bearer {token(header={'kid': None})}")]).tenant.name == "g"
+    snapshot = compile_documents(files(1, *ALL, jwk("ES256", 1)))
+    gate = Gateway(snapshot, limiter=EmbeddedLimiter(), sink=ListSink())
+    found, why = explain_token(snapshot, token(header={"kid": None}), b"")
+    assert found is None and why == "its issuer has no such key"
+
+
+def test_only_plain_public_keys_for_signatures_count() -> None:
+    good = jwk("ES256")
+    secret = json.loads(RSAAlgorithm.to_jwk(private("RS256")))
+    small = json.loads(RSAAlgorithm.to_jwk(rsa.generate_private_key(public_exponent=65537, key_size=1024).public_key()))
+    wide = {**jwk("RS256"), "e": b64((2**65 + 1).to_bytes(9, "big"))}
+    bad: list[dict[str, Any]] = [
+        {**good, "use": "enc"},
+        {**good, "key_ops": ["sign"]},
+        {**good, "key_ops": "verify"},
+        {**good, "alg": "HS256"},
+        {**good, "crv": "P-521"},
+        {**good, "x": b64(b"\x01" * 32)},  # not on the curve
+        {**good, "kid": 7},
+        {"kty": "oct", "k": "c2VjcmV0", "kid": "x"},
+        {"kty": "OKP", "crv": "Ed25519", "x": "AA"},
+        {},
+        secret,
+        small,
+        wide,
+    ]
+    assert [key.kid for key in parse_key_set(key_set(good, *bad), ["RS256", "ES256", "EdDSA"])] == ["ES256-0"]
+    assert parse_key_set(key_set(good), ["RS256"]) == ()
+    for data in (b"", b"[]", b'{"keys": 5}', b"\xff", key_set(*[good] * 65)):
+        with pytest.raises(ValueError):
+            parse_key_set(data, ["ES256"])
+
+
+def test_explain_knows_tokens() -> None:
+    snapshot = compile_documents(files())
+    found, _ = explain_token(snapshot, token(), b"")
+    assert found is not None and found.tenant.name == "g" and found.name == "token of login"
+    assert explain_token(snapshot, token(aud="x"), b"1") == (None, "it is for another audience")
+    assert AUDIENCE == "oriel"
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=6)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=4), inner, max_size=3)),
+    max_leaves=6,
+)
+PART = st.one_of(st.text(max_size=20), JSON.map(lambda value: b64(json.dumps(value).encode())))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.dictionaries(st.sampled_from(["alg", "kid", "typ", "crit", "b64", "jwk"]), JSON, max_size=4),
+    st.dictionaries(st.sampled_from(["iss", "aud", "exp", "nbf", "iat", "tenant", "jti", "sub"]), JSON, max_size=6),
+    st.booleans(),
+    PART,
+)
+def test_whatever_is_sent_as_a_token_is_refused(
+    header: dict[str, Any], payload: dict[str, Any], signed: bool, rest: str
+) -> None:
+    """Also with a true signature: what an issuer signs may be nonsense, and must not be more than a refusal."""
+    from oriel_gateway.errors import Refused
+    from oriel_gateway.identity import identify
+
+    if signed:
+        header = {**header, "alg": "EdDSA", "kid": "EdDSA-0"}
+        header.pop("crit", None)
+        payload = {"iss": "https://login.example", "aud": "oriel", "exp": int(time()) + 300, "tenant": "g", **payload}
+    body = f"{b64(json.dumps(header).encode())}.{b64(json.dumps(payload).encode())}"
+    text = f"{body}.{b64(private('EdDSA').sign(body.encode()))}" if signed else f"{body}.{rest}"
+    try:
+        key = identify([("authorization", f"Bearer {text}")], SNAPSHOT, Tokens(SNAPSHOT, KEYS, {}))
+    except Refused as refused:
+        assert refused.outcome.value == "unauthenticated"
+    else:
+        assert signed and key.tenant.name in ("g", "b", "limited") and key.expires_at is not None
+
+
+SNAPSHOT = compile_documents(files())
+KEYS = KeySets(lambda: None)
+KEYS.adopt(SNAPSHOT.issuers.values())
+
+
+def test_who_uses_no_tokens_does_not_pay_for_them() -> None:
+    check = "import sys, oriel_gateway.app; print([m for m in ('jwt', 'cryptography', 'httpx') if m in sys.modules])"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run([sys.executable, "-c", check], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,61 @@
+"""The breaker: five in a row, one probe a second, and what flaps is trusted less each time."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oriel_policies.breaker import MAX_PROBES, Breaker
+
+
+def opened(breaker: Breaker, now: float) -> None:
+    while breaker.closed:
+        breaker.failed(now)
+
+
+def test_it_opens_after_five_failures_in_a_row_and_closes_after_one_probe() -> None:
+    breaker = Breaker()
+    for _ in range(4):
+        breaker.failed(1.0)
+    breaker.succeeded(1.0)
+    for _ in range(4):
+        breaker.failed(1.0)
+    assert breaker.closed
+    breaker.failed(1.0)
+    assert not breaker.closed
+    assert not breaker.probe(1.9) and breaker.probe(2.0) and not breaker.probe(2.5)
+    breaker.failed(2.0)
+    assert breaker.probe(3.0)
+    breaker.succeeded(3.0)
+    assert breaker.closed
+
+
+def test_on_probation_one_failure_is_enough_and_more_probes_are_needed() -> None:
+    breaker, now = Breaker(), 1.0
+    opened(breaker, now)
+    for probes in (1, 2, 4, 8, MAX_PROBES):
+        for number in range(probes):
+            now += 1.0
+            assert not breaker.closed and breaker.probe(now), (probes, number)
+            breaker.succeeded(now)
+        assert breaker.closed
+        now += 1.0
+        breaker.failed(now)
+        assert not breaker.closed
+    for _ in range(MAX_PROBES):
+        now += 1.0
+        assert breaker.probe(now)
+        breaker.succeeded(now)
+    now += 11.0
+    breaker.succeeded(now)  # the probation is over: trusted as before
+    breaker.failed(now)
+    assert breaker.closed
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(0.0, 3.0)), max_size=100))
+def test_an_open_breaker_is_probed_at_most_once_a_second(events: list[tuple[bool, float]]) -> None:
+    breaker, now, probes = Breaker(), 0.0, []
+    for good, passes in events:
+        now += passes
+        if not breaker.closed and breaker.probe(now):
+            probes.append(now)
+        (breaker.succeeded if good else breaker.failed)(now)
+    assert all(later - earlier >= 1.0 for earlier, later in zip(probes, probes[1:], strict=False))
