@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from oriel_wire.engine import listener
+from oriel_wire.engine.large_messages import GIVE_BACK_BYTES, LargeMessages
 from oriel_wire.engine.limits import HttpLimits
 
 from .stack import BRONZE, GOLD, Client, Seen, documents, gateway, upstream
@@ -303,3 +304,16 @@ async def test_a_gateway_that_leaves_says_so_to_new_connections_and_still_answer
             await asyncio.wait((draining,))
         with pytest.raises(OSError):
             await asyncio.open_connection("127.0.0.1", port)
+
+
+async def test_what_large_bodies_took_is_given_back() -> None:
+    """Whether freed memory goes back by itself is chance; `test_exhaustion` measures a process."""
+    given_back: list[float] = []
+    async with upstream() as up, gateway(documents([up.port])) as (port, core), Client(port) as client:
+        core.bodies = LargeMessages(lambda: given_back.append(0.0), least_bytes=64 * 1024, delay_s=0.0)
+        body = bytes(900_000)
+        for _ in range(GIVE_BACK_BYTES // len(body)):
+            assert (await client.ask(INFER, body)).status == 200
+        assert (await client.ask(INFER, b"small")).status == 200 and not given_back
+        assert (await client.ask(INFER, body)).status == 200
+        await settle(lambda: len(given_back) == 1)
