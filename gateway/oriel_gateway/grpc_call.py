@@ -40,9 +40,6 @@ _DROPPED = INTERNAL | {
     "te",
     "content-type",
     "forwarded",
-    "x-forwarded-for",
-    "x-forwarded-proto",
-    "x-forwarded-host",
     "x-real-ip",
 }
 
@@ -244,7 +241,10 @@ class GrpcCall:
         onward = [
             (key, value)
             for key, value in self._metadata.items()
-            if key not in _DROPPED and not key.startswith("grpc-") and key[:8].replace("_", "-") != "x-oriel-"
+            if key not in _DROPPED
+            and not key.startswith("grpc-")
+            and key[:8].replace("_", "-") != "x-oriel-"
+            and key[:12].replace("_", "-") != "x-forwarded-"
         ]
         onward += [
             ("x-request-id", mark.request_id),

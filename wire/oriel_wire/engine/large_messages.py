@@ -6,8 +6,8 @@ messages), and the next one comes on top of that. So all threads share one arena
 back (other arenas than the first keep what is at their end), once as many bytes have come that this costs little.
 
 HTTP bodies are received in pieces that many senders brought in turns: freed, they leave holes (measured at the gateway:
-of 150 bodies of 1 MiB in pieces of 16 KiB the process kept between nothing and all). The same call ends that; it holds the allocator
-for some milliseconds, so a busy gateway makes it seldom.
+of 150 bodies of 1 MiB in pieces of 16 KiB the process kept between nothing and all). The same call ends that; it holds
+the allocator for some milliseconds, so a busy gateway makes it seldom.
 """
 
 import asyncio

@@ -23,6 +23,7 @@ LAME_DUCK_S = 0.5
 _SWEEP_S = 0.25
 _SHUTDOWN_S = 5.0  # a TLS client's last word
 _EVICTION_SAMPLE = 64
+_EVICTION_SEARCH = 1024  # if none of the sample can go
 
 
 class HttpServer:
@@ -74,6 +75,9 @@ class HttpServer:
         The idlest of those between two requests goes first, then the oldest head that is still incomplete.
         """
         some = [connection for connection in islice(self.connections, _EVICTION_SAMPLE) if connection.waits_for_head]
+        if not some:
+            rest = islice(self.connections, _EVICTION_SAMPLE, _EVICTION_SEARCH)
+            some = [connection for connection in rest if connection.waits_for_head][:_EVICTION_SAMPLE]
         if not some:
             return False
         min(some, key=lambda connection: (not connection.idle, connection.due)).evict()
