@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from time import monotonic, time
@@ -417,3 +418,30 @@ async def test_a_limited_call_leaves_nothing_for_the_garbage_collector(up: Upstr
                 assert not collected or gc.collect() < 30
             finally:
                 gc.enable()
+
+
+async def test_a_quota_file_is_not_closed_under_a_write(tmp_path: Path) -> None:
+    """SQLite dies of it, and the gateway with it."""
+    entered, go = threading.Event(), threading.Event()
+    writing: list[int] = []
+
+    class Held(QuotaFile):
+        def _write(self, rows: list[tuple[str, str, str, int, int]]) -> None:
+            writing.append(writing[-1] + 1 if writing else 1)
+            entered.set()
+            go.wait(10)
+            super()._write(rows)
+            writing.append(writing[-1] - 1)
+
+    desk = Desk("limit = { requests_per_day = 9 }", file=Held(tmp_path / "quotas.db", save_s=0.0), wall=lambda: NOON)
+    desk.take()
+    await asyncio.to_thread(entered.wait, 10)
+    desk.take()  # while the first is being written
+    closing = asyncio.ensure_future(desk.limiter.close())
+    await asyncio.sleep(0)
+    go.set()
+    await closing
+    assert writing == [1, 0, 1, 0]
+    with sqlite3.connect(tmp_path / "quotas.db") as database:
+        assert database.execute("SELECT used FROM quotas").fetchall() == [(2,)]
+    database.close()
