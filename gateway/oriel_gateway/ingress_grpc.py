@@ -19,7 +19,7 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.grpc_call import GrpcCall, GrpcUpstreams, answer_metadata
 from oriel_gateway.grpc_model import append_model, append_schedule, peek_model
 from oriel_gateway.identity import still_valid
-from oriel_gateway.targets import Target, valid_name
+from oriel_gateway.targets import absent, valid_name
 from oriel_gateway.tracing import Mark
 from oriel_policies.documents import ApiKey, Tenant
 from oriel_wire.errors import BadMessage
@@ -220,18 +220,11 @@ class GrpcIngress(_GenericHandler):
         assert tenant is not None
         model = method in _MODEL_METHODS or method == "ModelStreamInfer"
         name, version = self._authorise(tenant, message) if model else ("", "")
-        route = gateway.snapshot.route_for_model(name, version)
-        if route is None or not gateway.pools[route.pool].pool.grpc_endpoints:
-            raise Refused(Outcome.NOT_FOUND, f"there is no model {name!r} here for this key")
-        target = Target(
-            kind="model" if model else "server",
-            name=name,
-            pool=route.pool,
-            plan=route,
-            line=b"",
-            route=f"model:{name}" if model else "server",
-            head_only=False,
-        )
+        target = gateway.grpc_target(tenant, method, "model" if model else "server", name, version)
+        if target.choices is not None:
+            target = gateway.chosen(target, caller.metadata.get, caller.mark)
+        if not gateway.pools[target.pool].pool.grpc_endpoints:
+            raise absent("model", name)
         return GrpcCall(
             gateway,
             method,
@@ -253,14 +246,17 @@ class GrpcIngress(_GenericHandler):
         if not name and "operator" in tenant.scopes:
             return name, version
         if not valid_name(name) or not tenant.may_use_model(name) or (version and not version.isdigit()):
-            raise Refused(Outcome.NOT_FOUND, f"there is no model {name[:128]!r} here for this key")
+            raise absent("model", name)
         return name, version
 
     def _authorised(self, call: GrpcCall, message: bytes) -> bytes:
         """The message with what was authorised in force: the model, and the tier's priority where the pool maps it."""
         if call.target.kind != "model":
             return message
-        message = append_model(message, *peek_model(message))
+        name, version = peek_model(message)
+        if not version and name == call.target.name:
+            version = call.target.version  # the side of a split
+        message = append_model(message, name, version)
         priorities = call.pool.triton_priorities if call.infers else None
         if priorities and (priority := priorities.get(call.tenant.tier.name)) is not None:
             # A stream's deadline bounds its first answer only.

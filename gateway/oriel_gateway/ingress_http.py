@@ -77,6 +77,8 @@ class ClientConnection(ServerConnection):
                 if self.authenticated(head):
                     self._judged = _Judged(gateway.snapshot, key, target)
             mark = gateway.mark(head.request_id, head.traceparent, head.tracestate)
+            if target.choices is not None:
+                target = gateway.chosen(target, head.get, mark)
             deadline = gateway.deadline(tenant, received_s, head.timeout)
             bound = gateway.pools[target.pool].pool.max_body_bytes
             if head.content_length is not None and head.content_length > bound:
