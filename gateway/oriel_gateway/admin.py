@@ -7,6 +7,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from oriel_gateway.core import Gateway
+from oriel_gateway.routing_stats import RoutingCollector
 from oriel_gateway.stats import StatsCollector
 from oriel_wire.engine.control import health_routes
 
@@ -17,6 +18,7 @@ def admin_app(gateway: Gateway) -> Starlette:
     """`/health/live`, `/health/ready`, `/metrics`, `/queues`, `/policies`."""
     registry = CollectorRegistry()
     registry.register(StatsCollector(gateway.stats, lambda: gateway.pools))
+    registry.register(RoutingCollector(lambda: gateway.routing))
     registry.register(gateway.documents)
 
     def ready() -> tuple[bool, str]:

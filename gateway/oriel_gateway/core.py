@@ -12,9 +12,11 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.identity import identify, still_valid
 from oriel_gateway.limiter import Limiter
 from oriel_gateway.pools import PoolGate
+from oriel_gateway.routing_state import CACHE_BYTES, RoutingState
 from oriel_gateway.stats import Stats
 from oriel_gateway.targets import Kind, Target, absent, resolve, resolve_grpc
 from oriel_gateway.tracing import Mark, record_refusal
+from oriel_policies.answer_cache import AnswerCache
 from oriel_policies.deadlines import DeadlineWheel
 from oriel_policies.documents import ApiKey, Snapshot, Tenant
 from oriel_policies.documents.packed import decoded
@@ -44,13 +46,22 @@ class Expirable(Protocol):
 class Gateway:
     """The rooms before `forward`. Single writer: the loop it was built on."""
 
-    def __init__(self, snapshot: Snapshot, *, limiter: Limiter, sink: SpanSink, sample_ratio: float = 1.0) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        *,
+        limiter: Limiter,
+        sink: SpanSink,
+        sample_ratio: float = 1.0,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
         self.snapshot = snapshot
         self.routes = RouteTable(snapshot.routes)
         self.limiter = limiter
         self.sink = sink
         self.sample_ratio = sample_ratio
         self.stats = Stats()
+        self.routing = RoutingState(cache=AnswerCache(max_bytes=cache_bytes))
         self.documents = DocumentsInForce()
         self.tokens: Tokens | None = None
         self.tokens_refused: dict[str, int] = {}
@@ -89,6 +100,7 @@ class Gateway:
         self.left_pools += [gate for name, gate in self.pools.items() if name not in pools]
         self.snapshot, self.pools = snapshot, pools
         self.routes = RouteTable(snapshot.routes)
+        self.routing.adopted()
         self.top_band = min((tier.band for tier in snapshot.tiers.values()), default=0)
         self._release(self._targets, self._old_targets, self._tenant_lines, *decoded(old))
         self._targets, self._old_targets, self._tenant_lines = {}, {}, {}
@@ -252,6 +264,7 @@ class Gateway:
 
     async def close(self) -> None:
         """Stop the clock and close idle upstream connections."""
+        self.routing.close()
         if self._ticking is not None:
             self._ticking.cancel()
         for gate in (*self.pools.values(), *self.left_pools):

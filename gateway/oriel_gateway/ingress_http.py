@@ -8,6 +8,7 @@ from oriel_gateway.answers import STATUS, refusal_bytes, small_answer
 from oriel_gateway.call import Call
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.extras import attach
 from oriel_gateway.identity import still_valid
 from oriel_gateway.targets import Target
 from oriel_gateway.tracing import Mark
@@ -92,7 +93,9 @@ class ClientConnection(ServerConnection):
             self.write_refusal(refused, mark, v2=head.line.path.startswith("/v2"), queued_s=0.0)
             self.answered(close=False)
             return
-        self.call = Call(gateway, self, head, tenant, target, mark, received_s, deadline)
+        self.call = call = Call(gateway, self, head, tenant, target, mark, received_s, deadline)
+        if target.special:
+            attach(call)
         if head.expect_continue:
             self.continue_body()
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.sticky import StickyChoice
 from oriel_policies.admission import Admission, Charges
 from oriel_policies.documents import Pool, Tenant
 from oriel_policies.picking import least_outstanding
@@ -37,6 +38,8 @@ class PoolGate:
         self.held_bytes = 0
         self._left: list[Endpoint] = []  # not in the documents any more
         self._turn = 0
+        self.sticky = StickyChoice()
+        self.shadows = 0  # copies that hold a permit or wait for one
 
     def adopt(self, pool: Pool) -> None:
         """The documents say something else of this pool: what waits and runs goes on, by the new bounds.

@@ -1,4 +1,4 @@
-"""Which routes may answer for a name: the first that fits decides, and finding it does not get dearer with their number.
+"""Which routes may answer for a name: the first that fits decides; finding it costs the same however many there are.
 
 A route without `*` is found by its name, one with `*` by the text before it; of what is found so, the order of the
 documents decides. A route that asks for headers may or may not fit a call, so the answer is a list: routes that ask,
