@@ -226,7 +226,7 @@ class Call:
 
     def _send(self, now: float) -> None:
         gate = self._gate
-        endpoint = gate.sticky.pick(gate, self.stick, self._tried) if self.stick else gate.pick(self._tried)
+        endpoint = gate.sticky.pick(gate.endpoints, self.stick, self._tried) if self.stick else gate.pick(self._tried)
         if endpoint is None:
             self.refuse(Refused(Outcome.UPSTREAM_UNREACHABLE, "no server of this pool can be reached", retry_after_s=1))
             return

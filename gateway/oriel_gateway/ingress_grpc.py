@@ -18,6 +18,7 @@ from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.grpc_call import GrpcCall, GrpcUpstreams, answer_metadata
 from oriel_gateway.grpc_model import append_model, append_schedule, peek_model
+from oriel_gateway.grpc_special import GrpcSpecial
 from oriel_gateway.identity import still_valid
 from oriel_gateway.targets import absent, valid_name
 from oriel_gateway.tracing import Mark
@@ -81,6 +82,7 @@ class GrpcIngress(_GenericHandler):
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._upstreams = GrpcUpstreams()
+        self._special = GrpcSpecial(gateway, self._forward)
         self._server: aio.Server | None = None
         self.port = 0
 
@@ -109,6 +111,7 @@ class GrpcIngress(_GenericHandler):
         """Refuse new calls, let those in flight finish, close."""
         if self._server is not None:
             await self._server.stop(grace_s)
+        await self._special.close()
         await self._upstreams.close()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
@@ -145,15 +148,16 @@ class GrpcIngress(_GenericHandler):
                 self._identify(caller, method)
                 first = await _first_message(caller, context)
                 call = self._begin(caller, method, first)
-                await call.permit()
-                path = f"/{SERVICE}/{method}"
                 if method == "ModelStreamInfer":
+                    await call.permit()
+                    path = f"/{SERVICE}/{method}"
                     messages = self._authorised_stream(caller, call, first, context)
                     async for answer in call.forward_stream(self._upstreams, path, messages):
                         await context.write(answer)
                     context.set_trailing_metadata(call.answer_metadata())
                 else:
-                    answer = await call.forward_unary(self._upstreams, path, self._authorised(call, first))
+                    forward = self._special.unary if call.target.special else self._forward
+                    answer = await forward(call, first)
                     context.set_trailing_metadata(call.answer_metadata())
                     await context.write(answer)
             except Refused as refused:
@@ -171,6 +175,10 @@ class GrpcIngress(_GenericHandler):
                     call.end(Outcome.CLIENT_LEFT)  # nothing if it has ended before
 
         return handle
+
+    async def _forward(self, call: GrpcCall, message: bytes) -> bytes:
+        await call.permit()
+        return await call.forward_unary(self._upstreams, f"/{SERVICE}/{call.method}", self._authorised(call, message))
 
     async def _authorised_stream(
         self, caller: "_Caller", call: GrpcCall, first: bytes, context: "Context"
@@ -225,6 +233,8 @@ class GrpcIngress(_GenericHandler):
             target = gateway.chosen(target, caller.metadata.get, caller.mark)
         if not gateway.pools[target.pool].pool.grpc_endpoints:
             raise absent("model", name)
+        if target.side:
+            gateway.routing.took_side(target.plan.name, target.side)
         return GrpcCall(
             gateway,
             method,

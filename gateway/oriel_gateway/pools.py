@@ -38,7 +38,7 @@ class PoolGate:
         self.held_bytes = 0
         self._left: list[Endpoint] = []  # not in the documents any more
         self._turn = 0
-        self.sticky = StickyChoice()
+        self.sticky = StickyChoice[Endpoint](lambda endpoint: f"{endpoint.host}:{endpoint.port}")
         self.shadows = 0  # copies that hold a permit or wait for one
 
     def adopt(self, pool: Pool) -> None:
@@ -73,6 +73,11 @@ class PoolGate:
 
     def release(self, size_bytes: int) -> None:
         """Give bytes back to the budget."""
+        self.held_bytes -= size_bytes
+
+    def copy_done(self, size_bytes: int) -> None:
+        """A shadow copy is over: see `shadow.place_for_copy`."""
+        self.shadows -= 1
         self.held_bytes -= size_bytes
 
     def wait(self, waiter: Waiter, tenant: Tenant, route: str, *, due: float, size_bytes: int) -> Ticket:

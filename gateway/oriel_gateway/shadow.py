@@ -14,12 +14,13 @@ from oriel_gateway.call import ANSWERING, DONE, Call
 from oriel_gateway.core import Gateway
 from oriel_gateway.detached import DetachedCall
 from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.pools import PoolGate
 from oriel_gateway.routing_state import KEPT_BYTES, SHADOWS
 from oriel_gateway.tracing import Mark
-from oriel_policies.documents import Tenant
+from oriel_policies.documents import Route, Tenant
 from oriel_wire.h1 import ResponseHead
 
-__all__ = ["Fingerprint", "ShadowCall", "send_copy", "shadow_tenant"]
+__all__ = ["Fingerprint", "ShadowCall", "place_for_copy", "send_copy", "shadow_tenant"]
 
 LOWEST_BAND = 255
 _COMPARED_BYTES = KEPT_BYTES
@@ -62,37 +63,37 @@ def shadow_tenant(gateway: Gateway, tenant: Tenant) -> Tenant:
     return found
 
 
-def send_copy(call: Call, body: bytes, seen: Fingerprint) -> None:
-    """Send what `call` sent to the shadow pool of its route, a turn of the loop later."""
-    routing, plan = call.gateway.routing, call.target.plan
-    if routing.shadows >= SHADOWS:
-        routing.compared(plan.name, plan.shadow_pool, "dropped")
-        return
-    routing.shadows += 1
-    asyncio.get_running_loop().call_soon(_start, call, body, seen)
-
-
-def _start(call: Call, body: bytes, seen: Fingerprint) -> None:
-    gateway, plan = call.gateway, call.target.plan
+def place_for_copy(gateway: Gateway, plan: Route, size_bytes: int) -> PoolGate | None:
+    """The shadow's pool with bytes and a place taken, to be given back by `copy_done`; None: drop the copy."""
     gate = gateway.pools.get(plan.shadow_pool)
     if (
         gate is None
         or gateway.draining
+        or gateway.routing.shadows >= SHADOWS
         or len(gate.admission.queue)
         or gate.shadows >= max(1, gate.admission.limit // 4)
-        or not gate.hold(len(body), urgent=False)
+        or not gate.hold(size_bytes, urgent=False)
     ):
-        gateway.routing.shadows -= 1
-        gateway.routing.compared(plan.name, plan.shadow_pool, "dropped")
-        return
+        return None
     gate.shadows += 1
-    ShadowCall(call, seen).start(body)
+    return gate
+
+
+def send_copy(call: Call, body: bytes, seen: Fingerprint) -> None:
+    """Send what `call` sent to the shadow pool of its route, a turn of the loop later."""
+    routing, plan = call.gateway.routing, call.target.plan
+    if place_for_copy(call.gateway, plan, len(body)) is None:
+        routing.compared(plan.name, plan.shadow_pool, "dropped")
+        return
+    routing.shadows += 1
+    copy = ShadowCall(call, seen, len(body))
+    asyncio.get_running_loop().call_soon(copy.start, body)
 
 
 class ShadowCall(DetachedCall):
     """One copy. original: the call it repeats, which has ended; seen: what that was answered."""
 
-    def __init__(self, original: Call, seen: Fingerprint) -> None:
+    def __init__(self, original: Call, seen: Fingerprint, size_bytes: int) -> None:
         gateway, mark, now = original.gateway, original.mark, monotonic()
         plan, own_id = original.target.plan, mark.forward_id
         super().__init__(
@@ -107,11 +108,12 @@ class ShadowCall(DetachedCall):
         self._seen = seen
         self._own = Fingerprint()
         self._result = "failed"
+        self._size_bytes = size_bytes
 
     def start(self, body: bytes) -> None:
-        """`body` is on the byte budget of the shadow's pool already."""
-        self._held_bytes = len(body)
-        self.whole(body)
+        """Ask for a permit, unless the gateway was closed meanwhile."""
+        if self.state != DONE:
+            self.whole(body)
 
     def response(self, head: ResponseHead, data: bytes, complete: bool) -> None:
         self.state = ANSWERING
@@ -137,5 +139,5 @@ class ShadowCall(DetachedCall):
         super()._count(outcome, now, error)
         routing, plan = self._gateway.routing, self.target.plan
         routing.shadows -= 1
-        self._gate.shadows -= 1
+        self._gate.copy_done(self._size_bytes)
         routing.compared(plan.name, plan.shadow_pool, self._result)

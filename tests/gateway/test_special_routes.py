@@ -1,4 +1,4 @@
-"""Routes by header, splits, shadows, kept answers, single-flight and stickiness: from raw clients to scripted servers."""
+"""Routes by header, splits, shadows, kept answers, single-flight, stickiness, from raw clients to scripted servers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -44,6 +44,10 @@ class House:
     port: int
     core: Gateway
     ups: list[Upstream]
+
+    def members(self) -> int:
+        """Callers that wait for an answer to an equal call."""
+        return sum(len(flight.members) for flight in self.core.routing.flights._open.values())
 
     def idle(self) -> bool:
         return (
@@ -317,9 +321,7 @@ async def test_equal_calls_at_the_same_time_are_made_once() -> None:
     async with house(FLOWN) as it:
         held = it.ups[0].answer = Held(ok(b"once"))
         asking = [asyncio.ensure_future(ask(it.port, headers=f"x-request-id: r{n}\r\n")) for n in range(5)]
-        await until(
-            lambda: bool(it.ups[0].seen) and sum(len(f.members) for f in it.core.routing.flights._open.values()) == 5
-        )
+        await until(lambda: bool(it.ups[0].seen) and it.members() == 5)
         held.go.release()
         replies = await asyncio.gather(*asking)
         assert [reply.body for reply in replies] == [b"once"] * 5 and len(it.ups[0].seen) == 1
@@ -333,20 +335,19 @@ async def test_equal_calls_at_the_same_time_are_made_once() -> None:
 async def test_a_founder_that_leaves_fails_nobody_and_the_last_one_frees_everything() -> None:
     async with house(FLOWN) as it:
         held = it.ups[0].answer = Held(ok(b"once"))
-        members = lambda: sum(len(f.members) for f in it.core.routing.flights._open.values())  # noqa: E731
         async with Client(it.port) as founder:
             founder.send(INFER, b"x")
             await until(lambda: bool(it.ups[0].seen))
             follower = asyncio.ensure_future(ask(it.port))
-            await until(lambda: members() == 2)
-        await until(lambda: members() == 1)
+            await until(lambda: it.members() == 2)
+        await until(lambda: it.members() == 1)
         held.go.release()
         reply = await follower
         assert reply.body == b"once" and len(it.ups[0].seen) == 1 and it.ups[0].departures == 0
         async with Client(it.port) as one, Client(it.port) as two:
             one.send(INFER, b"y")
             two.send(INFER, b"y")
-            await until(lambda: members() == 2 and len(it.ups[0].seen) == 2)
+            await until(lambda: it.members() == 2 and len(it.ups[0].seen) == 2)
         await until(lambda: it.idle() and it.ups[0].departures == 1)
 
 
@@ -370,7 +371,7 @@ async def test_an_error_is_for_the_founder_and_the_others_go_on_their_own() -> N
         first = asyncio.ensure_future(ask(it.port, headers="x-request-id: first\r\n"))
         await until(lambda: bool(up.seen))
         rest = [asyncio.ensure_future(ask(it.port, headers=f"x-request-id: r{n}\r\n")) for n in range(3)]
-        await until(lambda: sum(len(f.members) for f in it.core.routing.flights._open.values()) == 4)
+        await until(lambda: it.members() == 4)
         up.answer = answering(ok(b"fine"))
         held.go.release()
         assert (await first).status == 500
@@ -395,7 +396,7 @@ async def test_an_upstream_that_breaks_fails_the_founder_only_with_its_own_reaso
         first = asyncio.ensure_future(ask(it.port))
         await until(lambda: bool(it.ups[0].seen))
         second = asyncio.ensure_future(ask(it.port))
-        await until(lambda: sum(len(f.members) for f in it.core.routing.flights._open.values()) == 2)
+        await until(lambda: it.members() == 2)
         it.ups[0].answer = answering(ok(b"fine"))
         held.go.release()
         assert (await first).status == 502 and (await second).body == b"fine"
@@ -459,7 +460,6 @@ async def test_nothing_is_copied_past_its_bounds() -> None:
     async with house(SHADOWED) as it:
         await ask(it.port, body=b"x" * (64 * 1024 + 1))
         await ask(it.port, "/v2/models/digits/ready", b"", method="GET")
-        it.core.pools["p1"].pool  # noqa: B018
         it.core.pools["p1"].held_bytes = it.core.pools["p1"].pool.max_queue_bytes
         await ask(it.port)
         await until(lambda: copies(it.core) == {"dropped": 1.0})
