@@ -64,10 +64,6 @@ grpc_endpoints = ["127.0.0.1:{grpc_port}"]
 service = "*"
 pool = "logic"
 [[routes]]
-model = "once"
-pool = "models"
-deterministic = true
-[[routes]]
 model = "*"
 pool = "models"
 [tenants.g]
