@@ -41,6 +41,9 @@ def answer_key(call: Call, body: bytes) -> bytes | None:
     if (asked := head.get("cache-control")) is not None and not _NOT_FOR_OTHERS.isdisjoint(_words(asked)):
         return None
     owner = "" if target.plan.cache_shared else call.tenant.name
+    if not owner and target.kind == "service":
+        # A body may name models: who may not use them gets no answer that was given to somebody who may.
+        owner = "\1".join(("", *call.tenant.models))
     values = [head.get(name) or "" for name in RELEVANT]
     known = "\0".join((owner, target.plan.name, target.pool, target.line.decode("ascii"), *values))
     digest = blake2b(known.encode("latin-1"), digest_size=32)

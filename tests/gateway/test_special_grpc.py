@@ -158,6 +158,8 @@ async def test_equal_calls_are_made_once_and_kept() -> None:
         answers = await asyncio.gather(*asking)
         assert len(backend.seen) == 1 and {answer.model_name for answer, _ in answers} == {"digits"}
         assert sorted(trailing["x-oriel-cache"] for _, trailing in answers) == ["joined"] * 3 + ["miss"]
+        for _, trailing in answers:  # one of them stands for the call that was made
+            assert ("gateway-upstream" in trailing["server-timing"]) == (trailing["x-oriel-cache"] == "miss")
         assert {trailing["x-request-id"] for _, trailing in answers} == {f"r{n}" for n in range(4)}
         _, trailing = await it.infer()
         assert trailing["x-oriel-cache"] == "hit" and trailing["age"] == "0" and len(backend.seen) == 1

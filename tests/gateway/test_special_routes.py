@@ -82,7 +82,8 @@ target_ms = 2000
             text += f"[pools.p{number}]\nendpoints = [{own}]\nmax_inflight = {inflight}\nlearn_concurrency = false\n"
             text += 'probe = ""\n'
         for name, tier, key in (("g", "gold", GOLD), ("o", "gold", OTHER), ("b", "bronze", BRONZE)):
-            text += f'[tenants.{name}]\ntier = "{tier}"\nmodels = ["*"]\nservices = ["*"]\n'
+            models = "digits" if name == "b" else "*"
+            text += f'[tenants.{name}]\ntier = "{tier}"\nmodels = ["{models}"]\nservices = ["*"]\n'
             text += f'keys = [{{ sha256 = "{digest(key)}" }}]\n'
         text += '[tenants.op]\ntier = "gold"\nmodels = ["*"]\nservices = ["*"]\nscopes = ["operator"]\n'
         text += f'keys = [{{ sha256 = "{digest(OPERATOR)}" }}]\n'
@@ -279,6 +280,14 @@ async def test_answers_go_to_other_tenants_only_where_the_route_says_so() -> Non
         assert (await ask(it.port, key="nobody")).status == 401
 
 
+async def test_a_shared_answer_of_a_service_is_for_those_who_may_use_the_same_models() -> None:
+    """A body can name a model, which logic checks against the caller's patterns; a kept answer passes no such check."""
+    async with house(CACHED.replace("model =", "service =") + "cache_shared = true\n") as it:
+        body = b'{"model": "secret"}'
+        for key, how in ((GOLD, "miss"), (OTHER, "hit"), (BRONZE, "miss")):
+            assert (await ask(it.port, "/v1/services/chat", body, key=key)).headers["x-oriel-cache"] == how
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -380,6 +389,22 @@ async def test_an_error_is_for_the_founder_and_the_others_go_on_their_own() -> N
         await until(it.idle)
 
 
+async def test_an_error_for_a_founder_that_left_is_for_nobody() -> None:
+    async with house(FLOWN) as it:
+        up = it.ups[0]
+        held = up.answer = Held(ok(b"oops", status="500 Oops"))
+        async with Client(it.port) as founder:
+            founder.send(INFER, b"x")
+            await until(lambda: bool(up.seen))
+            follower = asyncio.ensure_future(ask(it.port))
+            await until(lambda: it.members() == 2)
+        await until(lambda: it.members() == 1)
+        up.answer = answering(ok(b"fine"))
+        held.go.release()
+        assert (await follower).body == b"fine"
+        await until(it.idle)
+
+
 async def test_an_urgent_call_does_not_wait_for_one_of_a_lower_tier() -> None:
     async with house(FLOWN + "cache_shared = true\n") as it:
         held = it.ups[0].answer = Held()
@@ -472,6 +497,29 @@ async def test_a_refused_call_is_not_copied() -> None:
         it.ups[0].answer = answering(b"")
         assert (await ask(it.port)).status == 502
         assert copies(it.core) == {} and it.idle()
+
+
+async def test_a_call_that_was_cut_short_is_not_copied() -> None:
+    async with house(SHADOWED) as it:
+        it.ups[0].answer = answering(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nhalf")
+        async with Client(it.port) as client:
+            client.send(INFER, b"x")
+            await client.reader.readuntil(b"half")
+        await until(it.idle)
+        assert copies(it.core) == {} and not it.ups[1].seen
+
+
+async def test_a_copy_does_not_queue_behind_others() -> None:
+    routes = '[[routes]]\nmodel = "*"\nheaders = { x-pool = "1" }\npool = "p1"\n'
+    async with house(routes + SHADOWED, inflight=1) as it:
+        held = it.ups[1].answer = Held()
+        asking = [asyncio.ensure_future(ask(it.port, headers="x-pool: 1\r\n")) for _ in range(2)]
+        await until(lambda: len(it.core.pools["p1"].admission.queue) == 1)
+        assert (await ask(it.port)).status == 200
+        await until(lambda: copies(it.core) == {"dropped": 1.0})
+        held.go.release()
+        held.go.release()
+        assert [(await reply).status for reply in asking] == [200, 200]
 
 
 async def test_a_share_of_the_calls_is_copied_by_their_ids() -> None:
