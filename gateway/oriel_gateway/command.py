@@ -17,6 +17,12 @@ def _override(text: str) -> tuple[str, tuple[str, int]]:
     return match[1], (match[2].strip("[]"), int(match[3]))
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or len(text) > 15:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes")
+    return int(text)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The gateway's flags."""
     parser.add_argument("--policies", type=Path, required=True, metavar="DIR", help="folder of policy documents (TOML)")
@@ -25,6 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--grpc-port", type=int, default=8081, help="public gRPC (default %(default)s)")
     parser.add_argument("--admin-host", default="127.0.0.1", help="address of the admin port (default %(default)s)")
     parser.add_argument("--admin-port", type=int, default=8082, help="health, metrics, queues (default %(default)s)")
+    parser.add_argument(
+        "--cache-bytes",
+        type=_count,
+        default=64 << 20,
+        metavar="N",
+        help="memory for kept answers of deterministic routes, 0: keep none (default %(default)s)",
+    )
     for flag, what in (("--endpoint", "HTTP"), ("--grpc-endpoint", "gRPC")):
         parser.add_argument(
             flag,
@@ -52,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
         admin_port=args.admin_port,
         endpoints=_grouped(args.endpoint),
         grpc_endpoints=_grouped(args.grpc_endpoint),
+        cache_bytes=args.cache_bytes,
         trace_sample_ratio=_ratio(os.environ.get("OTEL_TRACES_SAMPLER_ARG", "")),
     )
     return run_unit(lambda stop: serve(settings, stop), unit="gateway")

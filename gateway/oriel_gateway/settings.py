@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from oriel_gateway.routing_state import CACHE_BYTES
+
 __all__ = ["Settings"]
 
 Addresses = Mapping[str, tuple[tuple[str, int], ...]]
@@ -11,7 +13,10 @@ Addresses = Mapping[str, tuple[tuple[str, int], ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """endpoints, grpc_endpoints: pool name -> addresses that replace those of the documents."""
+    """endpoints, grpc_endpoints: pool name -> addresses that replace those of the documents.
+
+    cache_bytes: for kept answers of deterministic routes, 0 = keep none.
+    """
 
     policies: Path
     host: str = "127.0.0.1"
@@ -22,3 +27,4 @@ class Settings:
     endpoints: Addresses = field(default_factory=dict)
     grpc_endpoints: Addresses = field(default_factory=dict)
     trace_sample_ratio: float = 1.0
+    cache_bytes: int = CACHE_BYTES

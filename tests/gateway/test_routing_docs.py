@@ -1,11 +1,13 @@
 """docs/routing.md: its examples are one good set with the effects it describes, its bounds are those of the code."""
 
+import argparse
 import re
 from pathlib import Path
 
 import pytest
 
 from oriel_gateway import routing_state, single_flight
+from oriel_gateway.command import add_arguments
 from oriel_gateway.targets import Target, resolve
 from oriel_policies.documents import Snapshot, compile_documents
 from oriel_policies.errors import BadDocument
@@ -49,6 +51,9 @@ def test_its_bounds_are_those_of_the_code() -> None:
         assert text in PAGE and text.startswith(str(value))
     assert routing_state.REPLAY_BYTES == 64 * 1024 and "over 64 KiB" in PAGE
     assert routing_state.KEPT_BYTES == 1024 * 1024 and "at most 1 MiB" in PAGE
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert parser.parse_args(["--policies", "x"]).cache_bytes == routing_state.CACHE_BYTES
     for name in ("CACHE_BYTES", "KEPT_BYTES", "REPLAY_BYTES", "SHADOWS"):
         assert f"`{name}`" in limits
     assert all(f"`{name}`" in PAGE for name in single_flight.RELEVANT)
