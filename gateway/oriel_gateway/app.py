@@ -86,7 +86,13 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     grpc_socket = listen(settings.host, settings.grpc_port, "gateway gRPC")
     admin_socket = listen(settings.admin_host, settings.admin_port, "gateway admin")
     sink = open_sink("oriel-gateway")
-    gateway = Gateway(snapshot, limiter=_limiter(settings), sink=sink, sample_ratio=settings.trace_sample_ratio)
+    gateway = Gateway(
+        snapshot,
+        limiter=_limiter(settings),
+        sink=sink,
+        sample_ratio=settings.trace_sample_ratio,
+        cache_bytes=settings.cache_bytes,
+    )
     try:
         http: HttpServer = HttpServer(limits)
         tls = certificates.context if certificates is not None else None

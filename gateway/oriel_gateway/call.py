@@ -2,6 +2,7 @@
 
     COLLECT   the body is coming in, on the pool's byte budget; a slow sender holds memory, never a permit
     QUEUED    the request is here and waits for a permit
+    JOINED    an equal call is being made, whose answer will be this one's as well (`single_flight`)
     SENDING   has a permit and an endpoint; a connection is being made, or the answer is awaited
     ANSWERING the upstream's head went to the client
     DONE
@@ -20,6 +21,7 @@ from oriel_gateway.core import Gateway
 from oriel_gateway.cors import dressed
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.limits import Grant
+from oriel_gateway.pools import PoolGate
 from oriel_gateway.targets import Target
 from oriel_gateway.tracing import Mark, record_call
 from oriel_policies.documents import Tenant
@@ -30,12 +32,20 @@ from oriel_wire.errors import UpstreamError, UpstreamHungUp, UpstreamUnreachable
 from oriel_wire.h1 import RequestHead, ResponseHead
 
 if TYPE_CHECKING:
+    from oriel_gateway.extras import Extras
     from oriel_gateway.ingress_http import ClientConnection
 
 __all__ = ["Call"]
 
-COLLECT, QUEUED, SENDING, ANSWERING, DONE = range(5)
-_STAGES = ("receiving the request", "waiting for a permit", "waiting for the upstream", "receiving the answer", "")
+COLLECT, QUEUED, JOINED, SENDING, ANSWERING, DONE = range(6)
+_STAGES = (
+    "receiving the request",
+    "waiting for a permit",
+    "waiting for the answer to an equal request",
+    "waiting for the upstream",
+    "receiving the answer",
+    "",
+)
 STREAM_IDLE_S = 60.0
 _SMALL = 64 * 1024
 _PIECE = 2 * 1024
@@ -67,6 +77,8 @@ class Call:
     _retried = False
     grant: Grant | None = None
     _collected = False  # the body is here, the limiter's answer is not
+    extras: "Extras | None" = None  # of a special route
+    stick = ""  # what chooses the endpoint, "" = whichever is least busy
 
     def __init__(
         self,
@@ -94,6 +106,16 @@ class Call:
     def method(self) -> str:
         """The HTTP method."""
         return self.head.method
+
+    @property
+    def gateway(self) -> Gateway:
+        """The gateway it came to."""
+        return self._gateway
+
+    @property
+    def gate(self) -> PoolGate:
+        """The pool it goes to."""
+        return self._gate
 
     # The client's side -----------------------------------------------------------------------------------------
 
@@ -164,6 +186,33 @@ class Call:
                 return
             if self.head.chunked:
                 grant.move(self._pending_bytes, monotonic())
+        if self.extras is None or self.extras.before_queue(self):
+            self.enter()
+
+    @property
+    def body_bytes(self) -> int:
+        """How much of the body is here."""
+        return self._pending_bytes
+
+    def body(self) -> bytes:
+        """The whole body, while the call has not been sent."""
+        pending = self._pending
+        if not pending:
+            return b""
+        body = bytes(pending[0]) if len(pending) == 1 else b"".join(pending)
+        self._pending = [body]
+        return body
+
+    def hold_body(self) -> bool:
+        """Put the body on the byte budget if it came with the head; False: there are not enough bytes."""
+        size = self._pending_bytes - self._held_bytes
+        if size and not self._gate.hold(size, urgent=False):
+            return False
+        self._held_bytes = self._pending_bytes
+        return True
+
+    def enter(self) -> None:
+        """Take a permit or queue for one."""
         gate = self._gate
         self.queued_s = now = monotonic()
         if gate.admission.enter():
@@ -206,7 +255,8 @@ class Call:
     # The upstream's side ---------------------------------------------------------------------------------------
 
     def _send(self, now: float) -> None:
-        endpoint = self._gate.pick(self._tried)
+        gate = self._gate
+        endpoint = gate.sticky.pick(gate.endpoints, self.stick, self._tried) if self.stick else gate.pick(self._tried)
         if endpoint is None:
             self.refuse(Refused(Outcome.UPSTREAM_UNREACHABLE, "no server of this pool can be reached", retry_after_s=1))
             return
@@ -261,6 +311,8 @@ class Call:
 
     def response(self, head: ResponseHead, data: bytes, complete: bool) -> None:
         """The upstream's head, and the body bytes that came with it."""
+        if self.extras is not None:
+            self.extras.response(self, head, data)
         self.response_s = now = monotonic()
         self.state = ANSWERING
         self.status = head.status
@@ -318,6 +370,8 @@ class Call:
 
     def response_data(self, data: bytes, complete: bool) -> None:
         """More of the answer."""
+        if self.extras is not None:
+            self.extras.data(data)
         client = self.client
         if complete:
             self._connection = None
@@ -378,6 +432,20 @@ class Call:
             client.write_refusal(refused, self.mark, v2=self.target.kind != "service", queued_s=queued_s)
             client.answered(close=client.must_close)
 
+    def end_unsent(self, status: int) -> None:
+        """The call was answered without being made."""
+        self.status = status
+        self._end(Outcome.ANSWERED)
+
+    def _count(self, outcome: Outcome, now: float, error: str) -> None:
+        """Tell everybody who counts or records calls."""
+        gateway, tenant = self._gateway, self.tenant
+        seconds = now - self.received_s
+        on_time = outcome is Outcome.ANSWERED and self.status < 500 and seconds <= tenant.tier.target_s
+        gateway.stats.ended(self._gate.name, tenant.tier.name, outcome, self.status, seconds, on_time)
+        if self.mark.sampled and gateway.sink.enabled:
+            record_call(self, gateway.sink, now, error)
+
     def _end(self, outcome: Outcome, error: str = "") -> None:
         state = self.state
         if state == DONE:
@@ -388,11 +456,7 @@ class Call:
         gateway, gate, tenant = self._gateway, self._gate, self.tenant
         gateway.unwatch(self, self._slot)
         now = monotonic()
-        seconds = now - self.received_s
-        on_time = outcome is Outcome.ANSWERED and self.status < 500 and seconds <= tenant.tier.target_s
-        gateway.stats.ended(gate.name, tenant.tier.name, outcome, self.status, seconds, on_time)
-        if self.mark.sampled and gateway.sink.enabled:
-            record_call(self, gateway.sink, now, error)
+        self._count(outcome, now, error)
         if self._held_bytes:
             gate.release(self._held_bytes)
             gateway.bodies.ended(self._held_bytes)
@@ -412,3 +476,5 @@ class Call:
             self.grant.settle(int(cost_s * 1e6), executed, now)
         if ticket is not None:
             ticket.payload = None  # the queue may keep a dead ticket for a while, but not the body
+        if self.extras is not None:
+            self.extras.ended(self)

@@ -37,6 +37,10 @@ def _quota_file(chosen: Path | None) -> Path | None:
         return Path(state) / "quotas.db"
     home = os.environ.get("XDG_STATE_HOME")
     return (Path(home) if home else Path.home() / ".local" / "state") / "oriel" / "quotas.db"
+def _count(text: str) -> int:
+    if not text.isdecimal() or len(text) > 15:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes")
+    return int(text)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +53,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--admin-port", type=int, default=8082, help="health, metrics, queues (default %(default)s)")
     parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate chain of both public ports, PEM")
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key, PEM; both are reloaded when they change")
+    parser.add_argument(
+        "--cache-bytes",
+        type=_count,
+        default=64 << 20,
+        metavar="N",
+        help="memory for kept answers of deterministic routes, 0: keep none (default %(default)s)",
+    )
     for flag, what in (("--endpoint", "HTTP"), ("--grpc-endpoint", "gRPC")):
         parser.add_argument(
             flag,
@@ -102,6 +113,7 @@ def run(args: argparse.Namespace) -> int:
         tls_key=args.tls_key,
         endpoints=_grouped(args.endpoint),
         grpc_endpoints=_grouped(args.grpc_endpoint),
+        cache_bytes=args.cache_bytes,
         trace_sample_ratio=_ratio(os.environ.get("OTEL_TRACES_SAMPLER_ARG", "")),
         quota_file=_quota_file(args.quota_file),
         limiter=args.limiter or os.environ.get("ORIEL_LIMITER") or "embedded",

@@ -18,8 +18,9 @@ from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.grpc_call import GrpcCall, GrpcUpstreams, answer_metadata
 from oriel_gateway.grpc_model import append_model, append_schedule, peek_model
+from oriel_gateway.grpc_special import GrpcSpecial
 from oriel_gateway.identity import still_valid
-from oriel_gateway.targets import Target, valid_name
+from oriel_gateway.targets import absent, valid_name
 from oriel_gateway.tracing import Mark
 from oriel_policies.documents import ApiKey, Tenant
 from oriel_wire.engine.tls import Certificates
@@ -84,6 +85,7 @@ class GrpcIngress(_GenericHandler):
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._upstreams = GrpcUpstreams()
+        self._special = GrpcSpecial(gateway, self._forward)
         self._server: aio.Server | None = None
         self.port = 0
 
@@ -115,6 +117,7 @@ class GrpcIngress(_GenericHandler):
         """Refuse new calls, let those in flight finish, close."""
         if self._server is not None:
             await self._server.stop(grace_s)
+        await self._special.close()
         await self._upstreams.close()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
@@ -151,16 +154,17 @@ class GrpcIngress(_GenericHandler):
                 self._identify(caller, method)
                 first = await _first_message(caller, context)
                 call = self._begin(caller, method, first)
-                await call.permit()
-                path = f"/{SERVICE}/{method}"
                 if method == "ModelStreamInfer":
+                    await call.permit()
+                    path = f"/{SERVICE}/{method}"
                     messages = self._authorised_stream(caller, call, first, context)
                     async for answer in call.forward_stream(self._upstreams, path, messages):
                         call.moved(answer)
                         await context.write(answer)
                     context.set_trailing_metadata(call.answer_metadata())
                 else:
-                    answer = await call.forward_unary(self._upstreams, path, self._authorised(call, first))
+                    forward = self._special.unary if call.target.special else self._forward
+                    answer = await forward(call, first)
                     context.set_trailing_metadata(call.answer_metadata())
                     await context.write(answer)
             except Refused as refused:
@@ -178,6 +182,10 @@ class GrpcIngress(_GenericHandler):
                     call.end(Outcome.CLIENT_LEFT)  # nothing if it has ended before
 
         return handle
+
+    async def _forward(self, call: GrpcCall, message: bytes) -> bytes:
+        await call.permit()
+        return await call.forward_unary(self._upstreams, f"/{SERVICE}/{call.method}", self._authorised(call, message))
 
     async def _authorised_stream(
         self, caller: "_Caller", call: GrpcCall, first: bytes, context: "Context"
@@ -227,19 +235,13 @@ class GrpcIngress(_GenericHandler):
         assert tenant is not None
         model = method in _MODEL_METHODS or method == "ModelStreamInfer"
         name, version = self._authorise(tenant, message) if model else ("", "")
-        route = gateway.snapshot.route_for_model(name, version)
-        if route is None or not gateway.pools[route.pool].pool.grpc_endpoints:
-            raise Refused(Outcome.NOT_FOUND, f"there is no model {name!r} here for this key")
-        target = Target(
-            kind="model" if model else "server",
-            name=name,
-            pool=route.pool,
-            plan=route,
-            line=b"",
-            route=f"model:{name}" if model else "server",
-            head_only=False,
-            allowances=tenant.allowances_for("model" if model else "server", name, route.name),
-        )
+        target = gateway.grpc_target(tenant, method, "model" if model else "server", name, version)
+        if target.choices is not None:
+            target = gateway.chosen(target, caller.metadata.get, caller.mark)
+        if not gateway.pools[target.pool].pool.grpc_endpoints:
+            raise absent("model", name)
+        if target.side:
+            gateway.routing.took_side(target.plan.name, target.side)
         grant = gateway.limiter.take(tenant, target, len(message), monotonic()) if target.allowances else None
         return GrpcCall(
             gateway,
@@ -263,14 +265,17 @@ class GrpcIngress(_GenericHandler):
         if not name and "operator" in tenant.scopes:
             return name, version
         if not valid_name(name) or not tenant.may_use_model(name) or (version and not version.isdigit()):
-            raise Refused(Outcome.NOT_FOUND, f"there is no model {name[:128]!r} here for this key")
+            raise absent("model", name)
         return name, version
 
     def _authorised(self, call: GrpcCall, message: bytes) -> bytes:
         """The message with what was authorised in force: the model, and the tier's priority where the pool maps it."""
         if call.target.kind != "model":
             return message
-        message = append_model(message, *peek_model(message))
+        name, version = peek_model(message)
+        if not version and name == call.target.name:
+            version = call.target.version  # the side of a split
+        message = append_model(message, name, version)
         priorities = call.pool.triton_priorities if call.infers else None
         if priorities and (priority := priorities.get(call.tenant.tier.name)) is not None:
             # A stream's deadline bounds its first answer only.

@@ -9,6 +9,7 @@ from oriel_gateway.call import Call
 from oriel_gateway.core import Gateway
 from oriel_gateway.cors import answer_lines, is_preflight, preflight_lines
 from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.extras import attach
 from oriel_gateway.forwarded import forwarded_for
 from oriel_gateway.identity import still_valid
 from oriel_gateway.targets import Target
@@ -88,6 +89,8 @@ class ClientConnection(ServerConnection):
                 if self.authenticated(head):
                     self._judged = _Judged(gateway.snapshot, key, target)
             mark = gateway.mark(head.request_id, head.traceparent, head.tracestate)
+            if target.choices is not None:
+                target = gateway.chosen(target, head.get, mark)
             deadline = gateway.deadline(tenant, received_s, head.timeout)
             bound = gateway.pools[target.pool].pool.max_body_bytes
             if head.content_length is not None and head.content_length > bound:
@@ -113,6 +116,8 @@ class ClientConnection(ServerConnection):
             call.grant = grant
             if not grant.ready:
                 grant.waiter = call
+        if target.special:
+            attach(call)
         if head.expect_continue:
             self.continue_body()
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from oriel_gateway.routing_state import CACHE_BYTES
+
 __all__ = ["Settings"]
 
 Addresses = Mapping[str, tuple[tuple[str, int], ...]]
@@ -16,6 +18,7 @@ class Settings:
     quota_file: where the embedded limiter keeps its quotas, None: nowhere. limiter: "embedded" or the URL of a Redis;
     limiter_replicas: gateways that share it, as long as it has not said how many there are.
     tls_cert, tls_key: PEM files of both public ports, or neither; they are looked at each second.
+    cache_bytes: for kept answers of deterministic routes, 0 = keep none.
     """
 
     policies: Path
@@ -33,3 +36,4 @@ class Settings:
     limiter: str = field(default="embedded", repr=False)
     limiter_password: str | None = field(default=None, repr=False)
     limiter_replicas: int = 1
+    cache_bytes: int = CACHE_BYTES

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from oriel_policies.documents import compile_documents, schema
 from oriel_policies.errors import BadDocument
+from oriel_policies.routing import RouteTable
 
 EXAMPLES = Path(__file__).parents[2] / "policies" / "examples"
 GOOD = b"""
@@ -37,8 +38,9 @@ def test_the_examples_compile() -> None:
         ("birch", "silver"),
         ("cedar", "bronze"),
     ]
-    service, model = snapshot.route_for_service("digits"), snapshot.route_for_model("mlp")
-    assert service is not None and service.pool == "logic" and model is not None and model.pool == "inference"
+    routes = RouteTable(snapshot.routes)
+    (service,), (model,) = routes.for_service("digits"), routes.for_model("mlp")
+    assert service.pool == "logic" and model.pool == "inference"
     assert not snapshot.tenants["cedar"].may_use_model("mlp")
 
 
