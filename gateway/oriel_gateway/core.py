@@ -13,6 +13,7 @@ from oriel_gateway.pools import PoolGate
 from oriel_gateway.stats import Stats
 from oriel_gateway.targets import Target, resolve
 from oriel_gateway.tracing import Mark, record_refusal
+from oriel_gateway.watch import Watch
 from oriel_policies.deadlines import DeadlineWheel
 from oriel_policies.documents import ApiKey, Snapshot, Tenant
 from oriel_wire.context import parse_timeout_ms, valid_request_id
@@ -43,6 +44,7 @@ class Gateway:
         self.pools = {name: PoolGate(pool) for name, pool in snapshot.pools.items()}
         self.top_band = min((tier.band for tier in snapshot.tiers.values()), default=0)
         self.draining = False
+        self.endpoint_watch = Watch(lambda: self.pools)
         self._loop = asyncio.get_running_loop()
         self._wheel: DeadlineWheel[Expirable] = DeadlineWheel(0.005)
         self._ticking: asyncio.TimerHandle | None = None
@@ -114,6 +116,14 @@ class Gateway:
         if tenant is not None and mark.sampled and self.sink.enabled:
             record_refusal(mark, tenant, self.sink, refused.outcome, refused.message, method, received_s, monotonic())
 
+    @property
+    def ready(self) -> bool:
+        """Whether new connections are welcome: it has had a look at its upstreams and does not drain.
+
+        Upstreams that are down do not make the gateway unready: it holds calls for them, and serves other pools.
+        """
+        return not self.draining and self.endpoint_watch.looked
+
     # deadlines -------------------------------------------------------------------------------------------------
 
     def watch(self, item: Expirable, deadline: float, now: float) -> int:
@@ -139,6 +149,7 @@ class Gateway:
         """Stop the clock and close idle upstream connections."""
         if self._ticking is not None:
             self._ticking.cancel()
+        await self.endpoint_watch.close()
         for gate in self.pools.values():
             await gate.close()
 

@@ -16,7 +16,7 @@ from grpc import aio
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
-from oriel_gateway.grpc_call import GrpcCall, GrpcUpstreams, answer_metadata
+from oriel_gateway.grpc_call import GrpcCall, answer_metadata
 from oriel_gateway.grpc_model import append_model, peek_model
 from oriel_gateway.targets import Target, valid_name
 from oriel_gateway.tracing import Mark
@@ -77,7 +77,6 @@ class GrpcIngress(_GenericHandler):
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._upstreams = GrpcUpstreams()
         self._server: aio.Server | None = None
         self.port = 0
 
@@ -106,7 +105,6 @@ class GrpcIngress(_GenericHandler):
         """Refuse new calls, let those in flight finish, close."""
         if self._server is not None:
             await self._server.stop(grace_s)
-        await self._upstreams.close()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
         """Pick the handler of a method; None is UNIMPLEMENTED.
@@ -131,7 +129,7 @@ class GrpcIngress(_GenericHandler):
     async def _alive(self, _: AsyncIterator[bytes], context: "Context") -> None:
         mark = self._gateway.mark(None, None, None)
         context.set_trailing_metadata(answer_metadata(mark, 0.0, 0.0))
-        await context.write(b"" if self._gateway.draining else _ALIVE)
+        await context.write(_ALIVE if self._gateway.ready else b"")
 
     def _handler(self, method: str) -> "_Handler":
         async def handle(_: AsyncIterator[bytes], context: "Context") -> None:
@@ -146,11 +144,11 @@ class GrpcIngress(_GenericHandler):
                 path = f"/{SERVICE}/{method}"
                 if method == "ModelStreamInfer":
                     messages = self._authorised_stream(call, first, context)
-                    async for answer in call.forward_stream(self._upstreams, path, messages):
+                    async for answer in call.forward_stream(path, messages):
                         await context.write(answer)
                     context.set_trailing_metadata(call.answer_metadata())
                 else:
-                    answer = await call.forward_unary(self._upstreams, path, self._authorised(call, first))
+                    answer = await call.forward_unary(path, self._authorised(call, first))
                     context.set_trailing_metadata(call.answer_metadata())
                     await context.write(answer)
             except Refused as refused:
@@ -206,7 +204,8 @@ class GrpcIngress(_GenericHandler):
         model = method in _MODEL_METHODS or method == "ModelStreamInfer"
         name = self._authorise(tenant, message) if model else ""
         route = gateway.snapshot.route_for_model(name)
-        if route is None or not gateway.pools[route.pool].pool.grpc_endpoints:
+        pool = gateway.pools[route.pool].pool if route is not None else None
+        if route is None or pool is None or not (pool.grpc_endpoints or pool.grpc_discover):
             raise Refused(Outcome.NOT_FOUND, f"there is no model {name!r} here for this key")
         target = Target(
             kind="model" if model else "server",

@@ -1,14 +1,14 @@
 """One pool at run time: its endpoints, its permits and the queue for them."""
 
-from collections.abc import Sequence
 from typing import Protocol
 
+from oriel_gateway.endpoints import EndpointSet, HttpEndpoint
 from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.grpc_endpoint import GrpcEndpoint
 from oriel_policies.admission import Admission, Charges
+from oriel_policies.budget import RetryBudget
 from oriel_policies.documents import Pool, Tenant
-from oriel_policies.picking import least_outstanding
 from oriel_policies.queue import Pushed, SlaQueue, Ticket
-from oriel_wire.engine.upstream import Endpoint
 
 __all__ = ["PoolGate", "Waiter"]
 
@@ -29,13 +29,21 @@ class PoolGate:
     def __init__(self, pool: Pool) -> None:
         self.name = pool.name
         self.pool = pool
-        self.endpoints: Sequence[Endpoint] = [Endpoint(host, port) for host, port in pool.endpoints]
+        self.endpoints = EndpointSet(
+            lambda address: HttpEndpoint(address, self.pool), pool.endpoints, max_parked=pool.max_queue
+        )
+        self.grpc = EndpointSet(
+            lambda address: GrpcEndpoint(address, max_response_bytes=self.pool.max_response_bytes),
+            pool.grpc_endpoints,
+            max_parked=pool.max_queue,
+        )
+        self.endpoints.became_usable = self.grpc.became_usable = self.pump
+        self.retries = RetryBudget()
         self.admission = Admission(
             limit=pool.max_inflight, queue=SlaQueue(max_items=pool.max_queue, max_bytes=pool.max_queue_bytes)
         )
         self.charges = Charges()
         self.held_bytes = 0
-        self._turn = 0
 
     def hold(self, size_bytes: int, *, urgent: bool) -> bool:
         """Take bytes of an incoming body from the pool's budget, `max_queue_bytes`; False: there are not enough.
@@ -97,17 +105,13 @@ class PoolGate:
         while (ticket := self.admission.next_admitted()) is not None:
             ticket.payload.admitted()
 
-    def pick(self, tried: Sequence[Endpoint] = ()) -> Endpoint | None:
-        """The endpoint with the least outstanding work that was not tried yet; equals take turns."""
-        endpoints = self.endpoints
-        if tried:
-            endpoints = [e for e in endpoints if e not in tried]
-        if len(endpoints) < 2:
-            return endpoints[0] if endpoints else None
-        self._turn += 1
-        return endpoints[least_outstanding([e.outstanding for e in endpoints], self._turn)]
+    def give_back(self, ticket: Ticket | None) -> None:
+        """Give a permit back that was not used: nobody could be asked."""
+        self.admission.inflight -= 1
+        if ticket is not None:
+            self.admission.queue.settle(ticket, 0.0)
 
     async def close(self) -> None:
-        """Close idle connections."""
-        for endpoint in self.endpoints:
-            await endpoint.close()
+        """Close idle connections and channels."""
+        await self.endpoints.close()
+        await self.grpc.close()
