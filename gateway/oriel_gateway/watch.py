@@ -100,14 +100,8 @@ class Watch:
     looked: every endpoint was asked once, or 3 s have passed: before that a gateway does not know whom it can ask.
     """
 
-    def __init__(
-        self,
-        pools: Callable[[], Mapping[str, PoolGate]],
-        *,
-        discover: Callable[[Address], Discovery] = lambda address: DnsDiscovery(*address),
-    ) -> None:
+    def __init__(self, pools: Callable[[], Mapping[str, PoolGate]]) -> None:
         self._pools = pools
-        self._discover = discover
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._looking: dict[EndpointSet[Any], float] = {}
@@ -117,6 +111,11 @@ class Watch:
         self._turn = 0
         self._left = 0
         self._timer = self._loop.call_soon(self._tick)
+
+    @staticmethod
+    def discover(address: Address) -> Discovery:
+        """How the name of a pool is looked up."""
+        return DnsDiscovery(*address)
 
     async def close(self) -> None:
         """Stop looking; probes under way end with their endpoints."""
@@ -150,7 +149,7 @@ class Watch:
         now = monotonic()
         if name is not None and self._looking.get(these, 0.0) <= now:
             self._looking[these] = now + 60.0
-            self._run(self._look_up(these, self._discover(name)))
+            self._run(self._look_up(these, self.discover(name)))
         for gone in these.gone() if these.leaving else ():
             self._run(gone.close())
         path = gate.pool.probe
