@@ -22,6 +22,7 @@ async def serve(port: int, work_s: float) -> None:
                     if left.done():
                         return
                     left.cancel()
+                    await asyncio.wait((left,))
                     os.write(1, b"ran " + body + b"\n")
                 answer = str(os.getpid()).encode()
                 writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(answer), answer))
