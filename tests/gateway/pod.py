@@ -6,6 +6,11 @@ python pod.py PORT WORK_MS: answers POST after WORK_MS with its pid; every execu
 import asyncio
 import os
 import sys
+import time
+
+
+def timeout_ms(head: str) -> int:
+    return next((int(line[19:]) for line in head.split("\r\n") if line.startswith("x-oriel-timeout-ms:")), 60_000)
 
 
 async def serve(port: int, work_s: float) -> None:
@@ -18,8 +23,10 @@ async def serve(port: int, work_s: float) -> None:
                 if head.startswith("post"):
                     # A caller that left is not worked for, as in any server that looks.
                     left = asyncio.ensure_future(reader.read(1))
+                    due = time.monotonic() + timeout_ms(head) / 1000.0
                     await asyncio.wait((left,), timeout=work_s)
-                    if left.done():
+                    if left.done() or time.monotonic() > due:
+                        left.cancel()
                         return
                     left.cancel()
                     await asyncio.wait((left,))

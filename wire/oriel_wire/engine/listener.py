@@ -30,6 +30,7 @@ class HttpServer:
         self.memo = LineMemo()
         self.connections: set[ServerConnection] = set()
         self.draining = False
+        self.accepting = True
         self.emptied = asyncio.Event()  # set when the last connection of a draining server has gone
         self.date = b""
         self.port = 0
@@ -53,16 +54,20 @@ class HttpServer:
         return True
 
     async def drain(self, grace_s: float) -> None:
-        """Stop accepting, let requests in flight finish (at most `grace_s`), close everything.
+        """Let requests in flight finish (at most `grace_s`), stop accepting, close everything.
 
-        Answers say `Connection: close` from now on. Connections between two requests stay open for `LAME_DUCK_S`: their
-        clients may be sending already, and a request that arrives is still answered. Cancelling it leaves the server
-        closed to new connections with the rest still open.
+        Answers say `Connection: close` from now on. For `LAME_DUCK_S`, or until there is no connection, clients may
+        still be sending on kept connections, and connecting: who was let into the listen queue would be reset if it
+        were closed at once. Cancelling it leaves the server closed to new connections with the rest still open.
         """
         self.draining = True
-        if self._server is not None:
-            self._server.close()
-        await self._emptied_within(min(grace_s, LAME_DUCK_S))
+        try:
+            await asyncio.sleep(0)  # who waits in the listen queue is let in first
+            await self._emptied_within(min(grace_s, LAME_DUCK_S))
+        finally:
+            self.accepting = False
+            if self._server is not None:
+                self._server.close()
         for connection in list(self.connections):
             connection.close_if_idle()
         await self._emptied_within(grace_s - LAME_DUCK_S)
@@ -74,6 +79,7 @@ class HttpServer:
 
     async def _emptied_within(self, seconds: float) -> None:
         if self.connections and seconds > 0.0:
+            self.emptied.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self.emptied.wait()
