@@ -34,7 +34,9 @@ def admin_app(gateway: Gateway) -> Starlette:
         registry.register(CourierCollector(gateway.limiter.courier))
 
     def ready() -> tuple[bool, str]:
-        return not gateway.draining, "the gateway is shutting down" if gateway.draining else ""
+        if gateway.draining:
+            return False, "the gateway is shutting down"
+        return gateway.ready, "" if gateway.ready else "the gateway has not yet asked its upstreams"
 
     async def queues(_: Request) -> Response:
         bands = {tier.name: tier.band for tier in gateway.snapshot.tiers.values()}
@@ -45,8 +47,15 @@ def admin_app(gateway: Gateway) -> Starlette:
                     "inflight": gate.admission.inflight,
                     "waiting": {tier: gate.admission.queue.depth(band) for tier, band in bands.items()},
                     "waiting_bytes": gate.admission.queue.size_bytes,
+                    "waiting_for_endpoints": gate.endpoints.parked + gate.grpc.parked,
+                    "repeated": gate.retries.spent,
                     "endpoints": [
-                        {"address": f"{e.host}:{e.port}", "outstanding": e.outstanding, "idle": len(e.idle)}
+                        {
+                            "address": f"{e.host}:{e.port}",
+                            "state": e.state,
+                            "outstanding": e.outstanding,
+                            "idle": len(e.idle),
+                        }
                         for e in gate.endpoints
                     ],
                 }

@@ -20,15 +20,15 @@ from oriel_gateway.answers import STATUS
 from oriel_gateway.core import Gateway
 from oriel_gateway.cors import dressed
 from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.hedge import Hedge
 from oriel_gateway.limits import Grant
 from oriel_gateway.pools import PoolGate
+from oriel_gateway.recovery import ANSWERING, COLLECT, DONE, JOINED, QUEUED, SENDING, Recovery
 from oriel_gateway.targets import Target
 from oriel_gateway.tracing import Mark, record_call
 from oriel_policies.documents import Tenant
-from oriel_policies.queue import Ticket
 from oriel_wire.chunked import LAST_CHUNK, chunk
-from oriel_wire.engine.upstream import Endpoint, UpstreamConnection
-from oriel_wire.errors import UpstreamError, UpstreamHungUp, UpstreamUnreachable
+from oriel_wire.engine.upstream import UpstreamConnection
 from oriel_wire.h1 import RequestHead, ResponseHead
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Call"]
 
-COLLECT, QUEUED, JOINED, SENDING, ANSWERING, DONE = range(6)
 _STAGES = (
     "receiving the request",
     "waiting for a permit",
@@ -51,34 +50,21 @@ _SMALL = 64 * 1024
 _PIECE = 2 * 1024
 
 
-class Call:
+class Call(Recovery):
     """See the module's head. Times are monotonic seconds; 0.0 means not reached."""
 
     # Class attributes are the defaults: a call that goes through at once never sets most of them.
-    state = COLLECT
     status = 0
     cost_us = -1
     outcome = Outcome.ANSWERED
-    queued_s = 0.0
-    permit_s = 0.0
-    sent_s = 0.0
     response_s = 0.0
-    _pending: list[bytes | bytearray] | None = None
-    _pending_bytes = 0
-    _held_bytes = 0  # of the pool's byte budget
     _close = False  # the answer that has begun ends its connection
     _rechunk = False
     _streaming = False
     _data_s = 0.0
-    _ticket: Ticket | None = None
-    _connection: UpstreamConnection | None = None
-    _endpoint: Endpoint | None = None
-    _tried: tuple[Endpoint, ...] = ()
-    _retried = False
     grant: Grant | None = None
     _collected = False  # the body is here, the limiter's answer is not
     extras: "Extras | None" = None  # of a special route
-    stick = ""  # what chooses the endpoint, "" = whichever is least busy
 
     def __init__(
         self,
@@ -100,6 +86,7 @@ class Call:
         self.mark = mark
         self.received_s = received_s
         self.deadline = deadline
+        self._gate.retries.requested(received_s)
         self._slot = gateway.watch(self, deadline, received_s)
 
     @property
@@ -215,6 +202,9 @@ class Call:
         """Take a permit or queue for one."""
         gate = self._gate
         self.queued_s = now = monotonic()
+        if not gate.endpoints.usable:
+            self._park()
+            return
         if gate.admission.enter():
             self.permit_s = now
             self.state = SENDING
@@ -249,19 +239,27 @@ class Call:
         if self._streaming and monotonic() < self._data_s + STREAM_IDLE_S:
             self._extend()
             return
+        if self._parked:
+            message = "no server of this pool could be reached before the deadline"
+            self.refuse(Refused(Outcome.UPSTREAM_UNREACHABLE, message, retry_after_s=1))
+            return
         stage = _STAGES[self.state]
         self.refuse(Refused(Outcome.DEADLINE_EXCEEDED, f"the deadline passed while {stage}"))
 
     # The upstream's side ---------------------------------------------------------------------------------------
 
     def _send(self, now: float) -> None:
-        gate = self._gate
-        endpoint = gate.sticky.pick(gate.endpoints, self.stick, self._tried) if self.stick else gate.pick(self._tried)
+        gate, tries = self._gate, self._tries
+        if self.stick:
+            endpoint = self._sticky(now)
+        else:
+            endpoint = gate.endpoints.pick(now, (), self.target.name) if tries is None else tries.pick(now)
         if endpoint is None:
-            self.refuse(Refused(Outcome.UPSTREAM_UNREACHABLE, "no server of this pool can be reached", retry_after_s=1))
+            self._nobody()
             return
         self._endpoint = endpoint
-        connection = endpoint.begin(self, now, head_only=self.target.head_only)
+        fresh = tries is not None and tries.fresh
+        connection = endpoint.begin(self, now, head_only=self.target.head_only, fresh=fresh)
         if connection is not None:
             self._write(connection, now)
 
@@ -270,11 +268,16 @@ class Call:
         self._write(connection, monotonic())
 
     def _write(self, connection: UpstreamConnection, now: float) -> None:
-        """Write the whole request."""
         self._connection = connection
+        self.sent_s = now
+        self.put(connection, now)
+        if self.target.plan.hedge_s and self._hedge is None and self._kept:
+            self._hedge = Hedge(self, self.target.plan.hedge_s)
+
+    def put(self, connection: UpstreamConnection, now: float) -> None:
+        """Write the whole request to a connection. A body of up to 64 KiB is kept: it may have to be sent again."""
         head = self.head
         mark = self.mark
-        self.sent_s = now
         remaining_ms = max(1, int((self.deadline - now) * 1000.0))
         tail = (
             f"x-oriel-timeout-ms: {remaining_ms}\r\nx-request-id: {mark.request_id}\r\n"
@@ -294,16 +297,16 @@ class Call:
             tail.encode("latin-1"),
         ]
         pending = self._pending
-        if pending is None:
-            parts.append(b"")
-            connection.transport.write(b"\r\n".join(parts))
-        elif self._pending_bytes <= _SMALL:
-            parts.append(pending[0] if len(pending) == 1 else b"".join(pending))
-            connection.transport.write(b"\r\n".join(parts))
+        if pending is None or self._pending_bytes <= _SMALL:
+            parts.append(b"" if pending is None else pending[0] if len(pending) == 1 else b"".join(pending))
+            request = b"\r\n".join(parts)
+            connection.request_bytes = len(request)
+            connection.transport.write(request)
         else:
             parts.append(b"")
+            connection.request_bytes = 0
             connection.transport.writelines((b"\r\n".join(parts), *pending))
-        self._pending = None
+            self._pending = None
         connection.request_done = True
 
     def upstream_writable(self, writable: bool) -> None:
@@ -311,11 +314,23 @@ class Call:
 
     def response(self, head: ResponseHead, data: bytes, complete: bool) -> None:
         """The upstream's head, and the body bytes that came with it."""
+        self.response_s = now = monotonic()
+        status = head.status
+        endpoint = self._endpoint
+        assert endpoint is not None
+        if status < 500:
+            endpoint.answered(now, now - self.sent_s)
+        else:
+            self._gate.endpoints.erred(endpoint, status, now, now - self.sent_s)
+        if status >= 400 and complete and self._elsewhere(endpoint, status, data, now):
+            return
+        if self._hedge is not None or self._tries is not None:
+            self._settle(status, now)
         if self.extras is not None:
             self.extras.response(self, head, data)
-        self.response_s = now = monotonic()
         self.state = ANSWERING
-        self.status = head.status
+        self.status = status
+        self._pending = None
         self.cost_us = head.cost_us
         client = self.client
         lines = dressed(head.forward, client.cors) if client.cors else head.forward
@@ -392,28 +407,6 @@ class Call:
             self._end(Outcome.ANSWERED)
             client.answered(close=self._close)
 
-    def failed(self, error: UpstreamError) -> None:
-        """The upstream did not answer: another endpoint may if nothing was sent, or the same may if it only hung up
-        on a kept connection and the request may run twice (a read without a body, tried once more at most)."""
-        self._connection = None
-        if isinstance(error, UpstreamUnreachable):
-            assert self._endpoint is not None
-            self._tried = (*self._tried, self._endpoint)
-            self._endpoint = None
-            self._send(monotonic())
-            return
-        self._endpoint = None
-        if isinstance(error, UpstreamHungUp) and not self._retried and self._repeatable:
-            self._retried = True
-            self.sent_s = 0.0
-            self._send(monotonic())
-            return
-        self.refuse(Refused(Outcome.UPSTREAM_BROKEN, str(error), retry_after_s=1))
-
-    @property
-    def _repeatable(self) -> bool:
-        return not self._pending_bytes and self.head.method in ("GET", "HEAD") and self.state == SENDING
-
     # The end ---------------------------------------------------------------------------------------------------
 
     def refuse(self, refused: Refused) -> None:
@@ -463,14 +456,15 @@ class Call:
         ticket = self._ticket
         cost_s = 0.0
         if state >= SENDING:
-            if self._connection is not None:
-                self._connection.abandon()
-                self._connection = None
-            elif self._endpoint is not None and not self.sent_s:
-                self._endpoint.forget(self)
+            if self._connection is not None or not self.sent_s:
+                self._drop_first(now)
             cost_s = gate.leave(self.target.route, tenant, ticket, now - self.permit_s, self.cost_us)
         elif ticket is not None:
             gate.forget(ticket)
+        elif self._parked:
+            gate.endpoints.unpark(self)
+        if self._hedge is not None:
+            self._hedge.cancel()
         if self.grant is not None:
             executed = self.sent_s > 0.0 or outcome is Outcome.ANSWERED
             self.grant.settle(int(cost_s * 1e6), executed, now)

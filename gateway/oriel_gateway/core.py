@@ -16,6 +16,7 @@ from oriel_gateway.routing_state import CACHE_BYTES, RoutingState
 from oriel_gateway.stats import Stats
 from oriel_gateway.targets import Kind, Target, absent, resolve, resolve_grpc
 from oriel_gateway.tracing import Mark, record_refusal
+from oriel_gateway.watch import Watch
 from oriel_policies.answer_cache import AnswerCache
 from oriel_policies.deadlines import DeadlineWheel
 from oriel_policies.documents import ApiKey, Snapshot, Tenant
@@ -75,6 +76,7 @@ class Gateway:
         self.left_pools: list[PoolGate] = []  # not in the documents any more, but calls are still on their way
         self.top_band = min((tier.band for tier in snapshot.tiers.values()), default=0)
         self.draining = False
+        self.endpoint_watch = Watch(lambda: self.pools)
         self._loop = asyncio.get_running_loop()
         self._wheel: DeadlineWheel[Expirable] = DeadlineWheel(0.005)
         self._ticking: asyncio.TimerHandle | None = None
@@ -245,6 +247,14 @@ class Gateway:
         if tenant is not None and mark.sampled and self.sink.enabled:
             record_refusal(mark, tenant, self.sink, refused.outcome, refused.message, method, received_s, monotonic())
 
+    @property
+    def ready(self) -> bool:
+        """Whether new connections are welcome: it has had a look at its upstreams and does not drain.
+
+        Upstreams that are down do not make the gateway unready: it holds calls for them, and serves other pools.
+        """
+        return not self.draining and self.endpoint_watch.looked
+
     # deadlines -------------------------------------------------------------------------------------------------
 
     def watch(self, item: Expirable, deadline: float, now: float) -> int:
@@ -271,6 +281,7 @@ class Gateway:
         self.routing.close()
         if self._ticking is not None:
             self._ticking.cancel()
+        await self.endpoint_watch.close()
         await self.limiter.close()
         for gate in (*self.pools.values(), *self.left_pools):
             await gate.close()

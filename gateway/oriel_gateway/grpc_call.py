@@ -5,28 +5,24 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from time import monotonic
 
-from grpc import aio
+from grpc import StatusCode, aio
 
 from oriel_gateway.core import Gateway
+from oriel_gateway.endpoints import Reach
 from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.grpc_endpoint import GrpcEndpoint, not_here, surely_not_executed
 from oriel_gateway.limits import Grant
-from oriel_gateway.sticky import StickyChoice
 from oriel_gateway.targets import Target
 from oriel_gateway.tracing import Mark, record_call
+from oriel_policies.budget import MAX_ATTEMPTS
 from oriel_policies.documents import Pool, Tenant
-from oriel_policies.picking import least_outstanding
 from oriel_policies.queue import Ticket
 from oriel_wire.context import INTERNAL
 from oriel_wire.orca import LOAD_FORMAT
 
-__all__ = ["GrpcCall", "GrpcUpstreams", "answer_metadata"]
+__all__ = ["GrpcCall", "answer_metadata"]
 
 STREAM_MAX_S = 600.0
-_OPTIONS = (
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.enable_http_proxy", 0),
-)
 # Ours, the transport's, or set anew for the next hop.
 _DROPPED = INTERNAL | {
     LOAD_FORMAT,
@@ -43,39 +39,6 @@ _DROPPED = INTERNAL | {
     "forwarded",
     "x-real-ip",
 }
-
-
-class GrpcUpstreams:
-    """Channels by address, made on first use, with what is outstanding on each."""
-
-    def __init__(self) -> None:
-        self._channels: dict[tuple[str, int], aio.Channel] = {}
-        self._outstanding: dict[tuple[str, int], int] = {}
-        self._turn = 0
-        self._sticky = StickyChoice[tuple[str, int]](lambda address: f"{address[0]}:{address[1]}")
-
-    def acquire(self, addresses: tuple[tuple[str, int], ...], stick: str = "") -> tuple[tuple[str, int], aio.Channel]:
-        """The channel with the least outstanding calls, or the one that `stick` chooses; give the address to
-        `release`."""
-        self._turn += 1
-        address = self._sticky.pick(addresses, stick) if stick else None
-        if address is None:
-            address = addresses[least_outstanding([self._outstanding.get(a, 0) for a in addresses], self._turn)]
-        channel = self._channels.get(address)
-        if channel is None:
-            host = f"[{address[0]}]" if ":" in address[0] else address[0]
-            channel = self._channels[address] = aio.insecure_channel(f"{host}:{address[1]}", options=_OPTIONS)
-        self._outstanding[address] = self._outstanding.get(address, 0) + 1
-        return address, channel
-
-    def release(self, address: tuple[str, int]) -> None:
-        self._outstanding[address] -= 1
-
-    async def close(self) -> None:
-        """Close every channel."""
-        for channel in self._channels.values():
-            await channel.close(None)
-        self._channels.clear()
 
 
 class GrpcCall:
@@ -118,6 +81,7 @@ class GrpcCall:
         self._ticket: Ticket | None = None
         self._waiting: asyncio.Future[None] | None = None
         self._upstream: aio.Call | None = None
+        self._parked = False
         self._ended = False
 
     @property
@@ -149,22 +113,45 @@ class GrpcCall:
 
     async def permit(self) -> None:
         """Wait for a permit. Raises Refused; cancelled, the place in the queue is free at once (by `end`)."""
-        self.queued_s = monotonic()
+        if not self.queued_s:
+            self.queued_s = monotonic()
+            self._gate.retries.requested(self.queued_s)
         tier = self.tenant.tier
         due = min(self.received_s + tier.target_s, self.deadline)
         await self.let_through()
-        self._waiting = asyncio.get_running_loop().create_future()
         gate = self._gate
+        if not gate.grpc.usable:
+            await self._endpoint_usable()
+        self._waiting = asyncio.get_running_loop().create_future()
         if gate.admission.enter():
             self.admitted()
             return
         self._ticket = gate.wait(self, self.tenant, self.target.route, due=due, size_bytes=self.size_bytes)
         gate.pump()
+        await self._answer_of(self._waiting)
+
+    async def _answer_of(self, waiting: "asyncio.Future[None]") -> None:
         slot = self._gateway.watch(self, self.deadline, self.queued_s)
         try:
-            await self._waiting
+            await waiting
         finally:
             self._gateway.unwatch(self, slot)
+
+    async def _endpoint_usable(self) -> None:
+        """Nobody can be asked: wait without a permit until somebody can. Raises Refused at the deadline."""
+        self._waiting = asyncio.get_running_loop().create_future()
+        self._parked = True
+        self._gate.grpc.park(self)
+        try:
+            await self._answer_of(self._waiting)
+        finally:
+            self._parked = False
+            self._gate.grpc.unpark(self)
+
+    def unparked(self) -> None:
+        """Somebody can be asked."""
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
     def admitted(self) -> None:
         self.permit_s = monotonic()
@@ -191,35 +178,104 @@ class GrpcCall:
         )
 
     def expired(self) -> None:
+        if self._parked:
+            message = "no server of this pool could be reached before the deadline"
+            self._fail(Refused(Outcome.UPSTREAM_UNREACHABLE, message, retry_after_s=1))
+            return
         self._fail(Refused(Outcome.DEADLINE_EXCEEDED, "the deadline passed while waiting for a permit"))
 
     def _fail(self, refused: Refused) -> None:
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_exception(refused)
 
-    async def forward_unary(self, upstreams: GrpcUpstreams, method: str, message: bytes) -> bytes:
-        """Send and wait for the answer. Raises AioRpcError as the upstream ended it."""
-        address, channel = upstreams.acquire(self._gate.pool.grpc_endpoints, self.stick)
-        try:
-            self.sent_s = now = monotonic()
-            send = channel.unary_unary(method, None, None)
-            call = send(message, timeout=max(0.0, self.deadline - now), metadata=self._onward())
-            self._upstream = call
-            answer: bytes = await call
-            self.moved(answer)
-            self.end(Outcome.ANSWERED)
-            return answer
-        finally:
-            upstreams.release(address)
+    async def forward_unary(self, method: str, message: bytes) -> bytes:
+        """Send and wait for the answer; once more to another endpoint if it surely was not executed, or may run twice
+        (see `attempts`). Raises AioRpcError as the upstream ended it, or Refused."""
+        tried: tuple[GrpcEndpoint, ...] = ()
+        attempts = 1
+        lacking: GrpcEndpoint | None = None
+        while True:
+            if not self._gate.grpc.usable:
+                tried = ()
+                await self._permit_again()
+            endpoint = self._pick(tried)
+            endpoint.outstanding += 1
+            try:
+                self.sent_s = now = monotonic()
+                send = endpoint.channel.unary_unary(method, None, None)
+                call = send(message, timeout=max(0.0, self.deadline - now), metadata=self._onward())
+                self._upstream = call
+                answer: bytes = await call
+            except aio.AioRpcError as error:
+                tried = (*tried, endpoint)
+                lacks = not_here(error) and self.target.kind == "model"
+                if not self._again(endpoint, error, tried, attempts, lacks):
+                    raise
+                attempts += not surely_not_executed(error)
+                lacking = endpoint if lacks else None
+            else:
+                now = monotonic()
+                endpoint.answered(now, now - self.sent_s)
+                endpoint.heard = True
+                if lacking is not None:
+                    self._gate.grpc.lacks(lacking, self.target.name, now)
+                self.moved(answer)
+                self.end(Outcome.ANSWERED)
+                return answer
+            finally:
+                endpoint.outstanding -= 1
 
-    async def forward_stream(
-        self, upstreams: GrpcUpstreams, method: str, messages: AsyncIterator[bytes]
-    ) -> AsyncIterator[bytes]:
+    async def _permit_again(self) -> None:
+        """Nobody can be asked any more: others may have the permit meanwhile."""
+        ticket, self._ticket = self._ticket, None
+        self.permit_s = 0.0
+        self._gate.give_back(ticket)
+        await self.permit()
+
+    def _pick(self, tried: tuple[GrpcEndpoint, ...] = ()) -> GrpcEndpoint:
+        gate = self._gate
+        endpoint = gate.grpc_sticky.pick(gate.grpc.usable, self.stick, tried) if self.stick else None
+        if endpoint is None:
+            endpoint = gate.grpc.pick(monotonic(), tried, self.target.name)
+        if endpoint is None:
+            raise Refused(Outcome.UPSTREAM_UNREACHABLE, "no server of this pool can be reached", retry_after_s=1)
+        return endpoint
+
+    def _again(
+        self,
+        endpoint: GrpcEndpoint,
+        error: aio.AioRpcError,
+        tried: tuple[GrpcEndpoint, ...],
+        attempts: int,
+        lacks: bool,
+    ) -> bool:
+        """Note what an error says of the endpoint; whether to ask another one."""
+        now = monotonic()
+        these = self._gate.grpc
+        if surely_not_executed(error):
+            these.found(endpoint, Reach.UNREACHABLE)
+            return not these.usable or these.pick(now, tried, self.target.name) is not None
+        if error.code() is StatusCode.UNAVAILABLE:
+            these.broke(endpoint, now)
+        elif error.code() is StatusCode.DEADLINE_EXCEEDED:
+            endpoint.cost.observed(now - self.sent_s, now)
+        else:
+            endpoint.answered(now, now - self.sent_s)
+            endpoint.heard = True
+        twice = error.code() is StatusCode.UNAVAILABLE and self.target.plan.idempotent
+        if attempts >= MAX_ATTEMPTS or not (lacks or twice) or now >= self.deadline:
+            return False
+        return these.pick(now, tried, self.target.name) is not None and self._gate.retries.spend(now)
+
+    async def forward_stream(self, method: str, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """Both directions at once; the deadline bounds the first answer, then `STREAM_MAX_S` the whole."""
-        address, channel = upstreams.acquire(self._gate.pool.grpc_endpoints, self.stick)
+        endpoint = self._pick()
+        endpoint.outstanding += 1
         try:
             self.sent_s = now = monotonic()
-            call = channel.stream_stream(method, None, None)(messages, timeout=STREAM_MAX_S, metadata=self._onward())
+            call = endpoint.channel.stream_stream(method, None, None)(
+                messages, timeout=STREAM_MAX_S, metadata=self._onward()
+            )
             self._upstream = call
             answers = aiter(call)
             try:
@@ -229,12 +285,22 @@ class GrpcCall:
                 call.cancel()
                 raise Refused(Outcome.DEADLINE_EXCEEDED, "the deadline passed while waiting for the upstream") from None
             if first is not None:
+                now = monotonic()
+                endpoint.answered(now, now - self.sent_s)
+                endpoint.heard = True
                 yield first
                 async for answer in answers:
+                    endpoint.heard = True
                     yield answer
             if self.refused is not None:
                 raise self.refused
             self.end(Outcome.ANSWERED)
+        except aio.AioRpcError as error:
+            if surely_not_executed(error):
+                self._gate.grpc.found(endpoint, Reach.UNREACHABLE)
+            elif error.code() is StatusCode.UNAVAILABLE:
+                self._gate.grpc.broke(endpoint, monotonic())
+            raise
         except asyncio.CancelledError:
             # Either this call was cancelled, or `refuse` cancelled the upstream's half of it.
             task = asyncio.current_task()
@@ -242,7 +308,7 @@ class GrpcCall:
                 raise
             raise self.refused from None
         finally:
-            upstreams.release(address)
+            endpoint.outstanding -= 1
 
     def refuse(self, refused: Refused) -> None:
         """A later message of a stream is not allowed: stop the upstream's half; `forward_stream` raises `refused`.

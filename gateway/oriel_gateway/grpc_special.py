@@ -182,7 +182,7 @@ class GrpcSpecial:
         if unit(call.mark.request_id) >= plan.shadow_share:
             return
         gate = place_for_copy(self._gateway, plan, len(message))
-        if gate is None or not gate.pool.grpc_endpoints:
+        if gate is None or not gate.speaks_grpc:
             if gate is not None:
                 gate.copy_done(len(message))
             routing.compared(plan.name, plan.shadow_pool, "dropped")

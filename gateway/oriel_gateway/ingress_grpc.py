@@ -16,7 +16,7 @@ from grpc import aio
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
-from oriel_gateway.grpc_call import GrpcCall, GrpcUpstreams, answer_metadata
+from oriel_gateway.grpc_call import GrpcCall, answer_metadata
 from oriel_gateway.grpc_model import append_model, append_schedule, peek_model
 from oriel_gateway.grpc_special import GrpcSpecial
 from oriel_gateway.identity import still_valid
@@ -84,7 +84,6 @@ class GrpcIngress(_GenericHandler):
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._upstreams = GrpcUpstreams()
         self._special = GrpcSpecial(gateway, self._forward)
         self._server: aio.Server | None = None
         self.port = 0
@@ -118,7 +117,6 @@ class GrpcIngress(_GenericHandler):
         if self._server is not None:
             await self._server.stop(grace_s)
         await self._special.close()
-        await self._upstreams.close()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
         """Pick the handler of a method; None is UNIMPLEMENTED.
@@ -143,7 +141,7 @@ class GrpcIngress(_GenericHandler):
     async def _alive(self, _: AsyncIterator[bytes], context: "Context") -> None:
         mark = self._gateway.mark(None, None, None)
         context.set_trailing_metadata(answer_metadata(mark, 0.0, 0.0))
-        await context.write(b"" if self._gateway.draining else _ALIVE)
+        await context.write(_ALIVE if self._gateway.ready else b"")
 
     def _handler(self, method: str) -> "_Handler":
         async def handle(_: AsyncIterator[bytes], context: "Context") -> None:
@@ -158,7 +156,7 @@ class GrpcIngress(_GenericHandler):
                     await call.permit()
                     path = f"/{SERVICE}/{method}"
                     messages = self._authorised_stream(caller, call, first, context)
-                    async for answer in call.forward_stream(self._upstreams, path, messages):
+                    async for answer in call.forward_stream(path, messages):
                         call.moved(answer)
                         await context.write(answer)
                     context.set_trailing_metadata(call.answer_metadata())
@@ -185,7 +183,7 @@ class GrpcIngress(_GenericHandler):
 
     async def _forward(self, call: GrpcCall, message: bytes) -> bytes:
         await call.permit()
-        return await call.forward_unary(self._upstreams, f"/{SERVICE}/{call.method}", self._authorised(call, message))
+        return await call.forward_unary(f"/{SERVICE}/{call.method}", self._authorised(call, message))
 
     async def _authorised_stream(
         self, caller: "_Caller", call: GrpcCall, first: bytes, context: "Context"
@@ -238,7 +236,7 @@ class GrpcIngress(_GenericHandler):
         target = gateway.grpc_target(tenant, method, "model" if model else "server", name, version)
         if target.choices is not None:
             target = gateway.chosen(target, caller.metadata.get, caller.mark)
-        if not gateway.pools[target.pool].pool.grpc_endpoints:
+        if not gateway.pools[target.pool].speaks_grpc:
             raise absent("model", name)
         if target.side:
             gateway.routing.took_side(target.plan.name, target.side)

@@ -210,7 +210,7 @@ class ClientConnection(ServerConnection):
     def _health(self, head: RequestHead) -> None:
         """Liveness and readiness without a key: load balancers have none."""
         path = head.line.path
-        ready = path == "/v2/health/live" or (path == "/v2/health/ready" and not self.gateway.draining)
+        ready = path == "/v2/health/live" or (path == "/v2/health/ready" and self.gateway.ready)
         status = 200 if ready else 404 if path != "/v2/health/ready" else 503
         mark = self.gateway.mark(head.request_id, None, None)
         headers = [

@@ -1,15 +1,15 @@
 """One pool at run time: its endpoints, its permits and the queue for them."""
 
-from collections.abc import Sequence
 from typing import Protocol
 
+from oriel_gateway.endpoints import EndpointSet, HttpEndpoint, Standing
 from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.grpc_endpoint import GrpcEndpoint
 from oriel_gateway.sticky import StickyChoice
 from oriel_policies.admission import Admission, Charges
+from oriel_policies.budget import RetryBudget
 from oriel_policies.documents import Pool, Tenant
-from oriel_policies.picking import least_outstanding
 from oriel_policies.queue import Pushed, SlaQueue, Ticket
-from oriel_wire.engine.upstream import Endpoint
 
 __all__ = ["PoolGate", "Waiter"]
 
@@ -30,15 +30,23 @@ class PoolGate:
     def __init__(self, pool: Pool) -> None:
         self.name = pool.name
         self.pool = pool
-        self.endpoints: Sequence[Endpoint] = [Endpoint(host, port) for host, port in pool.endpoints]
+        self.endpoints = EndpointSet(
+            lambda address: HttpEndpoint(address, self.pool), pool.endpoints, max_parked=pool.max_queue
+        )
+        self.grpc = EndpointSet(
+            lambda address: GrpcEndpoint(address, max_response_bytes=self.pool.max_response_bytes),
+            pool.grpc_endpoints,
+            max_parked=pool.max_queue,
+        )
+        self.endpoints.became_usable = self.grpc.became_usable = self.pump
+        self.retries = RetryBudget()
         self.admission = Admission(
             limit=pool.max_inflight, queue=SlaQueue(max_items=pool.max_queue, max_bytes=pool.max_queue_bytes)
         )
         self.charges = Charges()
         self.held_bytes = 0
-        self._left: list[Endpoint] = []  # not in the documents any more
-        self._turn = 0
-        self.sticky = StickyChoice[Endpoint](lambda endpoint: f"{endpoint.host}:{endpoint.port}")
+        self.sticky = StickyChoice[HttpEndpoint](_name)
+        self.grpc_sticky = StickyChoice[GrpcEndpoint](_name)
         self.shadows = 0  # copies that hold a permit or wait for one
 
     def adopt(self, pool: Pool) -> None:
@@ -47,18 +55,28 @@ class PoolGate:
         Endpoints that stay keep their connections; from one that is gone nothing new is asked.
         """
         self.pool = pool
-        known = {(endpoint.host, endpoint.port): endpoint for endpoint in self.endpoints}
-        self.endpoints = [known.pop(address) if address in known else Endpoint(*address) for address in pool.endpoints]
-        self._left += known.values()
+        self.endpoints.max_parked = self.grpc.max_parked = pool.max_queue
+        for endpoint in self.endpoints:
+            endpoint.adopt(pool)
+        if pool.discover is None:
+            self.endpoints.assign(pool.endpoints)
+        if pool.grpc_discover is None:
+            self.grpc.assign(pool.grpc_endpoints)
         self.admission.limit = pool.max_inflight
         self.admission.queue.max_items = pool.max_queue
         self.admission.queue.max_bytes = pool.max_queue_bytes
         self.pump()
 
     @property
+    def speaks_grpc(self) -> bool:
+        """Whether the documents name endpoints for gRPC."""
+        return bool(self.pool.grpc_endpoints) or self.pool.grpc_discover is not None
+
+    @property
     def unused(self) -> bool:
         """Nothing waits, runs or comes in."""
-        return not (self.admission.inflight or len(self.admission.queue) or self.held_bytes)
+        waiting = len(self.admission.queue) + self.endpoints.parked + self.grpc.parked
+        return not (self.admission.inflight or waiting or self.held_bytes)
 
     def hold(self, size_bytes: int, *, urgent: bool) -> bool:
         """Take bytes of an incoming body from the pool's budget, `max_queue_bytes`; False: there are not enough.
@@ -129,24 +147,24 @@ class PoolGate:
         while (ticket := self.admission.next_admitted()) is not None:
             ticket.payload.admitted()
 
-    def pick(self, tried: Sequence[Endpoint] = ()) -> Endpoint | None:
-        """The endpoint with the least outstanding work that was not tried yet; equals take turns."""
-        endpoints = self.endpoints
-        if tried:
-            endpoints = [e for e in endpoints if e not in tried]
-        if len(endpoints) < 2:
-            return endpoints[0] if endpoints else None
-        self._turn += 1
-        return endpoints[least_outstanding([e.outstanding for e in endpoints], self._turn)]
+    def give_back(self, ticket: Ticket | None) -> None:
+        """Give a permit back that was not used: nobody could be asked."""
+        self.admission.inflight -= 1
+        if ticket is not None:
+            self.admission.queue.settle(ticket, 0.0)
 
     async def close(self) -> None:
-        """Close idle connections."""
-        for endpoint in (*self.endpoints, *self._left):
-            await endpoint.close()
-        self._left.clear()
+        """Close idle connections and channels."""
+        await self.endpoints.close()
+        await self.grpc.close()
 
     async def close_left(self) -> None:
         """Close the endpoints that are gone and have no calls on their way any more."""
-        for endpoint in [endpoint for endpoint in self._left if not endpoint.outstanding]:
-            self._left.remove(endpoint)
-            await endpoint.close()
+        for gone in (*self.endpoints.gone(), *self.grpc.gone()):
+            await gone.close()
+
+
+def _name(endpoint: Standing) -> str:
+    """The same in every process and after every start."""
+    host, port = endpoint.address
+    return f"{host}:{port}"

@@ -129,7 +129,12 @@ class FlightCall(DetachedCall):
     def response(self, head: ResponseHead, data: bytes, complete: bool) -> None:
         if complete:
             self._connection = None
-        self.response_s = monotonic()
+        self.response_s = now = monotonic()
+        status, endpoint = head.status, self._endpoint
+        if status >= 400 and complete and endpoint is not None and self._elsewhere(endpoint, status, data, now):
+            return
+        if self._hedge is not None or self._tries is not None:
+            self._settle(status, now)
         if not _shareable(head):
             self._give_away(head, data, complete)
             return

@@ -8,6 +8,7 @@ from prometheus_client.registry import Collector
 
 from oriel_gateway.errors import Outcome
 from oriel_gateway.pools import PoolGate
+from oriel_policies.ejection import Cause
 
 __all__ = ["Stats", "StatsCollector"]
 
@@ -84,7 +85,23 @@ class StatsCollector(Collector):
             refused.add_metric([outcome.value], count)
         inflight = GaugeMetricFamily("oriel_gateway_inflight", "Permits that are out.", labels=["pool"])
         waiting = GaugeMetricFamily("oriel_gateway_waiting", "Calls that wait for a permit.", labels=["pool"])
+        parked = GaugeMetricFamily(
+            "oriel_gateway_waiting_for_endpoint", "Calls that wait because no endpoint is usable.", labels=["pool"]
+        )
+        usable = GaugeMetricFamily("oriel_gateway_endpoints_usable", "Endpoints that are asked.", labels=["pool"])
+        known = GaugeMetricFamily("oriel_gateway_endpoints", "Endpoints that are known.", labels=["pool"])
+        repeats = CounterMetricFamily("oriel_gateway_repeats", "Second copies of calls, sent.", labels=["pool"])
+        ejected = CounterMetricFamily(
+            "oriel_gateway_ejections", "Endpoints left alone for a while.", labels=["pool", "cause"]
+        )
         for name, gate in self._pools().items():
+            parked.add_metric([name], gate.endpoints.parked + gate.grpc.parked)
+            usable.add_metric([name], len(gate.endpoints.usable) + len(gate.grpc.usable))
+            known.add_metric([name], len(gate.endpoints) + len(gate.grpc))
+            repeats.add_metric([name], gate.retries.spent)
+            for cause in Cause:
+                count = gate.endpoints.ejections.get(cause, 0) + gate.grpc.ejections.get(cause, 0)
+                ejected.add_metric([name, cause.value], count)
             inflight.add_metric([name], gate.admission.inflight)
             waiting.add_metric([name], len(gate.admission.queue))
-        yield from (calls, on_time, refused, inflight, waiting)
+        yield from (calls, on_time, refused, inflight, waiting, parked, usable, known, repeats, ejected)

@@ -1,18 +1,51 @@
-"""Which endpoint next."""
+"""Which endpoint next: the better of two, by Peak-EWMA over outstanding work.
 
-from collections.abc import Sequence
+Two random endpoints are compared and the one with less load takes the call ("power of two choices", Mitzenmacher,
+1996): the cost does not grow with their number, and no two gateways herd to the same one. Load is Finagle's Peak-EWMA
+(twitter/finagle, `com.twitter.finagle.loadbalancer.PeakEwma`): what an answer costs times what is outstanding, where
+the cost leaps up to a slow answer at once and comes down exponentially.
+"""
 
-__all__ = ["least_outstanding"]
+from collections.abc import Callable
+from math import exp
+
+__all__ = ["PeakEwma", "two_of"]
+
+DECAY_S = 10.0
+PENALTY_S = 1000.0  # an endpoint that has work and never answered: behind every one that did
 
 
-def least_outstanding(outstanding: Sequence[int], turn: int) -> int:
-    """The index of the smallest number; `turn` (any growing number) rotates among equals."""
-    count = len(outstanding)
-    if count == 1:
-        return 0
-    best = turn % count
-    for step in range(1, count):
-        index = (turn + step) % count
-        if outstanding[index] < outstanding[best]:
-            best = index
-    return best
+class PeakEwma:
+    """How long one endpoint takes. cost_s: seconds per answer at `stamp_s`, from where it decays.
+
+    Times are monotonic seconds and do not go back.
+    """
+
+    __slots__ = ("cost_s", "stamp_s")
+
+    def __init__(self) -> None:
+        self.cost_s = 0.0
+        self.stamp_s = 0.0
+
+    def observed(self, latency_s: float, now: float) -> None:
+        """An answer took this long."""
+        cost_s = self.cost_s
+        if latency_s >= cost_s:
+            self.cost_s = latency_s
+        else:
+            self.cost_s = latency_s + (cost_s - latency_s) * exp((self.stamp_s - now) / DECAY_S)
+        self.stamp_s = now
+
+    def load(self, outstanding: int, now: float) -> float:
+        """Expected seconds of work before a further call; less is better."""
+        cost_s = self.cost_s
+        if cost_s == 0.0:
+            return PENALTY_S + outstanding if outstanding else 0.0
+        return cost_s * exp((self.stamp_s - now) / DECAY_S) * (outstanding + 1)
+
+
+def two_of(count: int, random: Callable[[], float]) -> tuple[int, int]:
+    """Two different indices below `count` (at least 2), each pair as likely as any other. random: [0, 1)."""
+    first = int(random() * count)
+    second = int(random() * (count - 1))
+    return first, second + 1 if second >= first else second

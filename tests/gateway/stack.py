@@ -21,7 +21,9 @@ def digest(key: str) -> str:
     return sha256(key.encode()).hexdigest()
 
 
-def documents(ports: list[int], *, max_inflight: int = 8, max_queue: int = 100, extra: str = "") -> dict[str, bytes]:
+def documents(
+    ports: list[int], *, max_inflight: int = 8, max_queue: int = 100, extra: str = "", pool: str = 'probe = ""'
+) -> dict[str, bytes]:
     endpoints = ", ".join(f'"127.0.0.1:{port}"' for port in ports)
     return {
         "all.toml": f"""
@@ -37,6 +39,7 @@ grpc_endpoints = [{endpoints}]
 max_inflight = {max_inflight}
 max_queue = {max_queue}
 max_body_bytes = 1000000
+{pool}
 [[routes]]
 model = "*"
 pool = "p"

@@ -426,3 +426,76 @@ async def test_a_stream_goes_on_across_new_documents() -> None:
 
         assert len([answer async for answer in call(messages(), metadata=(("x-api-key", BRONZE),))]) == 2
         assert len(backend.seen) == 2
+@asynccontextmanager
+async def several(backends: Sequence[Backend], **more: Any) -> AsyncIterator[tuple[str, Gateway, list[int]]]:
+    """A gateway before several backends; one that is None-like (`Backend.gone`) is only an address."""
+    servers, ports = [], []
+    for backend in backends:
+        server = aio.server()
+        server.add_generic_rpc_handlers((backend,))
+        ports.append(server.add_insecure_port("127.0.0.1:0"))
+        await server.start()
+        servers.append(server)
+    core = Gateway(compile_documents(documents(ports, **more)), limiter=EmbeddedLimiter(), sink=ListSink())
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    ingress = await serve_grpc(core, sock)
+    try:
+        yield f"127.0.0.1:{ingress.port}", core, ports
+    finally:
+        await ingress.drain(0.0)
+        await core.close()
+        for server in servers:
+            await server.stop(0.0)
+
+
+class Without(Backend):
+    """A server that has no model."""
+
+    async def unary(self, method: str, message: bytes, context: Any) -> bytes:
+        self.seen.append((method, message, {}, 0.0))
+        await context.abort(grpc.StatusCode.NOT_FOUND, "Request for unknown model")
+        return b""
+
+
+async def test_over_grpc_a_model_is_found_where_it_is_loaded() -> None:
+    without, having = Without(), Backend()
+    async with several([without, having]) as (address, core, _):
+        for _ in range(12):
+            await infer(address, "digits", GOLD)
+        assert len(without.seen) <= 1 and len(having.seen) == 12 and idle(core)
+
+
+async def test_over_grpc_a_call_waits_for_the_first_server_and_passes_over_one_that_is_gone() -> None:
+    backend = Backend()
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        nowhere = gone.getsockname()[1]
+    files = documents([nowhere])
+    core = Gateway(compile_documents(files), limiter=EmbeddedLimiter(), sink=ListSink())
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    ingress = await serve_grpc(core, sock)
+    address = f"127.0.0.1:{ingress.port}"
+    server = aio.server()
+    server.add_generic_rpc_handlers((backend,))
+    try:
+        with pytest.raises(InferenceServerException, match="reached before the deadline"):
+            await infer(address, "digits", GOLD, extra={"x-request-timeout-ms": "200"})
+        waiting = asyncio.create_task(infer(address, "digits", GOLD))
+        async with asyncio.timeout(5):
+            while not core.pools["p"].grpc.parked:
+                await asyncio.sleep(0.005)
+        assert core.pools["p"].admission.inflight == 0
+        assert server.add_insecure_port(f"127.0.0.1:{nowhere}") == nowhere
+        await server.start()
+        await waiting
+        assert len(backend.seen) >= 1 and idle(core)
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            dead = other.getsockname()[1]
+        core.pools["p"].grpc.assign((("127.0.0.1", nowhere), ("127.0.0.1", dead)))
+        for _ in range(6):
+            await infer(address, "digits", GOLD)
+    finally:
+        await ingress.drain(0.0)
+        await core.close()
+        await server.stop(0.0)

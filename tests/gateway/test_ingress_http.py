@@ -294,7 +294,7 @@ async def test_an_unreachable_endpoint_is_passed_over(up: Upstream) -> None:
     async with gateway(documents([gone, up.port])) as (port, core), Client(port) as client:
         assert [(await client.ask(INFER)).status for _ in range(4)] == [200] * 4
     async with gateway(documents([gone])) as (port, core), Client(port) as client:
-        reply = await client.ask(INFER)
+        reply = await client.ask(INFER, headers="x-request-timeout-ms: 100\r\n")  # it waits for an endpoint
         assert reply.status == 502 and reply.headers["retry-after"] == "1"
         assert json.loads(reply.body)["reason"] == "upstream_unreachable" and idle(core)
 

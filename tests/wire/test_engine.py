@@ -188,8 +188,11 @@ async def test_drain_finishes_what_is_in_flight(echo: tuple[Echo, HttpServer]) -
     while not handler.held:
         await asyncio.sleep(0)
     draining = asyncio.ensure_future(server.drain(5.0))
+    await asyncio.sleep(0)
+    late = await talk(server.port, GET)  # who was connecting already is answered, and told to go
+    assert b"HTTP/1.1 200 OK" in late and b"connection: close" in late
     while server.accepting:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
     with pytest.raises(OSError):
         await talk(server.port, GET)
     handler.held[0].respond(200, [], b"done")

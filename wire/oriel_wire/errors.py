@@ -5,6 +5,7 @@ WireError
 │   └── TooLarge               a bound was passed (head, fields, body, JSON part)
 └── UpstreamError              the next hop's fault
     ├── UpstreamUnreachable    nothing was sent: another endpoint may be tried
+    ├── UpstreamUnread         a kept connection was closed before the request reached the other side: nothing executed
     ├── UpstreamBroken         it closed or broke the protocol part-way: it may have executed
     │   └── UpstreamHungUp     it closed a kept connection without a byte of answer: it hardly executed
     └── UpstreamTimedOut       the deadline passed while waiting for it
@@ -21,6 +22,7 @@ __all__ = [
     "UpstreamHungUp",
     "UpstreamTimedOut",
     "UpstreamUnreachable",
+    "UpstreamUnread",
     "WireError",
 ]
 
@@ -47,6 +49,10 @@ class UpstreamError(WireError):
 
 class UpstreamUnreachable(UpstreamError):
     """No byte of the request reached the next hop."""
+
+
+class UpstreamUnread(UpstreamError):
+    """The next hop closed a kept connection before a byte of the request reached it: it may be sent again."""
 
 
 class UpstreamBroken(UpstreamError):

@@ -93,12 +93,13 @@ class HttpServer:
         """Let requests in flight finish (at most `grace_s`), then close everything.
 
         Answers say `Connection: close` from now on. For `LAME_DUCK_S` connections are still accepted, so that whoever
-        asks whether the server is ready hears that it is not, and those between two requests stay open: their clients
-        may be sending already, and a request that arrives is still answered. Cancelling it leaves the server closed to
-        new connections with the rest still open.
+        asks whether the server is ready hears that it is not, and whoever is in the listen queue is not reset; those
+        between two requests stay open: their clients may be sending already, and a request that arrives is still
+        answered. Cancelling it leaves the server closed to new connections with the rest still open.
         """
         self.draining = True
         try:
+            await asyncio.sleep(0)  # who waits in the listen queue is let in first
             await asyncio.sleep(max(0.0, min(grace_s, LAME_DUCK_S)))
         finally:
             self.accepting = False
@@ -117,6 +118,7 @@ class HttpServer:
 
     async def _emptied_within(self, seconds: float) -> None:
         if self.connections and seconds > 0.0:
+            self.emptied.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self.emptied.wait()

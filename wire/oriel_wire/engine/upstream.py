@@ -8,11 +8,20 @@ the upstream sees the departure. Exactly one of these ends a borrowing: a callba
 """
 
 import asyncio
+import struct
+import sys
 from time import monotonic
 from typing import Protocol, cast
 
 from oriel_wire.chunked import ChunkedDecoder
-from oriel_wire.errors import BadMessage, UpstreamBroken, UpstreamError, UpstreamHungUp, UpstreamUnreachable
+from oriel_wire.errors import (
+    BadMessage,
+    UpstreamBroken,
+    UpstreamError,
+    UpstreamHungUp,
+    UpstreamUnreachable,
+    UpstreamUnread,
+)
 from oriel_wire.h1 import LineMemo, ResponseHead, parse_response_head
 
 __all__ = ["Endpoint", "ResponseSink", "UpstreamConnection"]
@@ -20,6 +29,7 @@ __all__ = ["Endpoint", "ResponseSink", "UpstreamConnection"]
 _MAX_HEAD = 64 * 1024
 _MAX_INTERIM = 8
 _UNTIL_CLOSE = 1 << 62
+_SIOCOUTQ = 0x5411  # Linux: bytes of a socket that its peer has not acknowledged
 
 
 class ResponseSink(Protocol):
@@ -52,8 +62,10 @@ class UpstreamConnection(asyncio.Protocol):
         "_interim",
         "_left",
         "_reusable",
+        "_unread",
         "endpoint",
         "idle_since",
+        "request_bytes",
         "request_done",
         "sink",
         "transport",
@@ -64,7 +76,9 @@ class UpstreamConnection(asyncio.Protocol):
         self.endpoint = endpoint
         self.sink: ResponseSink | None = None
         self.request_done = True
+        self.request_bytes = 0  # of the request that was written, if its borrower wants to know whether it was read
         self.idle_since = 0.0
+        self._unread = False
         self._buffer = b""
         self._in_body = False
         self._interim = 0
@@ -92,9 +106,29 @@ class UpstreamConnection(asyncio.Protocol):
             self.sink.upstream_writable(True)
 
     def eof_received(self) -> bool:
+        if self.sink is not None and self.idle_since and not self._in_body and not self._buffer:
+            self._unread = 0 < self.request_bytes <= self._unacknowledged()
         return False
 
+    def _unacknowledged(self) -> int:
+        """Bytes the peer's kernel has not taken, -1 if that cannot be known.
+
+        Asked when the peer's FIN is here: what it did not acknowledge until then no program there can read any more.
+        """
+        if sys.platform != "linux":
+            return -1
+        import fcntl
+
+        try:
+            unsent = self.transport.get_write_buffer_size()
+            fd: int = self.transport.get_extra_info("socket").fileno()
+            (unread,) = struct.unpack("i", fcntl.ioctl(fd, _SIOCOUTQ, b"\0\0\0\0"))
+        except (OSError, AttributeError, ValueError):
+            return -1
+        return unsent + int(unread)
+
     def data_received(self, data: bytes) -> None:
+        self.endpoint.heard = True
         if self._in_body:
             self._body(data)
             return
@@ -129,6 +163,9 @@ class UpstreamConnection(asyncio.Protocol):
         if head.close:
             self._reusable = False
         length = head.content_length
+        if length is not None and length > self.endpoint.max_response_bytes and not self._head_only:
+            self._too_large()
+            return
         if self._head_only or head.status == 204 or head.status == 304:
             length = 0
         elif head.chunked:
@@ -162,6 +199,9 @@ class UpstreamConnection(asyncio.Protocol):
         left = self._left - len(data)
         if left > 0:
             self._left = left
+            if _UNTIL_CLOSE > left + self.endpoint.max_response_bytes > _UNTIL_CLOSE >> 1:
+                self._too_large()
+                return
             sink.response_data(data, False)
             return
         if left < 0:
@@ -178,12 +218,16 @@ class UpstreamConnection(asyncio.Protocol):
         except BadMessage as error:
             self._break(f"the upstream's answer cannot be read: {error.message}")
             return
+        body = b"".join(pieces)
+        self._left -= len(body)
+        if _UNTIL_CLOSE > self._left + self.endpoint.max_response_bytes:
+            self._too_large()
+            return
         complete = decoder.done
         if complete:
             if decoder.rest:
                 self._reusable = False
             self._finish()
-        body = b"".join(pieces)
         if head is not None:
             sink.response(head, body, complete)
         elif body or complete:
@@ -203,6 +247,9 @@ class UpstreamConnection(asyncio.Protocol):
         else:
             self.transport.close()
 
+    def _too_large(self) -> None:
+        self._break(f"the upstream's answer is larger than {self.endpoint.max_response_bytes} bytes")
+
     def _break(self, message: str) -> None:
         sink, self.sink = self.sink, None
         self.transport.abort()
@@ -219,6 +266,8 @@ class UpstreamConnection(asyncio.Protocol):
         self.endpoint.outstanding -= 1
         if self._in_body and self._decoder is None and self._left > _UNTIL_CLOSE >> 1 and exc is None:
             sink.response_data(b"", True)  # an answer without a length ends with its connection
+        elif self._unread:
+            sink.failed(UpstreamUnread("the upstream closed a kept connection before the request reached it"))
         elif self.idle_since and not self._in_body and not self._buffer:
             sink.failed(UpstreamHungUp("the upstream closed a kept connection instead of answering"))
         else:
@@ -230,14 +279,26 @@ class Endpoint:
 
     host, port: TCP address. connect_timeout_s bounds a connection attempt; idle connections older than max_idle_s are
     not used again (keep it below the upstream's own idle limit, or a request may meet a closing connection).
+    max_response_bytes: of one body; a larger one fails. heard: bytes came since whoever clears it last looked.
     """
 
-    def __init__(self, host: str, port: int, *, connect_timeout_s: float = 2.0, max_idle_s: float = 45.0) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        connect_timeout_s: float = 2.0,
+        max_idle_s: float = 45.0,
+        max_response_bytes: int = 1 << 40,
+    ) -> None:
         self.host = host
         self.port = port
         self.connect_timeout_s = connect_timeout_s
         self.max_idle_s = max_idle_s
-        self.host_line = f"host: {host}:{port}".encode("ascii")
+        self.max_response_bytes = max_response_bytes
+        self.heard = False
+        name = f"[{host}]" if ":" in host else host
+        self.host_line = f"host: {name}:{port}".encode("ascii")
         self.idle: list[UpstreamConnection] = []
         self.outstanding = 0
         self.memo = LineMemo(response=True)
@@ -246,14 +307,16 @@ class Endpoint:
     def __repr__(self) -> str:
         return f"<Endpoint {self.host}:{self.port} outstanding={self.outstanding} idle={len(self.idle)}>"
 
-    def begin(self, sink: ResponseSink, now: float, *, head_only: bool = False) -> UpstreamConnection | None:
-        """Borrow a connection at monotonic time `now`.
+    def begin(
+        self, sink: ResponseSink, now: float, *, head_only: bool = False, fresh: bool = False
+    ) -> UpstreamConnection | None:
+        """Borrow a connection at monotonic time `now`; fresh: a new one, not a kept one.
 
         None: one is being made, and `sink.connected` or `sink.failed` will be called.
         """
         self.outstanding += 1
         idle = self.idle
-        if idle:
+        if idle and not fresh:
             oldest_allowed = now - self.max_idle_s
             while idle:
                 connection = idle.pop()

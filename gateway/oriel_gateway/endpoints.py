@@ -1,0 +1,331 @@
+"""The endpoints of one pool: who may be asked, who is asked next, and where calls wait while nobody can be.
+
+An endpoint is *usable* unless it cannot be connected to, says by its readiness probe that it is not ready, has left the
+discovery's answer, or is ejected as worse than the others (`oriel_policies.ejection`; at most half of those that would
+be usable). `usable` is a list kept up to date at every change of a state, so that picking costs the same for two and
+for a thousand.
+
+While nobody is usable, calls are parked: without a permit, within their own deadline, at most as many as may queue.
+Single writer: the gateway's loop. `oriel_gateway.watch` probes, ejects, re-admits and looks addresses up.
+"""
+
+import logging
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import StrEnum
+from typing import Generic, Protocol, TypeVar
+
+from oriel_gateway.discovery import Address
+from oriel_gateway.errors import Outcome, Refused
+from oriel_policies.documents import Pool, Tenant
+from oriel_policies.ejection import Cause, Ejection, Record, most_ejected
+from oriel_policies.picking import PeakEwma, two_of
+from oriel_wire.engine.upstream import Endpoint
+
+__all__ = ["EndpointSet", "HttpEndpoint", "Parked", "Reach", "Standing"]
+
+_log = logging.getLogger(__name__)
+ABSENT_S = 10.0
+MAX_ABSENT = 1024
+TRIAL_ANSWERS = 5
+
+
+class Reach(StrEnum):
+    """What was last found out about an endpoint by asking it."""
+
+    UNKNOWN = "unknown"  # used: a pool may have no probe
+    READY = "ready"
+    NOT_READY = "not_ready"  # its readiness probe says so
+    UNREACHABLE = "unreachable"  # it does not accept connections
+
+
+class Standing:
+    """What a pool thinks of one address. outstanding: requests under way; trial: how many answers until it is trusted
+    again after an ejection, 0 = it is; leaving: discovery does not name it any more."""
+
+    outstanding: int
+    heard: bool
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.cost = PeakEwma()
+        self.record = Record()
+        self.ejection = Ejection()
+        self.reach = Reach.UNKNOWN
+        self.trial = 0
+        self.leaving = False
+        self.probing = False
+        self.probe_due_s = 0.0
+        self.probe_misses = 0
+
+    def answered(self, now: float, latency_s: float) -> None:
+        """The head of an answer came."""
+        self.cost.observed(latency_s, now)
+        self.record.answered(latency_s)
+        if self.trial:
+            self.trial -= 1
+
+    @property
+    def state(self) -> str:
+        """For people: `ejected:<cause>`, or the reach."""
+        cause = self.ejection.cause
+        return f"ejected:{cause.value}" if cause is not None else self.reach.value
+
+    async def close(self) -> None:
+        """Give back what is kept open."""
+
+
+class HttpEndpoint(Endpoint, Standing):
+    """An upstream address with its connections. prober: connections of their own for probes."""
+
+    def __init__(self, address: Address, pool: Pool) -> None:
+        Endpoint.__init__(
+            self,
+            *address,
+            connect_timeout_s=pool.connect_timeout_s,
+            max_idle_s=pool.idle_timeout_s,
+            max_response_bytes=pool.max_response_bytes,
+        )
+        Standing.__init__(self, address)
+        self.prober = Endpoint(*address, connect_timeout_s=pool.connect_timeout_s, max_response_bytes=64 * 1024)
+
+    def adopt(self, pool: Pool) -> None:
+        """Its pool has other bounds now."""
+        self.connect_timeout_s = self.prober.connect_timeout_s = pool.connect_timeout_s
+        self.max_idle_s = pool.idle_timeout_s
+        self.max_response_bytes = pool.max_response_bytes
+
+    async def close(self) -> None:
+        await Endpoint.close(self)
+        await self.prober.close()
+
+
+class Parked(Protocol):
+    """Who waits for an endpoint. Called on the loop, at most once in total."""
+
+    tenant: Tenant
+    deadline: float
+
+    def unparked(self) -> None:
+        """An endpoint is usable: ask for a permit."""
+
+    def displaced(self) -> None:
+        """Someone more urgent took the place."""
+
+
+E = TypeVar("E", bound=Standing)
+
+
+class EndpointSet(Generic[E]):
+    """The endpoints of one pool over one protocol. make: builds one for an address."""
+
+    def __init__(
+        self,
+        make: Callable[[Address], E],
+        addresses: Iterable[Address],
+        *,
+        max_parked: int,
+        random: Callable[[], float] = random.random,
+    ) -> None:
+        self._make = make
+        self._random = random
+        self.max_parked = max_parked
+        self._parked: dict[Parked, None] = {}
+        self._absent: dict[str, dict[E, float]] = {}  # model -> who has it not, until when that is believed
+        self._having: dict[str, tuple[float, list[E]]] = {}  # model -> until when, usable ones that may have it
+        self.members: list[E] = []
+        self.usable: list[E] = []
+        self.leaving: list[E] = []
+        self.ejections: dict[Cause, int] = {}
+        self.became_usable: Callable[[], None] = lambda: None  # after nobody was
+        self.assign(addresses)
+
+    def __iter__(self) -> Iterator[E]:
+        return iter(self.members)
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __getitem__(self, index: int) -> E:
+        return self.members[index]
+
+    # Who is there ----------------------------------------------------------------------------------------------
+
+    def assign(self, addresses: Iterable[Address]) -> None:
+        """These are the addresses now. Who stays keeps its connections and record; who goes finishes its calls."""
+        known = {member.address: member for member in self.members}
+        wanted = dict.fromkeys(addresses)
+        back = {member.address: member for member in self.leaving if member.address in wanted}
+        self.leaving = [member for member in self.leaving if member.address not in back]
+        for address, member in known.items():
+            if address not in wanted:
+                member.leaving = True
+                self.leaving.append(member)
+        for member in back.values():
+            member.leaving = False
+        self.members = [known.get(a) or back.get(a) or self._make(a) for a in wanted]
+        self._absent.clear()
+        self.refresh()
+
+    def gone(self) -> list[E]:
+        """Members that left and have nothing under way any more; they are the caller's to close."""
+        done = [member for member in self.leaving if not member.outstanding]
+        if done:
+            self.leaving = [member for member in self.leaving if member.outstanding]
+        return done
+
+    def refresh(self) -> None:
+        """Some state has changed: find out who is usable. O(n)."""
+        reachable = [m for m in self.members if m.reach is not Reach.UNREACHABLE and m.reach is not Reach.NOT_READY]
+        ejected = [member for member in reachable if member.ejection.cause is not None]
+        excess = len(ejected) - most_ejected(len(reachable))
+        if excess > 0:  # others were lost meanwhile: those whose time is over first are used again
+            ejected = sorted(ejected, key=lambda member: member.ejection.until_s)[excess:]
+        out = set(ejected)
+        before = self.usable
+        self.usable = [member for member in reachable if member not in out] if out else reachable
+        self._having.clear()
+        if self.usable and not before:
+            self._unpark_all()
+            self.became_usable()
+
+    def eject(self, endpoint: E, cause: Cause, now: float) -> bool:
+        """Leave an endpoint alone for a while, unless too many are already; whether it was ejected."""
+        again = endpoint.ejection.cause is not None
+        if not again:
+            reachable = ejected = 0
+            for member in self.members:
+                reachable += member.reach is not Reach.UNREACHABLE and member.reach is not Reach.NOT_READY
+                ejected += member.ejection.cause is not None
+            if endpoint.leaving or ejected + 1 > most_ejected(reachable):
+                return False
+            self.ejections[cause] = self.ejections.get(cause, 0) + 1
+            _log.warning("%s:%d is ejected: %s", *endpoint.address, cause.value)
+        endpoint.ejection.eject(cause, now)
+        endpoint.trial = 0
+        self.refresh()
+        return True
+
+    def admit(self, endpoint: E, now: float) -> None:
+        """A probe of an ejected endpoint went well: one call at a time until it has proven itself."""
+        endpoint.ejection.admit(now)
+        endpoint.trial = TRIAL_ANSWERS
+        endpoint.record = Record()
+        endpoint.record.heard_s = now
+        _log.info("%s:%d is on trial again", *endpoint.address)
+        self.refresh()
+
+    def found(self, endpoint: E, reach: Reach) -> None:
+        """What asking an endpoint has shown."""
+        if endpoint.reach is not reach:
+            before, endpoint.reach = endpoint.reach, reach
+            if reach is not Reach.READY:
+                endpoint.probe_due_s = 0.0  # ask again soon
+            if reach is not Reach.READY or before is not Reach.UNKNOWN:
+                _log.info("%s:%d is %s, was %s", *endpoint.address, reach.value, before.value)
+            self.refresh()
+
+    # What came back --------------------------------------------------------------------------------------------
+
+    def erred(self, endpoint: E, status: int, now: float, latency_s: float) -> None:
+        """An answer of 5xx: 500 and 502 count as the server's failures, which `watch` compares with the others'.
+
+        Failing is quick: without the surcharge the endpoint that fails would look like the fastest one.
+        """
+        endpoint.cost.observed(max(latency_s, min(60.0, endpoint.cost.cost_s * 1.5 + 0.001)), now)
+        if status in (500, 502):
+            endpoint.record.erred()
+            if endpoint.trial:
+                self.eject(endpoint, Cause.ERRORS, now)
+        else:
+            endpoint.record.broken = 0
+
+    def broke(self, endpoint: E, now: float) -> None:
+        """An exchange ended without a whole answer."""
+        if endpoint.record.broke() or endpoint.trial:
+            self.eject(endpoint, Cause.BROKEN, now)
+
+    def lacks(self, endpoint: E, model: str, now: float) -> None:
+        """Another endpoint has a model that this one said it has not."""
+        if model not in self._absent and len(self._absent) >= MAX_ABSENT:
+            del self._absent[next(iter(self._absent))]
+        self._absent.setdefault(model, {})[endpoint] = now + ABSENT_S
+        self._having.clear()
+
+    # Who is next -----------------------------------------------------------------------------------------------
+
+    def pick(self, now: float, tried: Sequence[E] = (), model: str = "") -> E | None:
+        """The less loaded of two usable endpoints, none of `tried`, one that has `model` if that is known.
+
+        None: there is none. The endpoint's clock for stuck servers starts here if it was idle.
+        """
+        usable = self.usable
+        if tried or (self._absent and model in self._absent):
+            usable = self._narrowed(now, tried, model)
+        count = len(usable)
+        if count > 1:
+            one, other = two_of(count, self._random)
+            best, second = usable[one], usable[other]
+            if best.cost.load(best.outstanding, now) > second.cost.load(second.outstanding, now):
+                best, second = second, best
+            if best.trial and best.outstanding and not second.trial:
+                best = second
+        elif count:
+            best = usable[0]
+        else:
+            return None
+        if not best.outstanding:
+            best.record.heard_s = now
+        return best
+
+    def _narrowed(self, now: float, tried: Sequence[E], model: str) -> list[E]:
+        usable = self.usable
+        absent = self._absent.get(model)
+        if absent is not None:
+            until, having = self._having.get(model, (0.0, usable))
+            if until <= now:
+                absent = {member: end for member, end in absent.items() if end > now}
+                having = [member for member in usable if member not in absent]
+                if absent:
+                    self._absent[model] = absent
+                    self._having[model] = min(absent.values()), having
+                else:
+                    del self._absent[model]
+            usable = having or usable
+        return [member for member in usable if member not in tried] if tried else usable
+
+    # Where calls wait ------------------------------------------------------------------------------------------
+
+    def park(self, waiter: Parked) -> None:
+        """Wait until somebody is usable; `unpark` when leaving by itself. Raises Refused QUEUE_FULL."""
+        parked = self._parked
+        if len(parked) >= self.max_parked:
+            band = waiter.tenant.tier.band
+            last = max(reversed(parked), key=lambda each: each.tenant.tier.band, default=None)
+            if last is None or last.tenant.tier.band <= band:
+                message = "no server of this pool is ready and enough calls wait for one"
+                raise Refused(Outcome.QUEUE_FULL, message, retry_after_s=1)
+            del parked[last]
+            last.displaced()
+        parked[waiter] = None
+
+    def unpark(self, waiter: Parked) -> None:
+        """A waiter leaves by itself."""
+        self._parked.pop(waiter, None)
+
+    @property
+    def parked(self) -> int:
+        """How many calls wait for an endpoint."""
+        return len(self._parked)
+
+    def _unpark_all(self) -> None:
+        # The most urgent ask first; for the rest the queue keeps its order.
+        waiters = sorted(self._parked, key=lambda each: (each.tenant.tier.band, each.deadline))
+        self._parked.clear()
+        for waiter in waiters:
+            waiter.unparked()
+
+    async def close(self) -> None:
+        """Close what is kept open."""
+        for member in (*self.members, *self.leaving):
+            await member.close()

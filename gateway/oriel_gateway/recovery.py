@@ -1,0 +1,202 @@
+"""What a call does when its upstream does not answer, or another one has to: wait, try again, send a second copy.
+
+`Recovery` is the part of `call.Call` that a call in no trouble never enters. What may be sent again is decided in
+`attempts`, second copies are sent by `hedge`.
+"""
+
+from time import monotonic
+from typing import TYPE_CHECKING, cast
+
+from oriel_gateway.attempts import Tries
+from oriel_gateway.endpoints import HttpEndpoint
+from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.hedge import Hedge
+from oriel_gateway.pools import PoolGate
+from oriel_gateway.targets import Target
+from oriel_policies.documents import Tenant
+from oriel_policies.queue import Ticket
+from oriel_wire.engine.upstream import ResponseSink, UpstreamConnection
+from oriel_wire.errors import UpstreamError, UpstreamUnreachable
+from oriel_wire.h1 import RequestHead, ResponseHead
+
+if TYPE_CHECKING:
+    from oriel_gateway.core import Gateway
+
+__all__ = ["ANSWERING", "COLLECT", "DONE", "JOINED", "QUEUED", "SENDING", "Recovery"]
+
+COLLECT, QUEUED, JOINED, SENDING, ANSWERING, DONE = range(6)
+
+
+class Recovery:
+    """State of a call that its recovery needs; see `call.Call` for the rest. Times are monotonic seconds."""
+
+    state = COLLECT
+    queued_s = 0.0
+    permit_s = 0.0
+    sent_s = 0.0
+    head: RequestHead
+    tenant: Tenant
+    target: Target
+    deadline: float
+    _gateway: "Gateway"
+    _gate: PoolGate
+    _pending: list[bytes | bytearray] | None = None
+    _pending_bytes = 0
+    _held_bytes = 0  # of the pool's byte budget
+    _ticket: Ticket | None = None
+    _connection: UpstreamConnection | None = None
+    _endpoint: HttpEndpoint | None = None
+    _parked = False  # nobody can be asked: waits without a permit
+    _tries: Tries | None = None
+    _hedge: Hedge | None = None
+    stick = ""  # what chooses the endpoint, "" = whichever is least busy
+
+    def enter(self) -> None:
+        raise NotImplementedError
+
+    def _send(self, now: float) -> None:
+        raise NotImplementedError
+
+    def refuse(self, refused: Refused) -> None:
+        raise NotImplementedError
+
+    def response(self, head: ResponseHead, data: bytes, complete: bool) -> None:
+        raise NotImplementedError
+
+    def displaced(self) -> None:
+        raise NotImplementedError
+
+    # Nobody can be asked ---------------------------------------------------------------------------------------
+
+    def _park(self) -> None:
+        """Nobody can be asked: wait without a permit until somebody can, or until the deadline."""
+        self.state = QUEUED
+        gate = self._gate
+        size = self._pending_bytes - self._held_bytes
+        if size > 0 and not gate.hold(size, urgent=self.tenant.tier.band == self._gateway.top_band):
+            self.refuse(Refused(Outcome.QUEUE_FULL, "too many bytes wait for this pool", retry_after_s=1))
+            return
+        self._held_bytes += max(0, size)
+        self._parked = True
+        try:
+            gate.endpoints.park(self)
+        except Refused as refused:
+            self.refuse(refused)
+
+    def unparked(self) -> None:
+        """Somebody can be asked: to the queue, with the time waited so far."""
+        self._parked = False
+        queued_s = self.queued_s
+        self.enter()
+        self.queued_s = queued_s
+
+    def _nobody(self) -> None:
+        gate = self._gate
+        if gate.endpoints.usable:
+            self.refuse(Refused(Outcome.UPSTREAM_UNREACHABLE, "no server of this pool can be reached", retry_after_s=1))
+            return
+        ticket, self._ticket = self._ticket, None
+        self._tries = None
+        self.permit_s = 0.0
+        gate.give_back(ticket)
+        self._park()
+
+    def _sticky(self, now: float) -> HttpEndpoint | None:
+        """The endpoint that the call's key chooses among those that can be asked."""
+        gate, tries = self._gate, self._tries
+        endpoint = gate.sticky.pick(gate.endpoints.usable, self.stick, tries.tried if tries is not None else ())
+        if endpoint is not None and not endpoint.outstanding:
+            endpoint.record.heard_s = now
+        return endpoint
+
+    @property
+    def _kept(self) -> bool:
+        """Whether the body is here to be sent (again)."""
+        return self._pending is not None or not self._pending_bytes
+
+    # It did not answer, or not the call ------------------------------------------------------------------------
+
+    def failed(self, error: UpstreamError) -> None:
+        """The upstream did not answer, or stopped in its answer; `attempts` says what may be sent again."""
+        self._connection = None
+        endpoint, self._endpoint = self._endpoint, None
+        now = monotonic()
+        if self.state == SENDING and endpoint is not None:
+            tries = self._tries or Tries(self._gate, self.target.name)
+            hedge = self._hedge
+            if hedge is not None and hedge.flying:
+                return  # the second copy is the call's now
+            twice = self._kept and (self.target.plan.idempotent or self._only_reads)
+            # What was written and not kept can only be sent again if nothing was written.
+            if (self._kept or not self.sent_s) and tries.after_failure(endpoint, error, now, twice=twice):
+                self._tries = tries
+                self.sent_s = 0.0
+                self._send(now)
+                return
+        elif endpoint is not None:
+            self._gate.endpoints.broke(endpoint, now)
+        if isinstance(error, UpstreamUnreachable):
+            self.refuse(Refused(Outcome.UPSTREAM_UNREACHABLE, str(error), retry_after_s=1))
+        else:
+            self.refuse(Refused(Outcome.UPSTREAM_BROKEN, str(error), retry_after_s=1))
+
+    @property
+    def _only_reads(self) -> bool:
+        return not self._pending_bytes and self.head.method in ("GET", "HEAD")
+
+    def _elsewhere(self, endpoint: HttpEndpoint, status: int, data: bytes, now: float) -> bool:
+        """This endpoint surely did not execute the call and another one may: ask that."""
+        if not self._kept or self._hedge is not None:
+            return False
+        tries = self._tries or Tries(self._gate, self.target.name)
+        if not tries.after_answer(endpoint, status, data, now, model=self.target.kind == "model"):
+            return False
+        self._tries = tries
+        self._connection = self._endpoint = None
+        self.sent_s = 0.0
+        self._send(now)
+        return True
+
+    # The second copy (see `hedge`) -----------------------------------------------------------------------------
+
+    @property
+    def first_flying(self) -> bool:
+        """Whether the first copy may still be answered."""
+        return self._endpoint is not None
+
+    def second_endpoint(self, now: float) -> HttpEndpoint | None:
+        """Where a second copy may go now, paid from the retry budget; None: nowhere."""
+        first = self._endpoint
+        if self.state != SENDING or first is None or self._tries is not None or not self._kept:
+            return None
+        second = self._gate.endpoints.pick(now, (first,), self.target.name)
+        return second if second is not None and self._gate.retries.spend(now) else None
+
+    def take(self, hedge: Hedge, head: ResponseHead, data: bytes, complete: bool) -> None:
+        """The second copy was answered first: it is the call's from here on."""
+        self._drop_first(monotonic())
+        self._endpoint = hedge.endpoint
+        self.sent_s = hedge.sent_s
+        self._connection = hedge.connection
+        if not complete and hedge.connection is not None:
+            hedge.connection.sink = cast(ResponseSink, self)
+        self._hedge = None
+        self.response(head, data, complete)
+
+    def _drop_first(self, now: float) -> None:
+        endpoint, self._endpoint = self._endpoint, None
+        if self._connection is not None:
+            self._connection.abandon()
+            self._connection = None
+            assert endpoint is not None
+            endpoint.cost.observed(now - self.sent_s, now)  # at least that
+        elif endpoint is not None and not self.sent_s:
+            endpoint.forget(cast(ResponseSink, self))
+
+    def _settle(self, status: int, now: float) -> None:
+        """The answer is here: no other copy is needed."""
+        if self._hedge is not None:
+            self._hedge.cancel()
+            self._hedge = None
+        if self._tries is not None:
+            self._tries.answered(status, now)

@@ -1,0 +1,246 @@
+"""Looks after the endpoints of all pools: looks addresses up, probes, ejects the worse ones, tries them again.
+
+One timer, ten times a second; what takes time is a callback or a task that ends with `close`.
+
+* A pool with a probe path asks every endpoint for it each `probe_interval_s` (jittered; fewer when there are many:
+  at most 100 probes a second and pool). 2xx is ready; any other answer, redirects included, is not.
+* An endpoint that refuses connections or is not ready is asked again four times a second.
+* An endpoint with work from which nothing came for a quarter of a second is asked at once; no answer within 0.4 s: it
+  is stuck. A pool without a probe path judges that by the history of its endpoints.
+* An ejected endpoint is probed when its time is over (without a path: connected to) and then on trial.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from random import random
+from time import monotonic
+from typing import Any
+
+from oriel_gateway.discovery import Address, Discovery, DiscoveryFailed, DnsDiscovery
+from oriel_gateway.endpoints import EndpointSet, HttpEndpoint, Reach, Standing
+from oriel_gateway.grpc_endpoint import GrpcEndpoint
+from oriel_gateway.pools import PoolGate
+from oriel_policies.ejection import SUSPECT_S, Cause, outliers, silent_for_too_long
+from oriel_wire.engine.upstream import UpstreamConnection
+from oriel_wire.errors import UpstreamError, UpstreamUnreachable
+from oriel_wire.h1 import ResponseHead
+
+__all__ = ["Watch"]
+
+_log = logging.getLogger(__name__)
+TICK_S = 0.1
+AGAIN_S = 0.25
+SUSPECT_ANSWER_S = 0.4
+PROBE_TIMEOUT_S = 1.0
+PROBES_PER_S = 100
+PROBES_PER_TICK = 20
+MISSES = 2  # regular probes in a row without an answer
+COMPARE_EVERY = 10  # ticks
+FIRST_LOOK_TICKS = 30
+
+Done = Callable[[Reach | None], None]
+
+
+class _HttpProbe:
+    """One probe as a ResponseSink. done: told the reach once, None for no answer in time."""
+
+    __slots__ = ("_connection", "_done", "_endpoint", "_request", "_timer")
+
+    def __init__(self, endpoint: HttpEndpoint, path: str, timeout_s: float, done: Done) -> None:
+        self._done: Done | None = done
+        self._endpoint = endpoint
+        self._connection: UpstreamConnection | None = None
+        head = f"GET {path} HTTP/1.1\r\n".encode("ascii") + endpoint.host_line + b"\r\n\r\n"
+        self._request = head if path else b""
+        self._timer = asyncio.get_running_loop().call_later(timeout_s, self._end, None)
+        connection = endpoint.prober.begin(self, monotonic(), fresh=not path)
+        if connection is not None:
+            self.connected(connection)
+
+    def connected(self, connection: UpstreamConnection) -> None:
+        self._connection = connection
+        if self._request:
+            connection.transport.write(self._request)
+            connection.request_done = True
+        else:
+            self._end(Reach.READY)
+
+    def response(self, head: ResponseHead, data: bytes, complete: bool) -> None:
+        if complete:
+            self._connection = None
+        self._end(Reach.READY if 200 <= head.status < 300 else Reach.NOT_READY)
+
+    def response_data(self, data: bytes, complete: bool) -> None:
+        """The status was enough."""
+
+    def failed(self, error: UpstreamError) -> None:
+        self._connection = None
+        self._end(Reach.UNREACHABLE if isinstance(error, UpstreamUnreachable) else None)
+
+    def upstream_writable(self, writable: bool) -> None:
+        """A probe fits into any buffer."""
+
+    def _end(self, reach: Reach | None) -> None:
+        done, self._done = self._done, None
+        if done is None:
+            return
+        self._timer.cancel()
+        if self._connection is not None:
+            self._connection.abandon()
+            self._connection = None
+        elif reach is None:
+            self._endpoint.prober.forget(self)
+        done(reach)
+
+
+class Watch:
+    """See the module's head. pools: looked at anew each tick, so that a reload needs to tell nobody.
+
+    looked: every endpoint was asked once, or 3 s have passed: before that a gateway does not know whom it can ask.
+    """
+
+    def __init__(self, pools: Callable[[], Mapping[str, PoolGate]]) -> None:
+        self._pools = pools
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._looking: dict[EndpointSet[Any], float] = {}
+        self._asked: set[EndpointSet[Any]] = set()  # whose name was looked up once, with whatever result
+        self.looked = False
+        self._ticks = 0
+        self._turn = 0
+        self._left = 0
+        self._timer = self._loop.call_soon(self._tick)
+
+    @staticmethod
+    def discover(address: Address) -> Discovery:
+        """How the name of a pool is looked up."""
+        return DnsDiscovery(*address)
+
+    async def close(self) -> None:
+        """Stop looking; probes under way end with their endpoints."""
+        self._timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _tick(self) -> None:
+        self._timer = self._loop.call_later(TICK_S, self._tick)
+        self._ticks += 1
+        self._left = PROBES_PER_TICK
+        pools = self._pools()
+        for gate in pools.values():
+            self._look_after(gate, gate.endpoints, gate.pool.discover)
+            self._look_after(gate, gate.grpc, gate.pool.grpc_discover)
+        if not self.looked:
+            self.looked = self._ticks > FIRST_LOOK_TICKS or all(map(self._has_looked, pools.values()))
+
+    def _has_looked(self, gate: PoolGate) -> bool:
+        if gate.pool.discover is not None and gate.endpoints not in self._asked:
+            return False
+        return not gate.pool.probe or all(member.reach is not Reach.UNKNOWN for member in gate.endpoints)
+
+    def _look_after(self, gate: PoolGate, these: EndpointSet[Any], name: Address | None) -> None:
+        now = monotonic()
+        if name is not None and self._looking.get(these, 0.0) <= now:
+            self._looking[these] = now + 60.0
+            self._run(self._look_up(these, self.discover(name)))
+        for gone in these.gone() if these.leaving else ():
+            self._run(gone.close())
+        path = gate.pool.probe
+        several = len(these.members) > 1
+        for member in self._in_turn(these):
+            if member.heard:
+                member.heard = False
+                member.record.heard_s = now
+            if member.probing:
+                continue
+            if member.reach is Reach.UNREACHABLE or member.reach is Reach.NOT_READY:
+                if now >= member.probe_due_s:
+                    self._probe(these, member, path, PROBE_TIMEOUT_S)
+            elif member.ejection.cause is not None:
+                if now >= member.ejection.until_s:
+                    self._probe(these, member, path, PROBE_TIMEOUT_S)
+            elif several and member.outstanding and now - member.record.heard_s > SUSPECT_S:
+                if path:
+                    self._probe(these, member, path, SUSPECT_ANSWER_S, suspect=True)
+                elif silent_for_too_long(member.record, now) and self._others_answer(these, member, now):
+                    these.eject(member, Cause.STUCK, now)
+            elif path and now >= member.probe_due_s:
+                self._probe(these, member, path, PROBE_TIMEOUT_S)
+            if member.probing:
+                share = len(these.members) / PROBES_PER_S
+                again_s = max(gate.pool.probe_interval_s, share)
+                if member.reach in (Reach.UNREACHABLE, Reach.NOT_READY):
+                    again_s = min(again_s, max(AGAIN_S, share))
+                member.probe_due_s = now + again_s * (0.9 + 0.2 * random())
+        if self._ticks % COMPARE_EVERY == 0 and several:
+            for index, cause in outliers([member.record for member in these.members]):
+                member = these.members[index]
+                if member.ejection.cause is None:
+                    these.eject(member, cause, now)
+
+    def _in_turn(self, these: EndpointSet[Any]) -> Iterator[Standing]:
+        """All members, beginning elsewhere each time: the bound on probes must not always spare the same ones."""
+        members = these.members
+        self._turn += 7
+        start = self._turn % len(members) if members else 0
+        yield from members[start:]
+        yield from members[:start]
+
+    def _others_answer(self, these: EndpointSet[Any], stuck: Standing, now: float) -> bool:
+        return any(m is not stuck and now - m.record.heard_s < SUSPECT_S and m.record.answers for m in these.members)
+
+    def _probe(
+        self, these: EndpointSet[Any], member: Standing, path: str, timeout_s: float, *, suspect: bool = False
+    ) -> None:
+        if self._left <= 0:
+            return
+        self._left -= 1
+        member.probing = True
+
+        def done(reach: Reach | None) -> None:
+            now = monotonic()
+            member.probing = False
+            if reach is None:
+                self._missed(these, member, suspect, now)
+                return
+            member.probe_misses = 0
+            these.found(member, reach)
+            if reach is Reach.READY:
+                if suspect:
+                    member.record.heard_s = now
+                elif member.ejection.cause is not None and now >= member.ejection.until_s:
+                    these.admit(member, now)
+
+        if isinstance(member, HttpEndpoint):
+            _HttpProbe(member, path, timeout_s, done)
+        elif isinstance(member, GrpcEndpoint):
+            self._run(member.probe(timeout_s, bool(path), done))
+
+    def _missed(self, these: EndpointSet[Any], member: Standing, suspect: bool, now: float) -> None:
+        """No answer in time: worth an ejection if it has work that nothing came back from, or did not answer twice."""
+        member.probe_misses += 1
+        if member.ejection.cause is not None:
+            these.eject(member, member.ejection.cause, now)
+        elif suspect or member.probe_misses >= MISSES:
+            these.eject(member, Cause.STUCK, now)
+
+    async def _look_up(self, these: EndpointSet[Any], discovery: Discovery) -> None:
+        every_s = discovery.every_s
+        try:
+            found = await discovery.lookup()
+            if found != tuple(sorted(member.address for member in these.members)):
+                these.assign(found)
+        except DiscoveryFailed as error:
+            _log.warning("the last known addresses stay: %s", error)
+            every_s = min(every_s, 1.0)
+        self._asked.add(these)
+        if not these.usable:
+            every_s = min(every_s, 1.0)
+        self._looking[these] = monotonic() + every_s * (0.9 + 0.2 * random())

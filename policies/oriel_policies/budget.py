@@ -1,0 +1,51 @@
+"""How much may be sent twice: a budget in proportion to the traffic, so that retries never become the load.
+
+In any 10 s that end with a repeat, repeats are at most one in ten of the requests, rounded up (the "retry budget" of
+Google's SRE book, chapter 21, and of Finagle's `RetryBudget`; here without a floor of so many per second).
+"""
+
+from math import ceil
+
+__all__ = ["MAX_ATTEMPTS", "RetryBudget"]
+
+MAX_ATTEMPTS = 2
+RATIO = 0.1
+WINDOW_S = 10
+
+
+class RetryBudget:
+    """Requests and repeats of the last seconds. Times are monotonic seconds; one that goes back counts as now.
+
+    Counted in whole seconds on the safe side: requests of a second that is partly out of the window are not counted,
+    repeats are.
+    """
+
+    __slots__ = ("_repeats", "_requests", "_second", "spent")
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._requests = [0] * WINDOW_S
+        self._repeats = [0] * (WINDOW_S + 1)
+        self.spent = 0
+
+    def requested(self, now: float) -> None:
+        """A request came in."""
+        if now >= self._second + 1:
+            self._turn(int(now))
+        self._requests[0] += 1
+
+    def spend(self, now: float) -> bool:
+        """Take one repeat; False: there is none left, and nothing was taken."""
+        if now >= self._second + 1:
+            self._turn(int(now))
+        if sum(self._repeats) + 1 > ceil(RATIO * sum(self._requests)):
+            return False
+        self._repeats[0] += 1
+        self.spent += 1
+        return True
+
+    def _turn(self, second: int) -> None:
+        passed = min(second - self._second, WINDOW_S + 1)
+        self._second = second
+        self._requests = ([0] * passed + self._requests)[:WINDOW_S]
+        self._repeats = ([0] * passed + self._repeats)[: WINDOW_S + 1]

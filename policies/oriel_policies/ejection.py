@@ -1,0 +1,121 @@
+"""Which endpoints of a pool are worse than the others, and for how long they are left alone.
+
+Passive outlier detection, after Envoy's (`envoy.config.cluster.v3.OutlierDetection`): an endpoint is judged by what
+came back from it, against the rest of its pool, never by itself; it comes back by a probe, after a time that doubles;
+and at most half of a pool is ejected (the panic threshold), because an error that all share is not the endpoints'.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+__all__ = ["Cause", "Ejection", "Record", "most_ejected", "outliers", "silent_for_too_long"]
+
+BROKEN_IN_A_ROW = 3
+MIN_ANSWERS = 20
+ERROR_RATE = 0.5
+SLOWER = 5.0
+SLOWER_S = 0.1
+BASE_S = 1.0
+LONGEST_S = 60.0
+FORGIVEN_S = 30.0
+SUSPECT_S = 0.25  # nothing came back for that long: ask whether anybody is there
+SILENT_S = 0.6
+SILENT_ANSWERS = 5.0  # times what an answer usually takes
+_ALPHA = 0.1
+
+
+class Cause(StrEnum):
+    """Why an endpoint was ejected; the metric label."""
+
+    BROKEN = "broken"
+    ERRORS = "errors"
+    LATENCY = "latency"
+    STUCK = "stuck"
+
+
+class Record:
+    """What came back from one endpoint. error_rate, mean_s: exponentially weighted; broken: exchanges in a row without
+    an answer; heard_s: when a byte came, or when it got work after none."""
+
+    __slots__ = ("answers", "broken", "error_rate", "heard_s", "mean_s")
+
+    def __init__(self) -> None:
+        self.answers = 0
+        self.broken = 0
+        self.error_rate = 0.0
+        self.mean_s = 0.0
+        self.heard_s = 0.0
+
+    def answered(self, latency_s: float) -> None:
+        """An answer that is not an error of the server."""
+        self.answers += 1
+        self.broken = 0
+        self.error_rate -= _ALPHA * self.error_rate
+        self.mean_s += (_ALPHA if self.answers > 1 else 1.0) * (latency_s - self.mean_s)
+
+    def erred(self) -> None:
+        """A whole answer that says the server failed."""
+        self.answers += 1
+        self.broken = 0
+        self.error_rate += _ALPHA * (1.0 - self.error_rate)
+
+    def broke(self) -> bool:
+        """No whole answer: closed, reset, unreadable. True: that is too often in a row."""
+        self.broken += 1
+        self.error_rate += _ALPHA * (1.0 - self.error_rate)
+        return self.broken >= BROKEN_IN_A_ROW
+
+
+class Ejection:
+    """How long one endpoint is left alone: 1 s, doubled each time up to 60 s; forgiven after 30 s of good service."""
+
+    __slots__ = ("_times", "cause", "until_s")
+
+    def __init__(self) -> None:
+        self.cause: Cause | None = None
+        self.until_s = 0.0
+        self._times = 0
+
+    def eject(self, cause: Cause, now: float) -> None:
+        """Leave it alone from now on; also when a probe failed."""
+        if self.cause is None and now > self.until_s + FORGIVEN_S:
+            self._times = 0
+        self.cause = cause
+        self.until_s = now + min(LONGEST_S, BASE_S * 2.0**self._times)
+        self._times = min(self._times + 1, 16)
+
+    def admit(self, now: float) -> None:
+        """A probe went well."""
+        self.cause = None
+        self.until_s = now
+
+
+def most_ejected(count: int) -> int:
+    """How many of `count` endpoints that could be used may be ejected at once."""
+    return count // 2
+
+
+def outliers(records: Sequence[Record]) -> list[tuple[int, Cause]]:
+    """(index, cause) of endpoints that fail or are slow while the others are not. O(n log n)."""
+    known = [(index, record) for index, record in enumerate(records) if record.answers >= MIN_ANSWERS]
+    if len(known) < 2:
+        return []
+    out = []
+    total = sum(record.error_rate for _, record in known)
+    middle_s = sorted(record.mean_s for _, record in known)[(len(known) - 1) // 2]
+    for index, record in known:
+        others = (total - record.error_rate) / (len(known) - 1)
+        if record.error_rate > ERROR_RATE and record.error_rate > 3.0 * others:
+            out.append((index, Cause.ERRORS))
+        elif record.mean_s > SLOWER * middle_s and record.mean_s > middle_s + SLOWER_S:
+            out.append((index, Cause.LATENCY))
+    return out
+
+
+def silent_for_too_long(record: Record, now: float) -> bool:
+    """Whether an endpoint with work under way, and nobody to probe it, is silent for longer than it ever takes.
+
+    Judged only by a history: the first call of a slow model looks the same as a stuck server.
+    """
+    silence_s = now - record.heard_s
+    return record.answers >= MIN_ANSWERS and silence_s > max(SILENT_S, SILENT_ANSWERS * record.mean_s)

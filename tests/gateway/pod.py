@@ -1,0 +1,48 @@
+"""A model server of twenty lines as a process of its own: killed, stopped and resumed by tests.
+
+python pod.py PORT WORK_MS: answers POST after WORK_MS with its pid; every execution is one line on stdout.
+"""
+
+import asyncio
+import os
+import sys
+import time
+
+
+def timeout_ms(head: str) -> int:
+    return next((int(line[19:]) for line in head.split("\r\n") if line.startswith("x-oriel-timeout-ms:")), 60_000)
+
+
+async def serve(port: int, work_s: float) -> None:
+    async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+                length = next((int(line[15:]) for line in head.split("\r\n") if line.startswith("content-length:")), 0)
+                body = await reader.readexactly(length)
+                if head.startswith("post"):
+                    # A caller that left is not worked for, as in any server that looks.
+                    left = asyncio.ensure_future(reader.read(1))
+                    due = time.monotonic() + timeout_ms(head) / 1000.0
+                    await asyncio.wait((left,), timeout=work_s)
+                    if left.done() or time.monotonic() > due:
+                        left.cancel()
+                        return
+                    left.cancel()
+                    await asyncio.wait((left,))
+                    os.write(1, b"ran " + body + b"\n")
+                answer = str(os.getpid()).encode()
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(answer), answer))
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(one, "127.0.0.1", port)
+    os.write(1, b"port %d\n" % server.sockets[0].getsockname()[1])
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(int(sys.argv[1]), float(sys.argv[2]) / 1000.0))
