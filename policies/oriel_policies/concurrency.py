@@ -1,0 +1,211 @@
+"""How many calls a pool should hold at once, learned from their latency. Pure: told what ended, says how many may run.
+
+What a pool holds beyond what it can work on only waits there, where nobody can reorder it any more. Latency tells:
+
+* By Little's law (1961) a full pool of limit L and mean latency W answers L / W calls a second. The gradient of latency
+  over the limit is therefore all there is to know: 0 (W stays while L grows) is free room, 1 (W grows as L does) is
+  waiting. TCP Vegas (Brakmo, Peterson 1995) and Netflix's concurrency-limits (Gradient2) read it off one unloaded
+  latency. A server that batches has none: its latency grows with the batch *and* so does what it answers. So two
+  limits are compared directly, one after the other, by L / W.
+* The limits tried are a ladder of steps of about the square root of two. Wanted is the lowest rung that gives KEEP of
+  the best.
+
+A *window* is so many calls, all of them begun while the limit stood and calls of the limit before had left. It counts
+only if the pool was full all the time; a pool with free permits learns nothing and keeps its limit. The search first
+doubles while that helps, then halves while that costs nothing. From then on windows at the base alternate with windows
+at a rung beside it, rarer and rarer while nothing is found. What the base window says of the pool's mood (another
+mix of calls, a neighbour on the machine) scales everything known, so that rungs are compared with each other and not
+with yesterday. Load reports (ORCA) say on which side to look; latencies decide, so a false report does no harm.
+"""
+
+from itertools import cycle
+
+__all__ = ["LearnedLimit", "ladder"]
+
+KEEP = 0.97  # share of the best rate that is worth keeping with fewer calls in the pool
+CLIMB = 1.05  # a doubled limit has to bring so much
+FAST = 1.2  # a rung beside the base that brings so much is no noise: search again from there
+MOOD = 0.6  # a base whose rate falls to this share, or rises to its inverse, is searched anew
+WEIGHT = 0.3  # of the newest window in what is known of a rung
+ENOUGH = 2  # windows before a rung may become the base
+REST = 8  # base windows between two looks beside it, at most
+LEAST_CALLS = 16
+LEAST_S = 0.05
+START = 8
+
+
+def ladder(ceiling: int) -> tuple[int, ...]:
+    """The limits that are tried, ascending: 1 to `ceiling` in steps of about the square root of two."""
+    rungs = {min(ceiling, round(2.0 ** (half / 2.0))) for half in range(2 * ceiling.bit_length() + 1)}
+    return tuple(sorted(rungs | {ceiling}))
+
+
+class LearnedLimit:
+    """`limit` is between 1 and `ceiling`; read it after every call of a method. One writer."""
+
+    def __init__(self, ceiling: int, *, start: int = START) -> None:
+        self._rungs = ladder(max(1, ceiling))
+        self._base = max(index for index, rung in enumerate(self._rungs) if rung <= max(1, start))
+        self._tried = self._base
+        self._rates = [0.0] * len(self._rungs)
+        self._seen = [0] * len(self._rungs)
+        self._step = 2  # of the search, in rungs: 2 up, -2 down, 0: it is over
+        self._missed = False
+        self._offsets = cycle((1, -1, 1, -1, 2, -1, 1, -2))
+        self._side = 0
+        self._rest = 1
+        self._rested = 0
+        self._mood = 1.0  # of the latest base window: its rate over what was known
+        self._moody = 0
+        self.limit = self._rungs[self._base]
+        self._begin(0.0)
+
+    def __repr__(self) -> str:
+        return f"<LearnedLimit {self.limit} base={self._rungs[self._base]}>"
+
+    @property
+    def base(self) -> int:
+        """The limit that is held for good; `limit` differs from it while another one is tried."""
+        return self._rungs[self._base]
+
+    def calm(self) -> None:
+        """The pool had a free permit: what was being measured is void, and nothing is tried while nobody waits."""
+        if self._tried != self._base and not self._step:
+            self._try(self._base, self._from)
+        else:
+            self._begin(self._from)
+
+    def reported(self, side: int) -> None:
+        """A server says it has room (1), more than it can use (-1), or neither (0)."""
+        self._side = side
+
+    def refused(self, now: float) -> None:
+        """A server turned a call away because it holds too many: one rung down, and the rungs above are unknown."""
+        self._step = 0
+        for index in range(self._tried, len(self._rungs)):
+            self._rates[index], self._seen[index] = 0.0, 0
+        self._move(max(0, min(self._base, self._tried) - 1), now)
+
+    def ended(self, held_s: float, now: float) -> bool:
+        """A call held its permit for `held_s` until `now`, while others waited. True if `limit` is another one now."""
+        began = now - held_s
+        if began < self._from:
+            return False
+        if self._settling:
+            # All that runs now began under this limit, beside calls that may not have: the next ones count.
+            self._settling = False
+            self._from = now
+            return False
+        self._count += 1
+        self._sum_s += held_s
+        if self._count < max(LEAST_CALLS, 2 * self.limit) or now - self._from < LEAST_S:
+            return False
+        before = self.limit
+        self._window(self.limit * self._count / max(self._sum_s, 1e-9), now)
+        return self.limit != before
+
+    # Windows ---------------------------------------------------------------------------------------------------
+
+    def _begin(self, now: float) -> None:
+        self._from = now
+        self._settling = True
+        self._count = 0
+        self._sum_s = 0.0
+
+    def _try(self, index: int, now: float) -> None:
+        self._tried = index
+        self.limit = self._rungs[index]
+        self._begin(now)
+
+    def _move(self, index: int, now: float) -> None:
+        self._base = index
+        self._rest, self._rested = 1, 0
+        self._moody = 0
+        self._try(index, now)
+
+    def _window(self, rate: float, now: float) -> None:
+        if self._step:
+            self._search(rate, now)
+        elif self._tried == self._base:
+            self._held(rate, now)
+        else:
+            self._looked(rate, now)
+
+    def _search(self, rate: float, now: float) -> None:
+        tried, step = self._tried, self._step
+        best = max([known for index, known in enumerate(self._rates) if index != tried], default=0.0)
+        self._rates[tried], self._seen[tried] = rate, ENOUGH
+        if step > 0:
+            # A server that runs whole batches may answer less at one and a half of them than at one: look once more.
+            missed_before, self._missed = self._missed, rate < CLIMB * best
+            if (not self._missed or not missed_before) and tried < len(self._rungs) - 1:
+                self._try(min(tried + step, len(self._rungs) - 1), now)
+                return
+            self._step = step = -2
+            self._base = tried = self._lowest()
+        elif rate < KEEP * best:
+            self._step = 0
+            self._move(self._lowest(), now)
+            return
+        lower = next((index for index in range(max(0, tried + step), -1, step) if not self._seen[index]), None)
+        if lower is None or tried == 0:
+            self._step = 0
+            self._move(self._lowest(), now)
+        else:
+            self._try(lower, now)
+
+    def _held(self, rate: float, now: float) -> None:
+        known = self._rates[self._base] or rate
+        self._mood = rate / known
+        if not MOOD < self._mood < 1.0 / MOOD:
+            self._moody += 1
+            if self._moody >= 2:
+                self._restart(now)
+                return
+        else:
+            self._moody = 0
+            change = 1.0 + WEIGHT * (self._mood - 1.0)
+            self._rates = [each * change for each in self._rates]
+        self._rates[self._base] = self._rates[self._base] or rate
+        self._seen[self._base] = max(self._seen[self._base], ENOUGH)
+        self._rested += 1
+        beside = self._base + (self._side or next(self._offsets))
+        self._side = 0
+        if self._rested < self._rest or not 0 <= beside < len(self._rungs):
+            self._begin(now)
+        else:
+            self._rested = 0
+            self._try(beside, now)
+
+    def _looked(self, rate: float, now: float) -> None:
+        tried, base = self._tried, self._base
+        rate /= self._mood  # in the mood in which all else is known
+        known = self._rates[tried]
+        self._rates[tried] = known + WEIGHT * (rate - known) if known else rate
+        self._seen[tried] += 1
+        if tried > base and rate > FAST * self._rates[base]:
+            self._base = tried
+            self._restart(now)
+            return
+        found = self._lowest()
+        if found != base:
+            self._move(found, now)
+        else:
+            self._rest = min(2 * self._rest, REST)
+            self._try(base, now)
+
+    def _restart(self, now: float) -> None:
+        """Forget all rungs and search from the base."""
+        self._rates = [0.0] * len(self._rungs)
+        self._seen = [0] * len(self._rungs)
+        self._step, self._missed = 2, False
+        self._move(self._base, now)
+
+    def _lowest(self) -> int:
+        """The lowest rung that gives KEEP of the best; the base keeps its place for a little less."""
+        known = [index for index, seen in enumerate(self._seen) if seen >= ENOUGH]
+        best = max([self._rates[index] for index in known], default=0.0)
+        lowest = next((index for index in known if self._rates[index] >= KEEP * best), self._base)
+        if lowest > self._base and self._rates[self._base] >= (KEEP - 0.02) * best:
+            return self._base
+        return lowest
