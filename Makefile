@@ -1,8 +1,9 @@
 # make run: set-up, then everything on this machine with the demo. make test: set-up, then all tests.
-# PYTHON=python3.12 picks the interpreter of a new .venv; ARGS="..." is passed on.
+# PYTHON=python3.12 picks the interpreter of a new .venv; ARGS="..." is passed on; JOBS: test processes at once.
 
 PYTHON ?= python3
 VENV ?= .venv
+JOBS ?= 4
 BIN := $(VENV)/bin
 # An environment knows its own path: a checkout that was moved or copied has to make a new one.
 HERE := $(shell pwd | cksum | cut -d' ' -f1)
@@ -14,7 +15,7 @@ run: $(VENV)/.demo-$(HERE)
 	@exec $(BIN)/oriel up --demo $(ARGS)
 
 test: $(VENV)/.dev-$(HERE)
-	@exec $(BIN)/python -m pytest $(ARGS)
+	@exec $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 # Two distributions of ONNX Runtime cannot share an environment: OpenVINO's has its own.
 test-openvino:

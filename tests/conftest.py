@@ -1,10 +1,43 @@
-"""Asynchronous tests run on what the units run on: uvloop's transports differ from asyncio's own."""
+"""What all tests run on: uvloop, as the units do, and as many processes as `make test` says."""
 
 from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+import pytest
 import uvloop
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def pytest_asyncio_loop_factories(config: Any, item: Any) -> Mapping[str, Callable[[], uvloop.Loop]]:
+    """uvloop's transports differ from asyncio's own."""
     return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
+    """Tests that share something stay in one process; every other goes where there is room."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return together(nodeid)
+
+    return Scheduling(config, log)
+
+
+def together(nodeid: str) -> str:
+    """The name that a test has in common with those that must run in its process, one after the other."""
+    file = nodeid.partition("::")[0]
+    # Whole stacks look for free ports and hand them to their units: two that do so at once could choose the same.
+    if file.startswith("tests/path/"):
+        return "tests/path"
+    return file if shares(file) else nodeid
+
+
+@cache
+def shares(file: str) -> bool:
+    """Whether the file's tests share a fixture that is made once."""
+    return 'scope="module"' in (ROOT / file).read_text()

@@ -119,7 +119,9 @@ def _stats(client: httpx.Client, args: argparse.Namespace) -> None:
 
 
 def _stats_row(model: dict[str, Any]) -> list[object]:
-    """Means per successful request; the batch is rows per execution."""
+    """Means per successful request; the batch is rows per execution, from the sizes of batches if the server has them:
+    some servers do not count the rows of requests that failed or left, but the execution.
+    """
     inference = model.get("inference_stats") or {}
 
     def read(name: str, key: str) -> int:
@@ -131,6 +133,12 @@ def _stats_row(model: dict[str, Any]) -> list[object]:
         return f"{sum(times):.3f}" if times else "-"
 
     executions, rows = int(model.get("execution_count") or 0), int(model.get("inference_count") or 0)
+    sizes = [
+        (int(each.get("batch_size") or 0), int((each.get("compute_infer") or {}).get("count") or 0))
+        for each in model.get("batch_stats") or ()
+    ]
+    if ran := sum(count for _, count in sizes):
+        executions, rows = ran, sum(size * count for size, count in sizes)
     return [
         _text(model.get("name")),
         _text(model.get("version")),

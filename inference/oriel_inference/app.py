@@ -72,7 +72,9 @@ class Unit:
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
     """Run until `stop` is set. Raises StartFailed."""
-    async with open_unit(settings) as unit:
+    async with open_unit(settings, stop=stop) as unit:
+        if stop.is_set():
+            return
         # What exists now lives as long as the process. Walking it again and again cost a stall of some 40 ms each time.
         calm_collector()
         _report(settings, unit)
@@ -110,8 +112,12 @@ async def open_unit(
     *,
     backends: Callable[[str], Backend] = find_backend,
     sink: SpanSink | None = None,
+    stop: asyncio.Event | None = None,
 ) -> AsyncIterator[Unit]:
-    """Start everything, yield when the models are loaded, drain and stop on leaving. Raises StartFailed."""
+    """Start everything, yield when the models are loaded or `stop` is set, drain and stop on leaving.
+
+    Raises StartFailed.
+    """
     if wrong := check_distributions():
         raise StartFailed(wrong)
     clock = LoopClock(asyncio.get_running_loop())
@@ -124,7 +130,7 @@ async def open_unit(
         raise StartFailed(f"{failure.reason}: pass --model-repository DIR") from failure
 
     scripting = Scripting(clock.now)
-    python = PythonBackend(scripting)
+    python = PythonBackend(scripting, environment=settings.load_defaults.python_environment)
 
     def backend_of(name: str) -> Backend:
         return python if name == python.name else backends(name)
@@ -220,9 +226,9 @@ async def open_unit(
         async with asyncio.TaskGroup() as group:
             if metrics_socket is not None:
                 group.create_task(serve_control(control_app(surface), metrics_socket, end_control))
+            loading = asyncio.create_task(control.start(settings.load_models))
             try:
-                await control.start(settings.load_models)
-                if settings.exit_on_error:
+                if await _done(loading, stop) and settings.exit_on_error:
                     _refuse_failures(catalog)
                 yield Unit(
                     http_port=http_server.port if http_server is not None else 0,
@@ -233,6 +239,7 @@ async def open_unit(
                 )
             finally:
                 surface.stopping = True
+                python.stop()  # a load under way is a request under way: it must not hold the others' end up
                 _log.info("stopping: %d request(s) under way have at most %g s", _under_way(catalog), settings.drain_s)
                 grpc_frontend.stop()
                 drains: list[Awaitable[None]] = [http_server.drain(settings.drain_s)] if http_server is not None else []
@@ -241,14 +248,28 @@ async def open_unit(
                 await asyncio.gather(*drains)
                 if cut := _under_way(catalog):
                     _log.warning("stopping: %d request(s) did not end in time and are cut", cut)
-                python.stop()
+                loading.cancel()
+                await asyncio.gather(loading, return_exceptions=True)
                 await control.close()
                 await _end_models(catalog, workers, streams)
+                await python.close()
                 end_control.set()
                 await asyncio.to_thread(encodings.close)
                 await asyncio.to_thread(surface.sink.close)
                 await asyncio.to_thread(surface.meter.close)
                 _log.info("stopped")
+
+
+async def _done(work: asyncio.Task[None], stop: asyncio.Event | None) -> bool:
+    """Wait for `work`, at most until `stop` is set; whether it is done. Raises what it raises."""
+    stopped = asyncio.create_task(stop.wait() if stop is not None else asyncio.Event().wait())
+    try:
+        await asyncio.wait((work, stopped), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopped.cancel()
+    if work.done():
+        work.result()
+    return work.done()
 
 
 def _under_way(catalog: Catalog) -> int:

@@ -212,6 +212,9 @@ def _level(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop; the process's exit code. Raises StartFailed."""
+    from oriel_inference.servers.large_messages import share_memory
+
+    share_memory()  # before imports begin threads
     from oriel_inference.app import serve
     from oriel_inference.repository.defaults import from_backend_config
     from oriel_inference.settings import Settings, available_cores

@@ -152,13 +152,16 @@ class ModelControl:
         ]
         if self._mode == "explicit" and not ready:
             known = set(self._catalog.names())
-            try:
-                names = await asyncio.to_thread(lambda: {n for store in self._stores for n in store.models()})
-            except LoadFailed as failure:
-                _log.warning("the model repository cannot be listed: %s", failure.reason)
-                names = set()
-            entries.extend(sorted(names - known))
+            entries.extend(sorted(await self._stored() - known))
         return entries
+
+    async def _stored(self) -> set[str]:
+        """The models of all repositories; none if these cannot be listed."""
+        try:
+            return await asyncio.to_thread(lambda: {n for store in self._stores for n in store.models()})
+        except LoadFailed as failure:
+            _log.warning("the model repository cannot be listed: %s", failure.reason)
+            return set()
 
     async def load(
         self, name: str, *, config: pb.ModelConfig | None = None, files: Mapping[str, bytes] | None = None
@@ -171,13 +174,14 @@ class ModelControl:
 
     async def unload(self, name: str, *, dependents: bool = False) -> None:
         """Take a model out of service; its requests in flight finish afterwards. dependents: also the models of an
-        ensemble's steps, but for those somebody asked for by name or another ensemble runs on. Raises InferenceError.
+        ensemble's steps, but for those somebody asked for by name or another ensemble runs on. What is not loaded but
+        could be is left as it is. Raises InferenceError.
         """
         self._permit("unload")
         parts = self._rollout.parts(name) if dependents else []
         self._catalog.required.discard(name)
         self._asked.discard(name)
-        if not await self._rollout.unload(name):
+        if not await self._rollout.unload(name) and name not in await self._stored():
             raise UnknownModel(f"unknown model: {quoted(name)} is not loaded")
         while parts:
             part = parts.pop()

@@ -4,6 +4,7 @@
 no task per request.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from oriel_inference.backends import Outputs
@@ -14,12 +15,14 @@ from oriel_inference.errors import CallerLeft, InferenceError, NotSupported
 from oriel_inference.fitting import Fitted, check_parameters
 from oriel_inference.lifecycle import Catalog, ServingModel
 from oriel_wire.context import CallContext
-from oriel_wire.v2.messages import Array, InferRequest, InferResponse, Tensor
+from oriel_wire.v2.datatypes import quoted
+from oriel_wire.v2.messages import Array, InferRequest, InferResponse, RequestedOutput, Tensor
 
 __all__ = ["Completion", "Dataplane", "Emit", "respond"]
 
-Emit = Callable[[InferResponse, Callable[[], None]], None]
-_Result = Answer | InferenceError  # named, because the annotation of an inner function is worked out per request
+_log = logging.getLogger(__name__)
+
+Emit = Callable[[InferResponse, Callable[[], None], bool], None]
 
 
 class Completion:
@@ -46,6 +49,63 @@ class Completion:
         self.response = response
         self.answer = answer
         self.error = error
+
+
+def _nobody(_: Completion) -> None:
+    pass
+
+
+class _Inference:
+    """One that is under way: what its answer needs, and no more. Thousands may wait: each of their objects is walked by
+    the garbage collector and has left the processor's caches when its turn comes.
+
+    asked: the outputs wanted; None for all.
+    """
+
+    __slots__ = ("asked", "call", "left", "queued_s", "reply", "request_id", "rows", "serving")
+
+    call: Call
+
+    def __init__(
+        self,
+        serving: ServingModel,
+        request: InferRequest,
+        rows: int,
+        queued_s: float,
+        reply: Callable[[Completion], None],
+        left: Callable[[Completion], None],
+    ) -> None:
+        self.serving = serving
+        self.asked = request.outputs
+        self.request_id = request.id
+        self.rows = rows
+        self.queued_s = queued_s
+        self.reply = reply
+        self.left = left
+
+    def finish(self, result: Answer | InferenceError) -> None:
+        """The batcher's word."""
+        error: InferenceError | None = None
+        response: InferResponse | None = None
+        answer: Answer | None = None
+        if isinstance(result, InferenceError):
+            error = result
+        elif self.serving.spec.decoupled:
+            answer = result
+        else:
+            try:
+                response = respond(self.serving, self.asked, self.request_id, result.outputs)
+                answer = result
+            except InferenceError as refusal:
+                error = refusal
+        self.reply(Completion(self.queued_s, self.serving, self.rows, response=response, answer=answer, error=error))
+        self.reply = self.left = _nobody  # they know the exchange, which knows `leave`: a circle
+
+    def leave(self) -> None:
+        """The caller's departure."""
+        if self.serving.batcher.leave(self.call):
+            self.left(Completion(self.queued_s, self.serving, self.rows, error=CallerLeft()))
+            self.reply = self.left = _nobody
 
 
 class Dataplane:
@@ -79,7 +139,8 @@ class Dataplane:
         emit: Emit | None = None,
     ) -> Callable[[], None]:
         """Start one inference. size_bytes: what the request occupies while it waits. emit: takes the responses of a
-        decoupled model, each with what to call once it is written; the reply then only says how it ended.
+        decoupled model, each with what to call once it is written and whether the model said that it is the last; the
+        reply then only says how it ended.
 
         Returns the function to call when the caller leaves: then the reply never comes, `left` is called instead.
         Raises InferenceError or BadMessage, and then neither comes.
@@ -95,39 +156,20 @@ class Dataplane:
         if serving.wants_source:
             check_parameters(request)
 
-        def finish(result: _Result) -> None:
-            if isinstance(result, InferenceError):
-                reply(Completion(now, serving, fitted.rows, error=result))
-                return
-            if decoupled:
-                reply(Completion(now, serving, fitted.rows, answer=result))
-                return
-            try:
-                response = respond(serving, request, result.outputs)
-            except InferenceError as error:
-                reply(Completion(now, serving, fitted.rows, error=error))
-                return
-            reply(Completion(now, serving, fitted.rows, response=response, answer=result))
-
-        relayed = _relayed(serving, request, emit) if decoupled and emit is not None else None
-        call = self.call(
+        inference = _Inference(serving, request, fitted.rows, now, reply, left)
+        inference.call = call = self.call(
             serving,
             fitted,
             fitted.inputs,
             ctx,
             queued_s=now,
             size_bytes=size_bytes,
-            finish=finish,
-            emit=relayed,
+            finish=inference.finish,
+            emit=_relayed(serving, request, emit) if decoupled and emit is not None else None,
             request=request,
         )
         serving.batcher.submit(call)
-
-        def leave() -> None:
-            if serving.batcher.leave(call):
-                left(Completion(now, serving, fitted.rows, error=CallerLeft()))
-
-        return leave
+        return inference.leave
 
     def call(
         self,
@@ -148,6 +190,17 @@ class Dataplane:
         """
         policy = serving.spec.queue.of(fitted.level)
         deadline, give_up_s = policy.limits(queued_s, ctx.deadline, fitted.timeout_s)
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug(
+                "request %s (id %s): for model %s version %s, %d rows, %d wait there, %.1f ms left",
+                ctx.request_id,
+                quoted(request.id),
+                serving.spec.name,
+                serving.version,
+                fitted.rows,
+                serving.batcher.pending,
+                (deadline - queued_s) * 1e3,
+            )
         return Call(
             inputs=inputs,
             rows=fitted.rows,
@@ -163,19 +216,27 @@ class Dataplane:
             level=fitted.level,
             emit=emit,
             source=(request, ctx) if serving.wants_source else None,
+            request_id=ctx.request_id,
         )
 
 
 def _relayed(
     serving: ServingModel, request: InferRequest, emit: Emit
 ) -> Callable[[Sequence[Array], Callable[[], None]], None]:
-    return lambda outputs, consumed: emit(respond(serving, request, outputs), consumed)
+    asked, request_id = request.outputs, request.id
+
+    def relay(outputs: Sequence[Array], consumed: Callable[[], None]) -> None:
+        emit(respond(serving, asked, request_id, outputs), consumed, type(outputs) is Outputs and outputs.last)
+
+    return relay
 
 
-def respond(serving: ServingModel, request: InferRequest, found: Sequence[Array]) -> InferResponse:
-    """The requested outputs (all by default), in the order asked for; a Python model may leave some out."""
+def respond(
+    serving: ServingModel, asked: Sequence[RequestedOutput] | None, request_id: str, found: Sequence[Array]
+) -> InferResponse:
+    """The outputs asked for (None: all), in that order; a Python model may leave some out."""
     spec = serving.spec
-    if request.outputs is None:
+    if asked is None:
         outputs = [
             Tensor(known.name, known.datatype, array.shape, array)
             for known, array in zip(spec.outputs, found, strict=True)
@@ -184,7 +245,7 @@ def respond(serving: ServingModel, request: InferRequest, found: Sequence[Array]
     else:
         arrays = {known.name: (known, array) for known, array in zip(spec.outputs, found, strict=True)}
         outputs = []
-        for wanted in request.outputs:
+        for wanted in asked:
             known, array = arrays[wanted.name]
             if array is None:
                 continue
@@ -193,7 +254,7 @@ def respond(serving: ServingModel, request: InferRequest, found: Sequence[Array]
                 array = top_classes(array, known, wanted.classification, batched=spec.batched)
                 datatype = "BYTES"
             outputs.append(Tensor(known.name, datatype, array.shape, array))
-    response = InferResponse(model_name=spec.name, model_version=serving.version, id=request.id, outputs=outputs)
+    response = InferResponse(model_name=spec.name, model_version=serving.version, id=request_id, outputs=outputs)
     if type(found) is Outputs:
         response.parameters = found.parameters
     return response

@@ -1,7 +1,8 @@
 """Does a request fit its model? Names, datatypes, shapes, outputs; and what the batcher needs to know of it. Pure."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+
+import msgspec
 
 from oriel_inference.errors import InvalidRequest
 from oriel_inference.model import ModelSpec, TensorSpec
@@ -15,8 +16,7 @@ __all__ = ["Fitted", "RequestFitter", "check_parameters"]
 MAX_PARAMETERS = 64 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class Fitted:
+class Fitted(msgspec.Struct, frozen=True, gc=False):
     """inputs: name -> array as sent. rows: of the batch dimension, 1 without one.
 
     timeout_s, level: the request's own `timeout`, and its `priority` as a rank, the lowest first.

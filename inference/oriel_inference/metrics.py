@@ -170,7 +170,7 @@ def _releases(name: str, source: Source) -> Iterator[str]:
 FAMILIES = (
     Family("nv_inference_request_success", "counter", "Requests answered", _number(lambda s: s.success.count)),
     Family("nv_inference_request_failure", "counter", "Requests without an answer", _failures),
-    Family("nv_inference_count", "counter", "Rows answered", _number(lambda s: s.inferences)),
+    Family("nv_inference_count", "counter", "Rows executed", _number(lambda s: s.inferences)),
     Family("nv_inference_exec_count", "counter", "Batches executed", _number(lambda s: s.executions)),
     Family(
         "nv_inference_request_duration_us",

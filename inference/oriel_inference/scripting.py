@@ -6,42 +6,35 @@ of those any more, neither does this one. A model that is asked, directly or thr
 its own instance: that is refused, and so are chains of more than MAX_CHAIN models.
 """
 
-import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
+from oriel_inference.asked import Asked, refusal
 from oriel_inference.backends import Request
 from oriel_inference.backends.python.frames import (
-    Buffer,
     FrameError,
     read_tensors,
-    tensor_parts,
 )
 from oriel_inference.backends.python.messages import (
     Infer,
     Inferred,
-    ResultHead,
 )
 from oriel_inference.backends.python.outcomes import code_of
 from oriel_inference.backends.python.session import PythonSession
 from oriel_inference.dataplane import Completion, Dataplane
-from oriel_inference.errors import BackendFailed, InferenceError, InvalidRequest
+from oriel_inference.errors import InferenceError, InvalidRequest
 from oriel_wire.context import CallContext
 from oriel_wire.errors import BadMessage
-from oriel_wire.v2.messages import InferRequest, InferResponse, RequestedOutput, Tensor
+from oriel_wire.v2.messages import InferRequest, RequestedOutput, Tensor
 
 __all__ = ["Scripting", "ScriptedRequest"]
-
-_log = logging.getLogger(__name__)
 
 MAX_CHAIN = 8
 MAX_ASKED = 256
 
 
-@dataclass(slots=True, kw_only=True)
-class ScriptedRequest(InferRequest):
+class ScriptedRequest(InferRequest, kw_only=True, gc=False):
     """chain: the models that wait for its answer, the first one first."""
 
     chain: tuple[str, ...] = ()
@@ -58,8 +51,11 @@ class Scripting:
         """Answer `message` in time, whatever happens."""
         try:
             self._begin(session, message, body)
-        except (InferenceError, BadMessage, FrameError) as error:
-            _tell(session, message, _refusal(error), final=True)
+        except InferenceError as error:
+            session.inferred(Inferred(message.id, refusal(error.message, code_of(error)), True))
+        except (BadMessage, FrameError) as error:
+            text = error.message if isinstance(error, BadMessage) else str(error)
+            session.inferred(Inferred(message.id, refusal(text, code_of(InvalidRequest(""))), True))
 
     def _begin(self, session: PythonSession, message: Infer, body: memoryview) -> None:
         behalf = [each for each in session.asked_by() if each.context is not None]
@@ -83,30 +79,23 @@ class Scripting:
             ends = self._now() + message.timeout_us / 1e6
             context = msgspec.structs.replace(context, deadline=min(context.deadline, ends))
 
+        asked = session.asks[message.id] = Asked(session, message)
+
         def reply(completion: Completion) -> None:
-            session.asks.pop(message.id, None)
-            said = completion.response if completion.error is None else _refusal(completion.error)
-            _tell(session, message, said, final=True)
+            asked.end(completion.error or completion.response)
 
-        def emit(response: InferResponse, consumed: Callable[[], None]) -> None:
-            _tell(session, message, response, final=False)
-            consumed()
-
-        session.asks[message.id] = lambda: None  # an answer may come before there is something to leave
         try:
-            leave = self.dataplane.infer(
+            asked.give_up = self.dataplane.infer(
                 request,
                 context,
                 size_bytes=len(body),
                 reply=reply,
                 left=reply,
-                emit=emit if message.decoupled else None,
+                emit=asked.emit if message.decoupled else None,
             )
         except (InferenceError, BadMessage):
             session.asks.pop(message.id, None)
             raise
-        if message.id in session.asks:
-            session.asks[message.id] = leave
 
 
 def _chain(session: PythonSession, message: Infer, behalf: Sequence[Request], dataplane: Dataplane) -> tuple[str, ...]:
@@ -130,23 +119,3 @@ def _context(behalf: Sequence[Request]) -> CallContext:
         tenant=first.tenant if all(each.tenant == first.tenant for each in contexts) else "",
         tier=first.tier if all(each.tier == first.tier for each in contexts) else "",
     )
-
-
-def _refusal(error: Exception) -> ResultHead:
-    if isinstance(error, InferenceError):
-        return ResultHead(error=(code_of(error), error.message))
-    text = error.message if isinstance(error, BadMessage) else str(error)
-    return ResultHead(error=(code_of(InvalidRequest("")), text[:500]))
-
-
-def _tell(session: PythonSession, message: Infer, said: InferResponse | ResultHead | None, *, final: bool) -> None:
-    body: list[Buffer] = []
-    try:
-        if isinstance(said, InferResponse):
-            heads = tensor_parts([(each.name, each.datatype, each.array) for each in said.outputs], body)
-            said = ResultHead(heads, said.parameters)
-        session.inferred(Inferred(message.id, said, final), body)
-    except (BadMessage, FrameError) as error:
-        _log.warning("model %s: the answer of %s is lost: %s", session.launch.model, message.model[:64], error)
-        failed = ResultHead(error=(code_of(BackendFailed("")), "the answer of the other model cannot be passed on"))
-        session.inferred(Inferred(message.id, failed, final))

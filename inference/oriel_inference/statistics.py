@@ -78,7 +78,7 @@ class Response:
 
 
 class Statistics:
-    """inferences: rows answered; executions: batches; batches: rows -> stages, of the first MAX_BATCH_SIZES sizes seen;
+    """inferences: rows executed; executions: batches; batches: rows -> stages, of the first MAX_BATCH_SIZES sizes seen;
     sizes: rows of batches; releases: reason -> batches; tiers: by name.
     responses, first_response (milliseconds): of a decoupled model.
     """
@@ -137,8 +137,9 @@ class Statistics:
         return self.responses[number]
 
     def executed(self, times: BatchTimes, calls: int) -> None:
-        """A batch ran and `calls` requests were answered by it."""
+        """A batch ran and `calls` requests were answered by it; the rows of callers who left meanwhile ran as well."""
         self.executions += 1
+        self.inferences += times.rows
         self.last_ms = time.time_ns() // 1_000_000
         self.stages.add(times, calls)
         self.sizes.observe(times.rows)
@@ -149,9 +150,8 @@ class Statistics:
             batch = self.batches[times.rows] = _Stages()
         batch.add(times, 1)
 
-    def succeeded(self, rows: int, *, queue_s: float, total_s: float) -> None:
+    def succeeded(self, *, queue_s: float, total_s: float) -> None:
         """One request was answered."""
-        self.inferences += rows
         self.success.add(total_s)
         self.queue.add(queue_s)
 
@@ -160,8 +160,8 @@ class Statistics:
         self.failures[outcome] += 1
         self.fail.add(total_s)
 
-    def message(self, name: str, version: str) -> v2_pb2.ModelStatistics:
-        """The statistics extension's entry of this version."""
+    def message(self, name: str, version: str, *, memory_bytes: int = 0) -> v2_pb2.ModelStatistics:
+        """The statistics extension's entry of this version. memory_bytes: of the machine, 0 if nobody knows."""
         found = v2_pb2.ModelStatistics(
             name=name,
             version=version,
@@ -179,6 +179,8 @@ class Statistics:
                 cache_miss=v2_pb2.StatisticDuration(),
             ),
         )
+        if memory_bytes:
+            found.memory_usage.add(type="CPU", id=0, byte_size=memory_bytes)
         for rows, stages in sorted(self.batches.items()):
             found.batch_stats.add(
                 batch_size=rows,

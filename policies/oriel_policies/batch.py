@@ -169,14 +169,17 @@ class ServiceCurve:
         return fit[low] + (fit[high] - fit[low]) * (rows - keys[low]) / (keys[high] - keys[low])
 
     def rows_within(self, seconds: float, most: int) -> int:
-        """The largest batch of at most `most` rows that almost always ends within `seconds`; 0 if none does."""
+        """The largest batch of at most `most` rows that mostly ends within `seconds`; 0 if none does."""
         if self.bound(most) <= seconds:
             return most
         return bisect_right(range(1, most), seconds, key=self.bound)
 
     def bound(self, rows: int) -> float:
-        """Seconds within which a batch of `rows` almost always ends: the prediction plus twice the mean deviation."""
-        return self.predict(rows) * (1.0 + 2.0 * self._deviation)
+        """Seconds within which a batch of `rows` mostly ends: the prediction plus the mean deviation.
+
+        With twice the deviation a model whose times scatter by a fifth ran batches too small for its own capacity.
+        """
+        return self.predict(rows) * (1.0 + self._deviation)
 
 
 class RecentMinimum:

@@ -17,14 +17,16 @@ bands, if those bands are lower than its own and doing so makes room; otherwise 
 A ticket that was `admitted` elsewhere takes no room, is never refused for it and never displaced.
 
 Ownership: one writer, the loop that owns the queue. A ticket is in exactly one state; each queued ticket leaves
-exactly once, by `pop`, `remove`, `expire` or displacement. Dead entries stay in the heaps until they surface or
-until they are the majority, then the heap is rebuilt: every operation is O(log n) amortised.
+exactly once, by `pop`, `remove`, `expire` or displacement. What `pop` takes is gone from all structures at once; what
+leaves otherwise stays in its flow's heap until it surfaces or until such entries are the majority, then the heap is
+rebuilt: every operation is O(log n) amortised.
 """
 
 from bisect import insort
 from enum import Enum
 from heapq import heapify, heappop, heappush
-from typing import Any
+
+from oriel_policies.flows import Expiry, Flow, Ticket
 
 __all__ = ["Pushed", "SlaQueue", "Ticket"]
 
@@ -39,102 +41,6 @@ class Pushed(Enum):
     FULL = "full"
 
 
-class Ticket:
-    """One waiting call.
-
-    band: 0 is the most urgent. deadline: absolute monotonic seconds. cost: estimated charge, any one unit;
-    weight: the tenant's share inside its band. order: rank inside the tenant's flow, the deadline by default; it
-    never moves an expiry. rows: counted by `rows_ahead`. admitted: other bounds than this queue's let it in, see above.
-    payload: the caller's own, never looked at.
-    """
-
-    __slots__ = (
-        "_flow",
-        "_queued",
-        "admitted",
-        "band",
-        "cost",
-        "deadline",
-        "order",
-        "payload",
-        "rows",
-        "size_bytes",
-        "tenant",
-        "weight",
-    )
-
-    def __init__(
-        self,
-        *,
-        band: int,
-        tenant: str,
-        deadline: float,
-        cost: float = 1.0,
-        weight: float = 1.0,
-        size_bytes: int = 0,
-        rows: int = 1,
-        payload: Any = None,
-        order: float | None = None,
-        admitted: bool = False,
-    ) -> None:
-        self.band = band
-        self.admitted = admitted
-        self.tenant = tenant
-        self.deadline = deadline
-        self.order = deadline if order is None else order
-        self.cost = cost
-        self.weight = weight
-        self.size_bytes = size_bytes
-        self.rows = rows
-        self.payload = payload
-        self._queued = False
-        self._flow: _Flow | None = None
-
-    def __repr__(self) -> str:
-        return f"<Ticket band={self.band} tenant={self.tenant} deadline={self.deadline:.3f}>"
-
-
-class _Heap:
-    """Tickets by key, with lazy removal."""
-
-    __slots__ = ("dead", "entries")
-
-    def __init__(self) -> None:
-        self.entries: list[tuple[float, int, Ticket]] = []
-        self.dead = 0
-
-    def head(self) -> Ticket | None:
-        entries = self.entries
-        while entries:
-            ticket = entries[0][2]
-            if ticket._queued:
-                return ticket
-            heappop(entries)
-            self.dead -= 1
-        return None
-
-    def buried(self) -> None:
-        """One more ticket of this heap has left without being its head."""
-        self.dead += 1
-        if self.dead > 64 and self.dead * 2 > len(self.entries):
-            self.entries = [entry for entry in self.entries if entry[2]._queued]
-            heapify(self.entries)
-            self.dead = 0
-
-
-class _Flow:
-    """One tenant inside one band."""
-
-    __slots__ = ("band", "key", "tickets", "virtual", "waiting")
-
-    def __init__(self, band: "_Band") -> None:
-        self.band = band
-        self.tickets = _Heap()
-        self.virtual = 0.0
-        self.waiting = 0
-        self.key: tuple[float, int] | None = None  # its live entry in band.active
-
-
 class _Band:
     __slots__ = (
         "active",
@@ -144,7 +50,6 @@ class _Band:
         "flows",
         "items",
         "newest",
-        "newest_dead",
         "number",
         "rows",
         "size_bytes",
@@ -153,10 +58,9 @@ class _Band:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.flows: dict[str, _Flow] = {}
-        self.active: list[tuple[float, int, _Flow]] = []
-        self.newest: list[Ticket] = []
-        self.newest_dead = 0
+        self.flows: dict[str, Flow] = {}
+        self.active: list[tuple[float, int, Flow]] = []
+        self.newest: dict[Ticket, None] = {}  # those that take room, by arrival
         self.items = 0
         self.rows = 0
         self.bounded = 0  # of the items, those that take room
@@ -165,7 +69,7 @@ class _Band:
         self.finish = 0.0  # the largest virtual time any flow has reached
         self.credit = 0.0
 
-    def next_flow(self) -> _Flow:
+    def next_flow(self) -> Flow:
         active = self.active
         while True:
             virtual, sequence, flow = active[0]
@@ -195,7 +99,7 @@ class SlaQueue:
         self._sequence = 0
         self._bands: dict[int, _Band] = {}
         self._waiting: list[int] = []  # numbers of the bands that hold tickets, most urgent first
-        self._expiry = _Heap()
+        self._expiry = Expiry()
 
     def __len__(self) -> int:
         return self._items
@@ -236,36 +140,30 @@ class SlaQueue:
         if flow is None:
             if len(band.flows) > _IDLE_FLOWS + 2 * len(band.active):
                 band.forget_idle()
-            flow = band.flows[ticket.tenant] = _Flow(band)
+            flow = band.flows[ticket.tenant] = Flow()
         self._sequence += 1
         ticket._queued = True
         ticket._flow = flow
-        entry = (ticket.deadline, self._sequence, ticket)
-        heappush(self._expiry.entries, entry)
-        # Mostly one and the same: half the objects for the garbage collector to walk when thousands wait.
-        heappush(
-            flow.tickets.entries,
-            entry if ticket.order == ticket.deadline else (ticket.order, self._sequence, ticket),
-        )
-        flow.waiting += 1
+        flow.push(ticket, self._sequence)
+        self._expiry.watch(flow, ticket.deadline)
         band.items += 1
         band.rows += ticket.rows
         self._items += 1
         if not ticket.admitted:
-            band.newest.append(ticket)
+            band.newest[ticket] = None
             band.bounded += 1
             band.size_bytes += ticket.size_bytes
             self._bounded += 1
             self.size_bytes += ticket.size_bytes
         if flow.waiting == 1:
             flow.virtual = max(flow.virtual, band.virtual)
-            self._activate(flow)
+            self._activate(flow, band)
         return Pushed.QUEUED, displaced
 
     def peek(self) -> Ticket | None:
         """The ticket that `pop` would return now."""
         band = self._choose()
-        return band.next_flow().tickets.head() if band else None
+        return band.next_flow().head() if band else None
 
     def pop(self) -> Ticket | None:
         """Take the ticket whose turn it is and charge its tenant the estimated cost."""
@@ -273,7 +171,7 @@ class SlaQueue:
         if band is None:
             return None
         flow = band.next_flow()
-        ticket = flow.tickets.head()
+        ticket = flow.head()
         assert ticket is not None
         top = self._waiting[0]
         for number in self._waiting:
@@ -285,11 +183,10 @@ class SlaQueue:
         band.virtual = max(band.virtual, flow.virtual)
         flow.virtual += ticket.cost / ticket.weight
         band.finish = max(band.finish, flow.virtual)
-        heappop(flow.tickets.entries)
-        flow.tickets.dead -= 1  # _leave counts it as buried in the flow's heap; it is not there any more
-        self._leave(ticket)
+        flow.take_head()
+        self._left(ticket, flow, band)
         if flow.waiting:
-            self._activate(flow)
+            self._activate(flow, band)
         return ticket
 
     def remove(self, ticket: Ticket) -> bool:
@@ -303,7 +200,7 @@ class SlaQueue:
         """Take out every ticket whose deadline is at or before `now`, earliest first."""
         expired: list[Ticket] = []
         while True:
-            ticket = self._expiry.head()
+            ticket = self._expiry.earliest()
             if ticket is None or ticket.deadline > now:
                 return expired
             self._leave(ticket)
@@ -311,7 +208,7 @@ class SlaQueue:
 
     def next_deadline(self) -> float | None:
         """When `expire` has to be called next, absolute seconds; None when nothing waits."""
-        ticket = self._expiry.head()
+        ticket = self._expiry.earliest()
         return ticket.deadline if ticket else None
 
     def settle(self, ticket: Ticket, actual_cost: float) -> None:
@@ -322,7 +219,7 @@ class SlaQueue:
         ticket._flow = None
         flow.virtual = max(0.0, flow.virtual + (actual_cost - ticket.cost) / ticket.weight)
         if flow.waiting:
-            self._activate(flow)
+            self._activate(flow, self._bands[ticket.band])
 
     def _choose(self) -> _Band | None:
         waiting = self._waiting
@@ -335,25 +232,25 @@ class SlaQueue:
                     return band
         return self._bands[waiting[0]]
 
-    def _activate(self, flow: _Flow) -> None:
+    def _activate(self, flow: Flow, band: _Band) -> None:
         self._sequence += 1
         flow.key = (flow.virtual, self._sequence)
-        active = flow.band.active
+        active = band.active
         heappush(active, (flow.virtual, self._sequence, flow))
-        if len(active) > 64 and len(active) > 4 * len(flow.band.flows):
-            flow.band.active = [entry for entry in active if entry[2].key == entry[:2]]
-            heapify(flow.band.active)
+        if len(active) > 64 and len(active) > 4 * len(band.flows):
+            band.active = [entry for entry in active if entry[2].key == entry[:2]]
+            heapify(band.active)
 
     def _leave(self, ticket: Ticket) -> None:
         flow = ticket._flow
         assert flow is not None
-        band = flow.band
         ticket._queued = False
-        flow.tickets.buried()
-        self._expiry.buried()
-        flow.waiting -= 1
+        flow.bury()
+        self._left(ticket, flow, self._bands[ticket.band])
+
+    def _left(self, ticket: Ticket, flow: Flow, band: _Band) -> None:
         if not flow.waiting:
-            flow.key = None
+            self._expiry.forget(flow)
         band.items -= 1
         band.rows -= ticket.rows
         self._items -= 1
@@ -362,10 +259,7 @@ class SlaQueue:
             band.size_bytes -= ticket.size_bytes
             self._bounded -= 1
             self.size_bytes -= ticket.size_bytes
-            band.newest_dead += 1
-        if band.newest_dead > 64 and band.newest_dead * 2 > len(band.newest):
-            band.newest = [t for t in band.newest if t._queued]
-            band.newest_dead = 0
+            band.newest.pop(ticket, None)
         if not band.items:
             self._waiting.remove(band.number)
             band.active.clear()
@@ -381,11 +275,6 @@ class SlaQueue:
 
     def _displace_newest(self) -> Ticket:
         band = next(band for number in reversed(self._waiting) if (band := self._bands[number]).bounded)
-        while True:
-            ticket = band.newest.pop()
-            if ticket._queued:
-                break
-            band.newest_dead -= 1
-        band.newest_dead -= 1  # _leave counts it as buried in `newest`; it is not there any more
+        ticket, _ = band.newest.popitem()
         self._leave(ticket)
         return ticket

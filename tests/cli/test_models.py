@@ -115,7 +115,7 @@ async def test_a_load_with_files_and_either_form_of_configuration(
         (["load", "absent"], "failed to load 'absent': no model repository has it"),
         (["load", "broken"], "failed to load 'broken': "),
         (["load", "../etc"], "answers 404 to"),
-        (["unload", "double"], "unknown model: 'double' is not loaded"),
+        (["unload", "absent"], "unknown model: 'absent' is not loaded"),
         (["stats", "absent"], "unknown model: 'absent' is not found"),
         (["load", "double", "--file", "model.onnx"], "the form is VERSION/PATH=LOCAL"),
         (["load", "double", "--file", "1/model.onnx=/absent"], "/absent cannot be read: No such file"),
@@ -188,6 +188,14 @@ async def test_answers_as_triton_writes_them(monkeypatch: pytest.MonkeyPatch, or
     assert (await oriel("http://t", "stats"))[1].splitlines()[1].split() == ["b", "1", "2", "0", "1.500", "-", "3.00"]
     code, line = await oriel("http://t", "load", "b")
     assert code == 1 and line.endswith("(start the server with --model-control-mode explicit)\n")
+
+
+async def test_mean_batch_counts_rows_that_were_not_answered(monkeypatch: pytest.MonkeyPatch, oriel: Run) -> None:
+    """A server that counts rows when they are answered: two batches of 4 were left, one of 1 was not. It said 0.33."""
+    sizes = [{"batch_size": "1", "compute_infer": {"count": "1"}}, {"batch_size": 4, "compute_infer": {"count": 2}}]
+    stats = {"name": "b", "version": "1", "inference_count": "1", "execution_count": "3", "batch_stats": sizes}
+    through(monkeypatch, lambda _: httpx.Response(200, json={"model_stats": [stats]}))
+    assert (await oriel("http://t", "stats"))[1].splitlines()[1].split()[-1] == "3.00"
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"error": 7}', b""])

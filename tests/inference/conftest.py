@@ -1,18 +1,56 @@
 """The server in process: one unit over small real models, on free ports."""
 
-from collections.abc import AsyncIterator
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import httpx
 import pytest
+import uvloop
 
 from oriel_inference.app import Unit, open_unit
 from oriel_inference.backends.fake import FakeBackend
-from oriel_inference.model import TensorInfo
+from oriel_inference.model import EngineOptions, TensorInfo
+from oriel_inference.repository.check import CheckPool, CheckProcess
 from oriel_inference.settings import Settings
 from oriel_wire.trace import ListSink
 
 from . import models
+
+MAX_LEFT = 4
+
+
+class LeavingPool(CheckPool):
+    """Leaves its children to the next server: each spends 0.2 s of CPU on importing the runtime."""
+
+    left: list[CheckProcess] = []
+
+    def check(self, path: Path, shown: str, backend: str, options: EngineOptions) -> bool:
+        with self._lock:
+            if not self._idle and self.left:
+                self._idle.append(self.left.pop())
+        return super().check(path, shown, backend, options)
+
+    def end(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for process in idle:
+            if process.pid is not None and len(self.left) < MAX_LEFT:
+                self.left.append(process)
+            else:
+                process.end()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def left_children() -> Iterator[None]:
+    """Model checks of servers in this process reuse the children of those before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("oriel_inference.app.CheckPool", LeavingPool)
+        yield
+    for process in LeavingPool.left:
+        process.end()
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +85,10 @@ def sink() -> ListSink:
 
 @pytest.fixture
 def settings(repository: Path) -> Settings:
+    return settings_of(repository)
+
+
+def settings_of(repository: Path) -> Settings:
     return Settings(
         repositories=(repository,),
         http_port=0,
@@ -67,4 +109,38 @@ async def unit(settings: Settings, sink: ListSink) -> AsyncIterator[Unit]:
 @pytest.fixture
 async def http(unit: Unit) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{unit.http_port}", trust_env=False) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def kept_unit(repository: Path) -> Iterator[Unit]:
+    """For tests that leave the server as it was. It runs in a thread: each of them has a loop of its own."""
+    opened: Future[tuple[Unit, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        async with open_unit(settings_of(repository), sink=ListSink()) as running:
+            opened.set_result((running, asyncio.get_running_loop(), stop))
+            await stop.wait()
+
+    def run() -> None:
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(serve())
+        except BaseException as failure:
+            if opened.done():
+                raise
+            opened.set_exception(failure)
+
+    thread = threading.Thread(target=run, name="kept unit")
+    thread.start()
+    unit, loop, stop = opened.result()
+    yield unit
+    loop.call_soon_threadsafe(stop.set)
+    thread.join()
+
+
+@pytest.fixture
+async def kept_http(kept_unit: Unit) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{kept_unit.http_port}", trust_env=False) as client:
         yield client

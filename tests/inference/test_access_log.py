@@ -29,6 +29,8 @@ from oriel_inference.settings import Settings
 from oriel_wire.context import from_headers
 from oriel_wire.errors import StartFailed
 from oriel_wire.trace import ListSink
+from oriel_wire.v2.grpc import SERVICE
+from oriel_wire.v2.proto import v2_pb2
 
 from .exposed import read
 from .test_grpc import infer, ones
@@ -112,6 +114,39 @@ async def test_grpc_and_stream_messages_have_lines_with_their_codes(unit: Unit, 
         ("grpc_stream", "absent", 5, "unknown_model"),
         ("grpc_stream", "double", 0, "ok"),
     ]
+
+
+async def test_grpc_message_that_is_refused_before_it_has_a_model_is_counted_and_named(unit: Unit, log: Path) -> None:
+    """What is no message has no name; a name is known as soon as it can be read."""
+    none, few = b"\xff\xff\xff", ones()
+    few.raw_input_contents[0] = b"\0" * 15
+    many = ones()
+    for number in range(1025):
+        many.parameters[f"p{number}"].bool_param = True
+    known = ones()
+    known.ClearField("id")
+    wrong = v2_pb2.ModelInferRequest.FromString(known.SerializeToString())
+    wrong.raw_input_contents[0] = b"\0" * 15
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{unit.grpc_port}") as channel:
+        call = channel.unary_unary(f"/{SERVICE}/ModelInfer")
+        for data in (none, few.SerializeToString(), many.SerializeToString()):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await call(data)
+        await call(known.SerializeToString())
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call(wrong.SerializeToString())
+    found = [(each["model"], each["status"], each["reason"]) for each in await lines(unit, log)]
+    assert found == [
+        ("", 3, "invalid_request"),
+        ("double", 3, "invalid_request"),
+        ("double", 3, "invalid_request"),
+        ("double", 0, "ok"),
+        ("double", 3, "invalid_request"),
+    ]
+    counted = await read(unit)
+    for model, times in (("", 1), ("double", 3)):
+        labels = {"model": model, "version": "", "tier": "", "reason": "invalid_request"}
+        assert counted.value("oriel_requests_total", **labels) == times
 
 
 async def test_caller_that_leaves_has_its_line(tmp_path: Path, log: Path) -> None:

@@ -65,10 +65,9 @@ def test_a_crash_is_a_reason(tmp_path: Path) -> None:
 
 def test_a_hang_is_a_reason(tmp_path: Path) -> None:
     path, check = put(tmp_path, models.double()), CheckProcess(0.05)
-    began = time.monotonic()
     with pytest.raises(LoadFailed, match=r"could not be opened within 0.05 s"):
         check.check(path, "m", "onnxruntime", OPTIONS)
-    assert time.monotonic() - began < 5 and check.pid is None
+    assert check.pid is None
 
 
 def test_a_pool_has_a_child_per_check_at_once_and_ends_them(tmp_path: Path) -> None:

@@ -110,6 +110,16 @@ async def test_requests_in_flight_finish_on_the_old_version(tmp_path: Path) -> N
                 await asyncio.sleep(0.02)
 
 
+async def test_unloading_what_is_not_loaded_is_no_error(tmp_path: Path) -> None:
+    """As in Triton: scripts unload before they load. Only a name that nobody has is refused."""
+    put(tmp_path, 2)
+    async with serving(tmp_path, "explicit") as served:
+        for name, status in (("double", 200), ("double", 200), ("doubel", 404)):
+            assert (await served.client.post(f"/v2/repository/models/{name}/unload")).status_code == status
+        assert (await served.client.post("/v2/repository/models/double/load")).status_code == 200
+        assert await served.answer() == 2
+
+
 @pytest.mark.parametrize("mode", ["poll", "explicit"])
 async def test_a_file_whose_check_hangs_keeps_no_other_model_from_being_ready(tmp_path: Path, mode: str) -> None:
     put(tmp_path, 2)

@@ -49,11 +49,11 @@ async def test_tritonclient_compresses_both_ways(unit: Unit) -> None:
 
 @pytest.mark.parametrize(("accept", "encoding"), [("gzip", "gzip"), ("deflate", "deflate"), ("br", None)])
 async def test_large_answers_are_compressed_as_accepted(
-    http: httpx.AsyncClient, accept: str, encoding: str | None
+    kept_http: httpx.AsyncClient, accept: str, encoding: str | None
 ) -> None:
     for width, packed in ((4, None), (400, encoding), (40_000, encoding)):
         inputs = [{"name": n, "shape": [1, width], "datatype": "FP32", "data": [5] * width} for n in "ab"]
-        answer = await http.post(PAIR, json={"inputs": inputs}, headers={"accept-encoding": accept})
+        answer = await kept_http.post(PAIR, json={"inputs": inputs}, headers={"accept-encoding": accept})
         assert answer.headers.get("content-encoding") == packed
         assert answer.json()["outputs"][0]["data"] == [10.0] * width
 
@@ -77,11 +77,12 @@ def test_negotiation() -> None:
         (gzip.compress(json.dumps(ONES).encode()), 200, ""),
         (zlib.compress(json.dumps(ONES).encode()), 200, ""),
     ],
+    ids=["not packed", "empty", "cut", "more", "deep", "gzip", "deflate"],
 )
 async def test_compressed_bodies_are_read_or_refused(
-    http: httpx.AsyncClient, body: bytes, status: int, words: str
+    kept_http: httpx.AsyncClient, body: bytes, status: int, words: str
 ) -> None:
-    answer = await http.post(INFER, content=body, headers={"content-encoding": "gzip", "x-request-id": "find-me"})
+    answer = await kept_http.post(INFER, content=body, headers={"content-encoding": "gzip", "x-request-id": "find-me"})
     assert answer.status_code == status and words in answer.json().get("error", "")
     assert answer.headers["x-request-id"] == "find-me"
 
@@ -124,12 +125,12 @@ async def test_unknown_encoding_is_refused_before_the_body_is_read(http: httpx.A
     ],
 )
 async def test_refused_heads_carry_identity_and_reason(
-    unit: Unit, method: str, path: str, headers: dict[str, str], status: int, reason: str
+    kept_unit: Unit, method: str, path: str, headers: dict[str, str], status: int, reason: str
 ) -> None:
     lines = [f"{method} {path} HTTP/1.1", "host: x", "x-request-id: me", *(f"{k}: {v}" for k, v in headers.items())]
 
     def ask() -> bytes:
-        with socket.create_connection(("127.0.0.1", unit.http_port), timeout=5) as sock:
+        with socket.create_connection(("127.0.0.1", kept_unit.http_port), timeout=30) as sock:
             sock.sendall("\r\n".join([*lines, "", ""]).encode())
             got = b""
             while b"}" not in got:

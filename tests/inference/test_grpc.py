@@ -25,6 +25,12 @@ async def channel(unit: Unit) -> AsyncIterator[grpc.aio.Channel]:
         yield opened
 
 
+@pytest.fixture
+async def kept_channel(kept_unit: Unit) -> AsyncIterator[grpc.aio.Channel]:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{kept_unit.grpc_port}") as opened:
+        yield opened
+
+
 def infer(channel: grpc.aio.Channel):  # type: ignore[no-untyped-def]
     return channel.unary_unary(
         f"/{SERVICE}/ModelInfer",
@@ -39,7 +45,7 @@ def ones(model: str = "double") -> v2_pb2.ModelInferRequest:
 
 
 async def test_answer_is_raw_and_carries_identity_stages_and_cost(channel: grpc.aio.Channel, sink: ListSink) -> None:
-    call = infer(channel)(ones(), metadata=METADATA, timeout=5)
+    call = infer(channel)(ones(), metadata=METADATA, timeout=30)
     answer = await call
     assert (answer.id, answer.model_version, answer.outputs[0].shape) == ("seven", "1", [1, 4])
     assert np.frombuffer(answer.raw_output_contents[0], np.float32).tolist() == [2.0] * 4
@@ -55,16 +61,18 @@ async def test_answer_is_raw_and_carries_identity_stages_and_cost(channel: grpc.
     ("model", "code"),
     [("absent", grpc.StatusCode.NOT_FOUND), ("broken", grpc.StatusCode.UNAVAILABLE), ("echo", None)],
 )
-async def test_refusals_have_their_status(channel: grpc.aio.Channel, model: str, code: grpc.StatusCode | None) -> None:
+async def test_refusals_have_their_status(
+    kept_channel: grpc.aio.Channel, model: str, code: grpc.StatusCode | None
+) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await infer(channel)(ones(model), metadata=METADATA)
+        await infer(kept_channel)(ones(model), metadata=METADATA)
     assert refused.value.code() == (code or grpc.StatusCode.INVALID_ARGUMENT)
     assert dict(refused.value.trailing_metadata())["x-request-id"] == "find-me"
 
 
-async def test_expired_deadline_is_deadline_exceeded(channel: grpc.aio.Channel) -> None:
+async def test_expired_deadline_is_deadline_exceeded(kept_channel: grpc.aio.Channel) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await infer(channel)(ones(), metadata=(("x-oriel-timeout-ms", "0"),))
+        await infer(kept_channel)(ones(), metadata=(("x-oriel-timeout-ms", "0"),))
     assert refused.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
 
 
@@ -73,11 +81,11 @@ async def test_cancelled_call_leaves_the_queue(unit: Unit, channel: grpc.aio.Cha
     cores = batcher._cores
     held, cores.free = cores.free, 0  # nothing can run
     call = infer(channel)(ones())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not batcher.pending:
             await asyncio.sleep(0.001)
     call.cancel()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while batcher.pending:
             await asyncio.sleep(0.001)
     cores.release(held)
@@ -111,8 +119,8 @@ async def test_compressed_message_is_refused(unit: Unit) -> None:
         ("broken", health_pb2.HealthCheckResponse.NOT_SERVING),
     ],
 )
-async def test_health_checks(channel: grpc.aio.Channel, service: str, status: int) -> None:
-    check = channel.unary_unary(
+async def test_health_checks(kept_channel: grpc.aio.Channel, service: str, status: int) -> None:
+    check = kept_channel.unary_unary(
         f"/{HEALTH_SERVICE}/Check",
         request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
         response_deserializer=health_pb2.HealthCheckResponse.FromString,
@@ -120,10 +128,10 @@ async def test_health_checks(channel: grpc.aio.Channel, service: str, status: in
     assert (await check(health_pb2.HealthCheckRequest(service=service))).status == status
 
 
-async def test_bytes_that_are_no_message_are_an_invalid_argument(channel: grpc.aio.Channel) -> None:
+async def test_bytes_that_are_no_message_are_an_invalid_argument(kept_channel: grpc.aio.Channel) -> None:
     for method in ("ModelInfer", "ModelMetadata"):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await channel.unary_unary(f"/{SERVICE}/{method}")(b"\xff\xff\xff")
+            await kept_channel.unary_unary(f"/{SERVICE}/{method}")(b"\xff\xff\xff")
         assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
         assert "message" in (refused.value.details() or "")
 

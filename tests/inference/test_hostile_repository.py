@@ -351,32 +351,26 @@ def test_folder_that_becomes_a_link_after_it_was_resolved_is_not_read(tmp_path: 
 # --- the server on it, from outside -------------------------------------------------------------------------------
 
 
-def free_port() -> int:
-    with socket.socket() as made:
-        made.bind(("127.0.0.1", 0))
-        return int(made.getsockname()[1])
-
-
 class Server:
     """`oriel inference` as a process, behind `prefix`."""
 
     def __init__(self, root: Path, *arguments: str, prefix: tuple[str, ...] = ()) -> None:
-        self.port = free_port()
         command = [*prefix, sys.executable, "-m", "oriel_cli.main", "inference", "--model-repository", str(root)]
-        ports = ["--http-port", str(self.port), "--grpc-port", "0", "--metrics-port", "0", "--strict-readiness=false"]
+        ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--strict-readiness=false"]
         self.process = subprocess.Popen([*command, *ports, *arguments], stderr=subprocess.PIPE, start_new_session=True)
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", trust_env=False, timeout=30)
+        self.client = httpx.Client(trust_env=False, timeout=30)
 
     def __enter__(self) -> "Server":
-        deadline = time.monotonic() + 60
-        while True:
-            with contextlib.suppress(httpx.TransportError):
-                if self.client.get("/v2/health/ready").status_code == 200:
-                    return self
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                said = self.end()
-                raise AssertionError(f"it did not start: {said[-2000:]}")
-            time.sleep(0.05)
+        assert self.process.stderr is not None
+        said = b""
+        while (serves := re.search(rb"ready.*: HTTP (\d+), gRPC", said)) is None:
+            line = self.process.stderr.readline()
+            if not line:
+                self.end()
+                raise AssertionError(f"it did not start: {said[-2000:].decode(errors='replace')}")
+            said += line
+        self.client.base_url = f"http://127.0.0.1:{int(serves[1])}"
+        return self
 
     def end(self) -> str:
         self.client.close()
@@ -464,11 +458,13 @@ def test_nothing_outside_is_opened_strace_says(tmp_path: Path) -> None:
     prefix = (strace, "-f", "-qq", "-y", "-s", "4096", "-e", calls, "-o", str(trace))
     poll = ("--model-control-mode", "poll", "--repository-poll-secs", "0.2")
     with Server(root, *poll, prefix=prefix) as server:
-        time.sleep(1)  # some polls
+        models.put(tmp_path / "up", "comes", models.double(), models.DOUBLE.replace('"double"', '"comes"'))
+        (tmp_path / "up/comes").rename(root / "comes")
+        server.until(lambda lines: lines.get(("comes", "1"), ("",))[0] == "READY")  # polls have looked at everything
         lines = server.lines()
         assert server.infer("good") == 200
     ready = {name for (name, _), (state, _) in lines.items() if state == "READY"}
-    assert ready == {"good"}
+    assert ready == {"good", "comes"}
     assert {name for name, _ in lines} >= {path.name for path in root.iterdir()}
     text = trace.read_text(errors="replace").splitlines()
     opened = [line for line in text if re.search(r" = \d+<", line)]

@@ -13,8 +13,8 @@ ONES = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1
 INFER = "/v2/models/double/infer"
 
 
-async def test_json_request_gets_a_json_answer(http: httpx.AsyncClient) -> None:
-    answer = await http.post(INFER, json={**ONES, "id": "seven"})
+async def test_json_request_gets_a_json_answer(kept_http: httpx.AsyncClient) -> None:
+    answer = await kept_http.post(INFER, json={**ONES, "id": "seven"})
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "application/json"
     assert answer.json() == {
@@ -25,7 +25,7 @@ async def test_json_request_gets_a_json_answer(http: httpx.AsyncClient) -> None:
     }
 
 
-async def test_binary_request_gets_binary_outputs_when_it_asks(http: httpx.AsyncClient) -> None:
+async def test_binary_request_gets_binary_outputs_when_it_asks(kept_http: httpx.AsyncClient) -> None:
     rows = np.arange(8, dtype=np.float32).reshape(2, 4)
     head = {
         "inputs": [{"name": "x", "shape": [2, 4], "datatype": "FP32", "parameters": {"binary_data_size": 32}}],
@@ -33,7 +33,7 @@ async def test_binary_request_gets_binary_outputs_when_it_asks(http: httpx.Async
     }
     part = json.dumps(head).encode()
     part += b" " * (len(part) % 4 == 0)  # an unaligned tensor behind it
-    answer = await http.post(
+    answer = await kept_http.post(
         INFER, content=part + rows.tobytes(), headers={"Inference-Header-Content-Length": str(len(part))}
     )
     length = int(answer.headers["inference-header-content-length"])
@@ -41,17 +41,17 @@ async def test_binary_request_gets_binary_outputs_when_it_asks(http: httpx.Async
     np.testing.assert_array_equal(np.frombuffer(answer.content[length:], np.float32), (rows * 2).ravel())
 
 
-async def test_raw_request_is_one_row_of_the_only_input(http: httpx.AsyncClient) -> None:
+async def test_raw_request_is_one_row_of_the_only_input(kept_http: httpx.AsyncClient) -> None:
     raw = struct.pack("<4f", 1, 2, 3, 4)
-    answer = await http.post(INFER, content=raw, headers={"Inference-Header-Content-Length": "0"})
+    answer = await kept_http.post(INFER, content=raw, headers={"Inference-Header-Content-Length": "0"})
     length = int(answer.headers["inference-header-content-length"])
     assert struct.unpack("<4f", answer.content[length:]) == (2, 4, 6, 8)
 
 
-async def test_concurrent_requests_get_their_own_rows(http: httpx.AsyncClient) -> None:
+async def test_concurrent_requests_get_their_own_rows(kept_http: httpx.AsyncClient) -> None:
     async def one(number: int) -> None:
         body = {"inputs": [{"name": "x", "shape": [2, 4], "datatype": "FP32", "data": [float(number)] * 8}]}
-        answer = await http.post(INFER, json=body)
+        answer = await kept_http.post(INFER, json=body)
         assert answer.json()["outputs"][0]["data"] == [2.0 * number] * 8
 
     async with asyncio.TaskGroup() as group:
@@ -59,32 +59,34 @@ async def test_concurrent_requests_get_their_own_rows(http: httpx.AsyncClient) -
             group.create_task(one(number))
 
 
-async def test_text_tensors_and_variable_shapes(http: httpx.AsyncClient) -> None:
+async def test_text_tensors_and_variable_shapes(kept_http: httpx.AsyncClient) -> None:
     body = {"inputs": [{"name": "text", "shape": [2, 1], "datatype": "BYTES", "data": ["grün", ""]}]}
-    answer = await http.post("/v2/models/echo/infer", json=body)
+    answer = await kept_http.post("/v2/models/echo/infer", json=body)
     assert answer.json()["outputs"][0]["data"] == ["grün", ""]
     for width in (1, 3):
         inputs = [{"name": n, "shape": [1, width], "datatype": "FP32", "data": [5] * width} for n in "ab"]
-        answer = await http.post("/v2/models/pair/infer", json={"inputs": inputs, "outputs": [{"name": "difference"}]})
+        answer = await kept_http.post(
+            "/v2/models/pair/infer", json={"inputs": inputs, "outputs": [{"name": "difference"}]}
+        )
         assert [(o["name"], o["data"]) for o in answer.json()["outputs"]] == [("difference", [0.0] * width)]
 
 
-async def test_classes_are_values_indexes_and_labels(http: httpx.AsyncClient) -> None:
+async def test_classes_are_values_indexes_and_labels(kept_http: httpx.AsyncClient) -> None:
     body = {
         "inputs": [{"name": "index", "shape": [2, 1], "datatype": "INT64", "data": [0, 2]}],
         "outputs": [{"name": "row", "parameters": {"classification": 2}}],
     }
-    answer = await http.post("/v2/models/lookup/infer", json=body)
+    answer = await kept_http.post("/v2/models/lookup/infer", json=body)
     (output,) = answer.json()["outputs"]
     assert (output["datatype"], output["shape"]) == ("BYTES", [2, 2])
     assert output["data"] == ["1.000000:1:right", "0.000000:0:left", "5.000000:1:right", "4.000000:0:left"]
 
 
-async def test_one_callers_bad_values_fail_only_its_own_request(http: httpx.AsyncClient) -> None:
+async def test_one_callers_bad_values_fail_only_its_own_request(kept_http: httpx.AsyncClient) -> None:
     def body(index: int) -> dict[str, object]:
         return {"inputs": [{"name": "index", "shape": [1, 1], "datatype": "INT64", "data": [index]}]}
 
-    answers = await asyncio.gather(*(http.post("/v2/models/lookup/infer", json=body(i)) for i in (0, 9, 1, 2)))
+    answers = await asyncio.gather(*(kept_http.post("/v2/models/lookup/infer", json=body(i)) for i in (0, 9, 1, 2)))
     assert [answer.status_code for answer in answers] == [200, 400, 200, 200]
     assert "out of data bounds" in answers[1].json()["error"]
 
@@ -113,8 +115,8 @@ async def test_unsampled_request_leaves_no_span(http: httpx.AsyncClient, sink: L
     assert sink.spans == []
 
 
-async def test_refusal_carries_identity_and_its_reason(http: httpx.AsyncClient) -> None:
-    answer = await http.post(INFER, json={"inputs": []}, headers={"x-request-id": "find-me"})
+async def test_refusal_carries_identity_and_its_reason(kept_http: httpx.AsyncClient) -> None:
+    answer = await kept_http.post(INFER, json={"inputs": []}, headers={"x-request-id": "find-me"})
     assert answer.status_code == 400
     assert answer.headers["x-request-id"] == "find-me" and "traceresponse" in answer.headers
     assert answer.json()["reason"] == "invalid_request"
@@ -123,8 +125,8 @@ async def test_refusal_carries_identity_and_its_reason(http: httpx.AsyncClient) 
 # --- deadlines ----------------------------------------------------------------------------------------------------
 
 
-async def test_expired_deadline_of_a_trusted_peer_is_504(http: httpx.AsyncClient) -> None:
-    answer = await http.post(INFER, json=ONES, headers={"x-oriel-timeout-ms": "0"})
+async def test_expired_deadline_of_a_trusted_peer_is_504(kept_http: httpx.AsyncClient) -> None:
+    answer = await kept_http.post(INFER, json=ONES, headers={"x-oriel-timeout-ms": "0"})
     assert answer.status_code == 504
     assert answer.json()["reason"] == "deadline_exceeded"
 
@@ -159,9 +161,9 @@ async def test_timeout_parameter_shortens_the_deadline(unit: Unit, http: httpx.A
     ],
 )
 async def test_request_that_does_not_fit_the_model_is_told_why(
-    http: httpx.AsyncClient, change: dict[str, object], words: str
+    kept_http: httpx.AsyncClient, change: dict[str, object], words: str
 ) -> None:
-    answer = await http.post(INFER, json={**ONES, **change})
+    answer = await kept_http.post(INFER, json={**ONES, **change})
     assert answer.status_code == 400, answer.text
     assert words in answer.json()["error"]
 
@@ -191,8 +193,8 @@ async def test_request_that_does_not_fit_the_model_is_told_why(
         ("GET", "/v2/models/absent/ready", 404),
     ],
 )
-async def test_paths_and_methods(http: httpx.AsyncClient, method: str, path: str, status: int) -> None:
-    answer = await http.request(method, path, json=ONES if method == "POST" else None)
+async def test_paths_and_methods(kept_http: httpx.AsyncClient, method: str, path: str, status: int) -> None:
+    answer = await kept_http.request(method, path, json=ONES if method == "POST" else None)
     assert answer.status_code == status, answer.text
     assert ("retry-after" in answer.headers) == (status == 503)
 
@@ -200,12 +202,12 @@ async def test_paths_and_methods(http: httpx.AsyncClient, method: str, path: str
 # --- what the server says of itself -------------------------------------------------------------------------------
 
 
-async def test_health_and_metadata(http: httpx.AsyncClient) -> None:
-    assert (await http.get("/v2/health/live")).json() == {"live": True}
-    assert (await http.get("/v2/health/ready")).json() == {"ready": True}
-    assert (await http.get("/v2")).json()["name"] == "oriel"
-    assert (await http.get("/v2/models/double/ready")).json() == {"name": "double", "ready": True}
-    assert (await http.get("/v2/models/double")).json() == {
+async def test_health_and_metadata(kept_http: httpx.AsyncClient) -> None:
+    assert (await kept_http.get("/v2/health/live")).json() == {"live": True}
+    assert (await kept_http.get("/v2/health/ready")).json() == {"ready": True}
+    assert (await kept_http.get("/v2")).json()["name"] == "oriel"
+    assert (await kept_http.get("/v2/models/double/ready")).json() == {"name": "double", "ready": True}
+    assert (await kept_http.get("/v2/models/double")).json() == {
         "name": "double",
         "versions": ["1"],
         "platform": "onnxruntime_onnx",
@@ -260,7 +262,7 @@ async def test_surprise_inside_a_request_tells_no_insides(
     assert (answer.status_code, answer.json()["error"]) == (500, "the server failed on this request")
 
 
-async def test_mutated_requests_are_answered_or_refused_never_more(http: httpx.AsyncClient) -> None:
+async def test_mutated_requests_are_answered_or_refused_never_more(kept_http: httpx.AsyncClient) -> None:
     random = np.random.default_rng(5)
     sound = bytearray(json.dumps(ONES).encode())
     seen = set()
@@ -276,7 +278,7 @@ async def test_mutated_requests_are_answered_or_refused_never_more(http: httpx.A
                 case _:
                     body[at:at] = sound[at : at + int(random.integers(1, 16))]
         headers = {"inference-header-content-length": str(random.integers(200))} if random.integers(3) == 0 else {}
-        answer = await http.post(INFER, content=bytes(body), headers=headers)
+        answer = await kept_http.post(INFER, content=bytes(body), headers=headers)
         assert answer.status_code in (200, 400), (bytes(body), answer.text)
         if answer.status_code == 400:
             assert len(answer.json()["error"]) <= 500
@@ -296,6 +298,6 @@ async def test_mutated_requests_are_answered_or_refused_never_more(http: httpx.A
         {"shape": [1, 4], "data": [1e39, 1, 1, 1]},
     ],
 )
-async def test_tensor_attacks_are_refused(http: httpx.AsyncClient, tensor: dict[str, object]) -> None:
-    answer = await http.post(INFER, content=json.dumps({"inputs": [{"name": "x", "datatype": "FP32", **tensor}]}))
+async def test_tensor_attacks_are_refused(kept_http: httpx.AsyncClient, tensor: dict[str, object]) -> None:
+    answer = await kept_http.post(INFER, content=json.dumps({"inputs": [{"name": "x", "datatype": "FP32", **tensor}]}))
     assert answer.status_code == 400, answer.text

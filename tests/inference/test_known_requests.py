@@ -40,9 +40,9 @@ async def test_numbers_change_and_nothing_else(unit: Unit, http: httpx.AsyncClie
     assert known(unit) == 1
 
 
-async def test_many_connections_get_their_own_numbers(http: httpx.AsyncClient) -> None:
+async def test_many_connections_get_their_own_numbers(kept_http: httpx.AsyncClient) -> None:
     async def ask(number: int) -> None:
-        answer = await http.post(INFER, content=body([number] * 4))
+        answer = await kept_http.post(INFER, content=body([number] * 4))
         assert answer.json()["outputs"][0]["data"] == [2.0 * number] * 4
 
     for _ in range(3):
@@ -51,19 +51,19 @@ async def test_many_connections_get_their_own_numbers(http: httpx.AsyncClient) -
 
 @pytest.mark.parametrize("values", [[1, 2, 3], [1, 2, 3, 4, 5], [1, 2, 3, 1e39], [1, 2, 3, "4"], [1, 2, 3, None], []])
 async def test_what_does_not_fit_is_refused_in_the_full_decoders_words(
-    http: httpx.AsyncClient, values: list[Any]
+    kept_http: httpx.AsyncClient, values: list[Any]
 ) -> None:
     for _ in range(3):
-        assert (await http.post(INFER, content=body([1, 2, 3, 4]))).status_code == 200
-    refused = await http.post(INFER, content=body(values))
+        assert (await kept_http.post(INFER, content=body([1, 2, 3, 4]))).status_code == 200
+    refused = await kept_http.post(INFER, content=body(values))
     assert refused.status_code == 400
     assert "'x'" in refused.json()["error"]
-    assert (await http.post(INFER, content=body([1, 2, 3, 4]))).status_code == 200
+    assert (await kept_http.post(INFER, content=body([1, 2, 3, 4]))).status_code == 200
 
 
-async def test_an_answer_without_json_numbers(http: httpx.AsyncClient) -> None:
+async def test_an_answer_without_json_numbers(kept_http: httpx.AsyncClient) -> None:
     for _ in range(4):
-        answer = await http.post(INFER, content=body([3e38, 0, 0, 0]))
+        answer = await kept_http.post(INFER, content=body([3e38, 0, 0, 0]))
         assert answer.status_code == 200
         assert json.loads(answer.text)["outputs"][0]["data"][0] == float("inf")
 

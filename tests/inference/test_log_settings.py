@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -12,13 +13,24 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from oriel_inference.app import Unit
+from oriel_inference.app import Unit, open_unit
 from oriel_inference.errors import InvalidRequest, NotSupported
 from oriel_inference.log_settings import LogSettings
+from oriel_inference.settings import Settings
+from oriel_wire.trace import ListSink
 from oriel_wire.v2.grpc import SERVICE
 from oriel_wire.v2.proto import v2_pb2
 
+from . import models
+
 LOG = "/v2/logging"
+PIPE = """
+platform: "ensemble" max_batch_size: 8
+input [ { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 4 ] } ]
+ensemble_scheduling { step [ { model_name: "double" model_version: -1
+    input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } } ] }
+"""
 
 
 class Lines(logging.Handler):
@@ -129,3 +141,44 @@ async def test_setting_without_a_value_is_refused(unit: Unit) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call(request)
         assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_verbose_lines_follow_a_request_and_stop_when_switched_off(
+    lines: Lines, unit: Unit, http: httpx.AsyncClient
+) -> None:
+    """They are switched at run time, as Triton's are; a text from outside forges no line."""
+    body = {"id": "mine\nforged", "inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
+
+    async def infer(name: str, path: str = "/v2/models/double/infer") -> list[str]:
+        lines.found.clear()
+        await http.post(path, json=body, headers={"x-request-id": name, "x-request-timeout-ms": "5000"})
+        return [line for line in lines.found if name in line]
+
+    assert await infer("quiet") == []
+    await http.post(LOG, json={"log_verbose_level": 1})
+    for name in ("first", "known-text"):
+        received, queued, batched, executed, answered = await infer(name)
+        assert f"request {name}: received over http" in received and "5000.0 ms left" in received
+        assert "for model double version 1, 1 rows" in queued and "mine" in queued and "\n" not in queued
+        assert "model double version 1: batch of 1 requests, 1 rows" in batched
+        assert "model double version 1: executed 1 rows" in executed and "1 of 1 wait" in executed
+        assert f"request {name}: answered by model double version 1" in answered
+    assert "turned away with status 404" in (await infer("lost", "/v2/models/absent/infer"))[0]
+    body["inputs"] = []
+    assert "invalid" in (await infer("wrong"))[-1]
+    await http.post(LOG, json={"log_verbose_level": 0})
+    assert await infer("quiet-again") == []
+
+
+async def test_steps_of_an_ensemble_say_whose_they_are(lines: Lines, tmp_path: Path) -> None:
+    models.put(tmp_path, "double", models.double(), models.DOUBLE)
+    models.put(tmp_path, "pipe", None, PIPE)
+    settings = Settings(
+        repositories=(tmp_path,), http_port=0, grpc_port=None, metrics_port=None, log={"log_verbose_level": 1}
+    )
+    async with open_unit(settings, sink=ListSink()) as unit:
+        base = f"http://127.0.0.1:{unit.http_port}"
+        async with httpx.AsyncClient(base_url=base, trust_env=False) as client:
+            given = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}
+            await client.post("/v2/models/pipe/infer", json={"inputs": [given]}, headers={"x-request-id": "whose"})
+    assert [line for line in lines.found if "model double version 1: executed" in line and "whose" in line]

@@ -24,6 +24,7 @@ from oriel_inference.backends.python.launch import PythonLimits
 from oriel_inference.backends.python.session import PythonSession
 from oriel_inference.errors import BackendFailed, DeadlineExceeded, InferenceError, LoadFailed, Outcome
 from oriel_inference.model import EngineOptions
+from oriel_inference.repository.defaults import LoadDefaults
 from oriel_inference.settings import Settings
 from oriel_wire.trace import ListSink
 from oriel_wire.v2.metadata import parse_config_text
@@ -69,7 +70,13 @@ async def test_a_new_version_of_the_code_takes_over_without_a_gap(tmp_path: Path
     root = tmp_path / "models"
     put_life(root, "hello", LIFE + WARM)
     settings = Settings(
-        repositories=(root,), http_port=0, grpc_port=0, metrics_port=0, control_mode="explicit", load_models=("*",)
+        repositories=(root,),
+        http_port=0,
+        grpc_port=0,
+        metrics_port=0,
+        control_mode="explicit",
+        load_models=("*",),
+        load_defaults=LoadDefaults(python_environment=("TRACE",)),
     )
     async with open_unit(settings, sink=ListSink()) as unit:
         assert trace.read_text().splitlines() == ["initialize life_0_0 hello", "execute hello"]
@@ -167,7 +174,7 @@ class Asked:
 
 async def opened(tmp_path: Path, config: str = BEHAVE, **limits: Any) -> PythonSession:
     path = put(tmp_path, "behave", "behave", config) / "1/model.py"
-    backend = PythonBackend(lambda *asked: None, PythonLimits(**limits))
+    backend = PythonBackend(lambda *asked: None, PythonLimits(**limits), environment=("SEEN",))
     parsed = parse_config_text('name: "behave" ' + config)
     options = EngineOptions()
     return await asyncio.to_thread(backend.open_first, path, parsed, options, 1, lambda config: None)

@@ -20,6 +20,7 @@ import tritonclient.grpc.aio
 import tritonclient.http.aio
 
 from oriel_inference.app import Unit, open_unit
+from oriel_inference.backends.python.session import PythonSession
 from oriel_inference.settings import Settings
 from oriel_wire.trace import ListSink
 
@@ -116,6 +117,24 @@ async def test_metadata_and_configuration_name_the_backend(http: httpx.AsyncClie
     config = (await http.get("/models/add_sub/config")).json()
     assert config["backend"] == "python"
     assert config["instance_group"][0]["name"] == "add_sub_0" and "version_policy" in config
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux says it")
+async def test_statistics_say_what_the_processes_occupy(http: httpx.AsyncClient, unit: Unit) -> None:
+    """Both instances of add_sub; of a model inside the server nobody knows it."""
+
+    def resident(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    (stats,) = (await http.get("/models/add_sub/stats")).json()["model_stats"]
+    (found,) = stats["memory_usage"]
+    assert found["type"] == "CPU"
+    sessions = unit.catalog.get("add_sub").sessions
+    assert len(sessions) == 2 and all(isinstance(session, PythonSession) for session in sessions)
+    known = sum(resident(session.pid) for session in sessions if isinstance(session, PythonSession) and session.pid)
+    assert abs(int(found["byte_size"]) - known) < known / 4
+    (stats,) = (await http.get("/models/double/stats")).json()["model_stats"]
+    assert not stats["memory_usage"]
 
 
 async def test_a_request_carries_what_its_client_said(http: httpx.AsyncClient, root: Path) -> None:

@@ -1,9 +1,11 @@
 """How much of what a model prints goes to the log."""
 
+import logging
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_inference.backends.python.output import MAX_BYTES, MAX_LINE_BYTES, MAX_LINES, Output
+from oriel_inference.backends.python.output import MAX_BYTES, MAX_LINE_BYTES, MAX_LINES, Output, Said
 
 
 def test_a_second_has_its_share_and_the_rest_is_counted() -> None:
@@ -20,3 +22,22 @@ def test_no_second_has_more_than_its_share(pieces: list[bytes]) -> None:
     found = [line for piece in pieces for line in output.received(piece, 0.0)] + output.flushed(0.0, end=True)
     assert len(found) <= MAX_LINES + 1
     assert sum(map(len, found)) <= MAX_BYTES + MAX_LINE_BYTES + 100
+
+
+def test_what_is_logged_has_its_share_and_errors_have_their_own() -> None:
+    said = Said()
+    taken = [said.take(logging.INFO, "a line", 0.0) for _ in range(1000)]
+    assert taken == [True] * MAX_LINES + [False] * (1000 - MAX_LINES)
+    assert not said.take(logging.WARNING, "two\nlines", 0.5) and said.take(logging.ERROR, "heard", 0.5)
+    assert said.counted() == [(logging.INFO, f"{1000 - MAX_LINES + 2} lines left out")] and not said.left_out
+    assert said.take(logging.INFO, "a line", 1.0) and said.counted() == []
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.text(max_size=9000)), max_size=60))
+def test_every_line_is_said_or_counted(messages: list[tuple[int, str]]) -> None:
+    said, total, taken = Said(), 0, 0
+    for level, text in messages:
+        lines = text.count("\n") + 1
+        total += lines
+        taken += lines if said.take(level, text, 0.0) else 0
+    assert total == taken + sum(int(text.split()[0]) for _, text in said.counted())

@@ -4,7 +4,10 @@ import asyncio
 import json
 import queue
 from collections.abc import AsyncIterator
-from typing import Any
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -14,13 +17,20 @@ import pytest
 import pytest_asyncio
 import tritonclient.grpc
 
+from oriel_inference import asked as asked_module
 from oriel_inference.app import Unit, open_unit
-from oriel_inference.backends.python.frames import AHEAD
+from oriel_inference.asked import Asked
+from oriel_inference.backends.python import session as session_module
+from oriel_inference.backends.python.frames import AHEAD, FrameError
+from oriel_inference.backends.python.messages import Infer
+from oriel_inference.batching import requests as request_batches
+from oriel_inference.batching import stream as streams
+from oriel_inference.errors import BackendFailed
 from oriel_inference.settings import Settings
 from oriel_wire.context import from_headers
 from oriel_wire.trace import ListSink
 from oriel_wire.v2.grpc import encode_infer_request
-from oriel_wire.v2.messages import InferRequest, tensor
+from oriel_wire.v2.messages import InferRequest, InferResponse, tensor
 
 from . import models
 from .test_python_models import BEHAVE, put
@@ -30,6 +40,17 @@ LATER = """
 backend: "python" model_transaction_policy { decoupled: true }
 input [ { name: "n" data_type: TYPE_INT32 dims: [ 1 ] } ]
 output [ { name: "i" data_type: TYPE_INT32 dims: [ 1 ] } ]
+"""
+SHAPES = """
+backend: "python" max_batch_size: {rows} model_transaction_policy {{ decoupled: true }}
+input [ {{ name: "shape" data_type: TYPE_STRING dims: [ 1 ] }} ]
+output [ {{ name: "i" data_type: TYPE_INT32 dims: [ {dims} ] {more} }} ]
+"""
+SILENT = """
+backend: "python" model_transaction_policy { decoupled: true }
+input [ { name: "n" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "i" data_type: TYPE_INT32 dims: [ 1 ] } ]
+parameters { key: "oriel.kill_after_s" value: { string_value: "0.1" } }
 """
 PIPE = """
 platform: "ensemble"
@@ -46,10 +67,15 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def unit(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Unit]:
     root = tmp_path_factory.mktemp("python-streams")
     put(root, "repeat", "repeat", None)
+    put(root, "silent", "repeat", SILENT)
     put(root, "ask", "ask", 'backend: "python" instance_group [ { count: 1 } ]')
     put(root, "ask2", "ask", None)
     put(root, "later", "later", LATER)
     put(root, "behave", "behave", BEHAVE)
+    put(root, "rows", "shapes", SHAPES.format(rows=4, dims="2", more=""))
+    put(root, "free", "shapes", SHAPES.format(rows=4, dims="-1", more=""))
+    put(root, "folded", "shapes", SHAPES.format(rows=4, dims="2, 2", more="reshape { shape: [ 4 ] }"))
+    put(root, "whole", "shapes", SHAPES.format(rows=0, dims="2", more=""))
     models.put(root, "double", models.double(), models.DOUBLE)
     models.put(root, "pipe", None, PIPE)
     settings = Settings(repositories=(root,), http_port=0, grpc_port=0, metrics_port=0, cores=1, drain_s=5.0)
@@ -126,6 +152,29 @@ async def test_an_error_ends_the_request_and_a_forgotten_end_is_made_up(channel:
     assert await told(channel, -3) == [7]
 
 
+async def finals(channel: grpc.aio.Channel, number: int, *, empty: bool) -> list[tuple[bool, bool]]:
+    """Of every response: whether it has outputs, whether it is called the last."""
+    call = stream(channel)
+    request = repeat(number)
+    request.parameters["triton_enable_empty_final_response"].bool_param = empty
+    await call.write(request)
+    await call.done_writing()
+    found = []
+    while (answer := await call.read()) is not grpc.aio.EOF:
+        response = answer.infer_response
+        found.append((bool(response.outputs), response.parameters["triton_final_response"].bool_param))
+    return found
+
+
+@pytest.mark.parametrize("empty", [False, True])
+async def test_the_response_with_which_a_model_ends_is_called_the_last(channel: grpc.aio.Channel, empty: bool) -> None:
+    """As in Triton: an empty one comes only if the model ends without a response, and only to who wants it. Clients
+    that read until the last one waited for ever."""
+    assert await finals(channel, 2, empty=empty) == [(True, False), (True, True)]
+    assert await finals(channel, 0, empty=empty) == [(False, True)] * empty
+    assert await finals(channel, -3, empty=empty) == [(True, False), (False, True)][: 1 + empty]
+
+
 async def test_an_unmodified_client_reads_the_stream(unit: Unit) -> None:
     def read() -> list[Any]:
         found: queue.Queue[Any] = queue.Queue()
@@ -175,7 +224,7 @@ async def test_a_reader_that_does_not_read_holds_the_sender_up(unit: Unit, chann
         size_bytes=4,
         reply=lambda completion: None,
         left=lambda completion: None,
-        emit=lambda response, consumed: emitted.append(consumed),
+        emit=lambda response, consumed, last: emitted.append(consumed),
     )
     await until(lambda: len(emitted) == AHEAD)
     (now,) = await told(channel, -1)
@@ -184,6 +233,40 @@ async def test_a_reader_that_does_not_read_holds_the_sender_up(unit: Unit, chann
     await until(lambda: len(emitted) == AHEAD + 1)
     leave()
     await until(lambda: not serving.batcher.running)
+
+
+@pytest.mark.parametrize("number", [-7, -8])
+async def test_a_model_that_falls_silent_for_ever_gives_its_place_back(
+    unit: Unit, channel: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Its deadline was for the first response; the next one has `IDLE_S`. With -8 the process has to go as well."""
+    for module in (streams, request_batches):
+        monkeypatch.setattr(module, "IDLE_S", 0.1)
+    call = stream(channel, metadata=(("x-oriel-timeout-ms", "1000"),))
+    await call.write(repeat(number, "silent"))
+    await call.done_writing()
+    response, late = await said(call)
+    assert response == -number and "deadline" in late
+    batcher = unit.catalog.get("silent").batcher
+    await until(lambda: not batcher.running)
+    assert await told(channel, 2, model="silent") == [0, 1]
+
+
+async def test_a_model_that_never_stops_talking_is_stopped(
+    unit: Unit, channel: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every response moves the end of its request, up to `MAX_S` or its deadline."""
+    for module in (streams, request_batches):
+        monkeypatch.setattr(module, "MAX_S", 0.1)
+    call = stream(channel, metadata=(("x-oriel-timeout-ms", "1000"),))
+    await call.write(repeat(-6, "silent"))
+    await call.done_writing()
+    async with asyncio.timeout(30):
+        found = await said(call)
+    # The model may have noticed in time, and ended it without an error.
+    assert found and all("deadline" in each for each in found if isinstance(each, str))
+    batcher = unit.catalog.get("silent").batcher
+    await until(lambda: not batcher.running)
 
 
 async def ask(
@@ -201,6 +284,84 @@ async def test_a_model_asks_another_model(http: httpx.AsyncClient) -> None:
     assert await ask(http, "many 20") == [str(2.0 * i) for i in range(20)]
     assert await ask(http, "stream 3") == ["0", "1", "2"]
     assert await ask(http, "stream -2") == ["0", "enough"]
+
+
+@pytest.mark.parametrize("how", ["cancel", "drop"])
+async def test_an_asked_model_waits_for_the_asking_one_and_hears_that_it_has_gone(
+    http: httpx.AsyncClient, how: str
+) -> None:
+    assert await ask(http, f"few {how}", {"x-oriel-timeout-ms": "10000"}) == [
+        str(3 + AHEAD),
+        *["7"] * (how == "cancel"),
+    ]
+
+
+def answer(size: int) -> InferResponse:
+    return InferResponse(model_name="m", model_version="1", id="", outputs=[tensor("y", np.zeros(size, np.uint8))])
+
+
+class Asking:
+    """A session, as far as what it asks is concerned."""
+
+    def __init__(self, limit: int = 1 << 30) -> None:
+        self.asks: dict[int, Any] = {}
+        self.launch = SimpleNamespace(model="asking")
+        self.heard: list[Any] = []
+        self._limit = limit
+
+    def inferred(self, message: Any, body: Any = ()) -> None:
+        if sum(map(len, body)) > self._limit:
+            raise FrameError("too large")
+        self.heard.append((sum(map(len, body)), message.result.error if message.result else None, message.final))
+
+
+def asking(limit: int = 1 << 30) -> tuple[Asking, Asked]:
+    session = Asking(limit)
+    asked = session.asks[5] = Asked(cast(Any, session), Infer(5, "m", "", "", {}, [], 0, True, []))
+    return session, asked
+
+
+async def test_bytes_that_are_not_taken_wait_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asked_module, "AHEAD_BYTES", 100)
+    session, asked = asking()
+    consumed: list[int] = []
+    for number, size in enumerate((304, 48, 48, 16)):
+        asked.emit(answer(size), partial(consumed.append, number), False)
+    asked.end(None)
+    assert session.heard == [(304, None, False)] and not consumed, "the first one goes whatever its size"
+    asked.taken(1)
+    assert [size for size, _, _ in session.heard] == [304, 48, 48] and consumed == [0]
+    asked.taken(1)
+    assert session.heard[3:] == [(16, None, False), (0, None, True)] and asked.over and not session.asks
+    asked.taken(99)
+    assert consumed == [0, 1, 2, 3]
+
+
+async def test_an_error_and_a_departure_are_told_before_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asked_module, "AHEAD_BYTES", 100)
+    for leaves in (False, True):
+        session, asked = asking()
+        for _ in range(2):
+            asked.emit(answer(96), lambda: None, False)
+        if leaves:
+            asked.end(None)
+            asked.leave()
+        else:
+            asked.end(BackendFailed("broken"))
+        assert [size for size, _, _ in session.heard] == [96, 0] and session.heard[-1][2] and not session.asks
+        asked.emit(answer(16), lambda: None, False)
+        asked.leave()
+        assert len(session.heard) == 2, "nothing follows the end"
+
+
+async def test_a_response_too_large_to_be_passed_on_ends_the_request() -> None:
+    session, asked = asking(limit=100)
+    ended: list[bool] = []
+    asked.give_up = lambda: ended.append(asked.over)
+    asked.emit(answer(112), lambda: None, False)
+    assert session.heard == [(0, (1, "the answer of the other model cannot be passed on"), True)] and ended == [True]
+    asked.end(BackendFailed("its caller left"))
+    assert len(session.heard) == 1
 
 
 async def test_a_step_of_an_ensemble_asks_too(http: httpx.AsyncClient) -> None:
@@ -238,3 +399,68 @@ async def test_what_nobody_waits_for_any_more_is_not_asked_any_more(http: httpx.
     await until(lambda: asked.statistics.failures.total() > before)
     await until(lambda: not unit.catalog.get("ask").batcher.running)
     assert await ask(http, "sync 1") == ["2.0"]
+
+
+def warm(number: int) -> str:
+    return f"""
+    backend: "python"
+    model_warmup [ {{ name: "w" inputs {{ key: "n" value {{
+        data_type: TYPE_INT32 dims: [ 1 ] input_data_file: "{number}" }} }} }} ]
+    """
+
+
+async def test_a_decoupled_model_is_warmed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "WARM_RESPONSES", 40)
+    for name, number in (("three", 3), ("none", 0), ("endless", -6), ("broken", -2)):
+        folder = put(tmp_path, name, "repeat", warm(number))
+        (folder / "warmup").mkdir()
+        (folder / f"warmup/{number}").write_bytes(np.array([number], np.int32).tobytes())
+    settings = Settings(repositories=(tmp_path,), http_port=0, grpc_port=0, metrics_port=0, cores=1)
+    async with open_unit(settings, sink=ListSink()) as unit:
+        reasons = {entry.name: entry.reason for entry in unit.catalog.index()}
+        assert reasons.pop("broken").endswith("model_warmup[0]: the warm-up failed: enough")
+        assert not any(reasons.values()), reasons
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{unit.grpc_port}") as channel:
+            assert await told(channel, -1, model="three") == [3000]
+            assert await told(channel, 1, model="none") == [0]
+            (sent,) = await told(channel, -1, model="endless")
+            assert 40 <= sent // 1000 <= 40 + AHEAD, "left, not read for ever"
+
+
+def shaped(model: str, shape: list[int] | str) -> Any:
+    array = np.array([json.dumps(shape).encode()], dtype=object)
+    given = tensor("shape", array if model == "whole" else array.reshape(1, 1))
+    return encode_infer_request(InferRequest(model_name=model, id="s", inputs=[given]))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "expected"),
+    [
+        ("rows", [1, 2], [1, 2]),
+        ("rows", [3, 2], [3, 2]),  # not the request's, they are free
+        ("rows", [2], "has shape [2], expected is [-1, 2]"),
+        ("rows", [1, 2, 1], "has shape [1, 2, 1], expected is [-1, 2]"),
+        ("rows", [1, 3], "has shape [1, 3], expected is [-1, 2]"),
+        ("rows", [], "has shape [], expected is [-1, 2]"),
+        ("rows", "float", "is FP32, its configuration says INT32"),
+        ("free", [2, 7], [2, 7]),
+        ("free", [2, 7, 1], "has shape [2, 7, 1], expected is [-1, -1]"),
+        ("folded", [3, 4], [3, 2, 2]),
+        ("folded", [3, 2, 2], "has shape [3, 2, 2], expected is [-1, 4]"),
+        ("whole", [2], [2]),
+        ("whole", [3], "has shape [3], expected is [2]"),
+        ("whole", [1, 2], "has shape [1, 2], expected is [2]"),
+    ],
+)
+async def test_rank_and_fixed_dims_of_a_decoupled_models_responses_are_checked(
+    channel: grpc.aio.Channel, unit: Unit, model: str, shape: list[int] | str, expected: list[int] | str
+) -> None:
+    call = stream(channel)
+    await call.write(shaped(model, shape))
+    await call.done_writing()
+    response = await call.read()
+    if isinstance(expected, str):
+        assert expected in response.error_message
+    else:
+        assert list(response.infer_response.outputs[0].shape) == expected
+    await until(lambda: not unit.catalog.get(model).batcher.running)

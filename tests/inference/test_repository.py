@@ -283,3 +283,4 @@ def test_configurations_say_what_tools_look_up(tmp_path: Path) -> None:
     assert (group.name, group.count) == ("double_0", 1)
     assert config.version_policy.latest.num_versions == 1
     assert config.HasField("optimization")
+    assert config.default_model_filename == "model.onnx"

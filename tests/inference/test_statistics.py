@@ -147,7 +147,25 @@ def test_compute_counts_who_was_answered() -> None:
     assert bench.answer(first)
     statistics = bench.batcher.statistics
     assert (statistics.executions, statistics.stages.infer.count, statistics.success.count) == (1, 1, 1)
-    assert (statistics.inferences, statistics.fail.count, statistics.sizes.total) == (1, 1, 2)
+    assert (statistics.inferences, statistics.fail.count, statistics.sizes.total) == (2, 1, 2)
+
+
+def test_mean_batch_of_what_nobody_waited_for_is_not_below_one() -> None:
+    """Rows were counted when they were answered and batches when they ran: 0 / 1 for a batch whose callers all left."""
+    bench = Bench(spec())
+    numbers = [bench.call(rows=2), bench.call(rows=3)]
+    session = bench.sessions[0]
+
+    def leaving(inputs: Any, outputs: Any, run: Any = session.run) -> Any:
+        for number in numbers:
+            bench.leave(number)
+        return run(inputs, outputs)
+
+    session.run = leaving  # type: ignore[method-assign]
+    bench.settle()
+    message = bench.batcher.statistics.message("m", "1")
+    assert (message.inference_count, message.execution_count) == (5, 1)
+    assert (message.inference_stats.success.count, message.inference_stats.fail.count) == (0, 2)
 
 
 def test_sizes_and_responses_are_bounded() -> None:

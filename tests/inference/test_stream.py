@@ -18,10 +18,12 @@ from tritonclient.utils import InferenceServerException
 from oriel_gateway.core import Gateway
 from oriel_gateway.ingress_grpc import serve_grpc
 from oriel_gateway.limiter import EmbeddedLimiter
-from oriel_inference.app import Unit
+from oriel_inference.app import Unit, open_unit
+from oriel_inference.backends import WARM_RESPONSES
 from oriel_inference.batching.stream import AHEAD
 from oriel_inference.errors import Outcome
 from oriel_inference.servers.stream import MAX_IN_FLIGHT
+from oriel_inference.settings import Settings
 from oriel_policies.documents import compile_documents
 from oriel_wire.context import from_headers
 from oriel_wire.trace import ListSink
@@ -30,7 +32,8 @@ from oriel_wire.v2.messages import InferRequest, tensor
 from oriel_wire.v2.proto import v2_pb2
 
 from ..gateway.stack import GOLD, documents
-from .streams import Fakes, streaming
+from . import models
+from .streams import COUNT, Fakes, streaming
 
 
 @pytest.fixture
@@ -285,7 +288,7 @@ async def test_decoupled_model_waits_for_its_reader_and_others_do_not(
     consumed: list[Any] = []
     ended: list[Any] = []
 
-    def emit(response: Any, written: Any) -> None:
+    def emit(response: Any, written: Any, last: bool) -> None:
         taken.append(response)
         consumed.append(written)
 
@@ -339,3 +342,20 @@ async def test_tritonclient_error_status(unit: Unit) -> None:
             assert isinstance(error, InferenceServerException) and error.status() == "StatusCode.NOT_FOUND"
 
     await asyncio.to_thread(go)
+
+
+# --- warm-up --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "abandoned"), [(3, 0), (WARM_RESPONSES + 1, 1)])
+async def test_a_decoupled_model_is_warmed_up_with_a_bound(tmp_path: Path, number: int, abandoned: int) -> None:
+    sample = 'inputs { key: "n" value { data_type: TYPE_INT32 dims: [ 1 ] input_data_file: "n" } }'
+    folder = models.put(tmp_path, "count", models.double(), COUNT + f'model_warmup [ {{ name: "w" {sample} }} ]')
+    (folder / "warmup").mkdir()
+    (folder / "warmup/n").write_bytes(np.array([number], np.int32).tobytes())
+    fakes = Fakes()
+    settings = Settings(repositories=(tmp_path,), http_port=0, grpc_port=0, metrics_port=0, cores=1)
+    async with open_unit(settings, backends=fakes.find, sink=ListSink()) as unit:
+        assert not [entry.reason for entry in unit.catalog.index() if entry.reason]
+        session = fakes.session("fake-count")
+        assert len(session.batches) == 1 and session.abandoned == abandoned

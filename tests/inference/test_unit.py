@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from oriel_cli.units import free_ports
 from oriel_inference.app import open_unit
 from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.errors import Outcome
@@ -95,9 +96,7 @@ async def test_stopping_answers_what_is_in_flight(tmp_path: Path, fake: FakeBack
 async def test_not_ready_until_the_models_are_loaded(tmp_path: Path, fake: FakeBackend) -> None:
     fake.gate.close()
     models.put(tmp_path, "double", models.double(), models.DOUBLE)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports("127.0.0.1", 1)  # outside the range that other tests' port 0 comes from
     settings = Settings(repositories=(tmp_path,), http_port=port, grpc_port=0, metrics_port=0)
 
     async def ask() -> None:
@@ -140,13 +139,8 @@ async def test_same_name_in_two_repositories_is_refused_in_both(tmp_path: Path, 
 
 
 def test_process_serves_and_stops_on_sigterm(repository: Path) -> None:
-    ports = []
-    for _ in range(3):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            ports.append(str(probe.getsockname()[1]))
     oriel = str(Path(sys.executable).with_name("oriel"))
-    flags = ["--http-port", ports[0], "--grpc-port", ports[1], "--metrics-port", ports[2]]
+    flags = ["--http-port=0", "--grpc-port=0", "--metrics-port=0"]
     process = subprocess.Popen(
         [oriel, "inference", "--model-repository", str(repository), *flags],
         stderr=subprocess.PIPE,
@@ -160,9 +154,10 @@ def test_process_serves_and_stops_on_sigterm(repository: Path) -> None:
             lines.append(line)
             if ": HTTP " in line:
                 break
-        assert "serving, but not ready (model 'broken' is not ready): HTTP" in lines[-1]
+        serves = re.search(r"serving, but not ready \(model 'broken' is not ready\): HTTP (\d+), ", lines[-1])
+        assert serves, lines
         assert re.search(r"model double version 1 is ready on CPUExecutionProvider", "".join(lines))
-        with httpx.Client(base_url=f"http://127.0.0.1:{ports[0]}", trust_env=False) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{serves[1]}", trust_env=False) as client:
             assert client.post(INFER, json=ROW).json()["outputs"][0]["data"] == [2, 4, 6, 8]
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0

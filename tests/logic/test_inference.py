@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from time import monotonic
 from typing import Any
 
@@ -50,9 +50,12 @@ async def servers() -> AsyncIterator[Callable[..., InferenceServers]]:
         await one.close()
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
+@pytest.fixture
+def refusing() -> Iterator[int]:
+    """A port that nobody listens at, and that nobody else can take."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        yield int(sock.getsockname()[1])
 
 
 async def test_numpy_in_and_out(servers: Any, inference: Any, call: Any) -> None:
@@ -136,16 +139,18 @@ async def test_refusals_keep_their_meaning(
     assert caught.value.retry_after_s == retry_after_s
 
 
-async def test_another_endpoint_is_tried_when_one_cannot_be_reached(servers: Any, inference: Any, call: Any) -> None:
-    shared = servers(free_port(), inference.port)
+async def test_another_endpoint_is_tried_when_one_cannot_be_reached(
+    servers: Any, inference: Any, call: Any, refusing: int
+) -> None:
+    shared = servers(refusing, inference.port)
     for _ in range(4):
         await Caller(shared, call()).models.infer("double", {"x": ROW})
     assert len(inference.calls) == 4
 
 
-async def test_no_endpoint_left_says_so(servers: Any, call: Any) -> None:
+async def test_no_endpoint_left_says_so(servers: Any, call: Any, refusing: int) -> None:
     with pytest.raises(ModelUnreachable) as caught:
-        await Caller(servers(free_port(), free_port()), call()).models.infer("double", {"x": ROW})
+        await Caller(servers(refusing, refusing), call()).models.infer("double", {"x": ROW})
     assert caught.value.retry_after_s == 1.0
 
 

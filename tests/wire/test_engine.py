@@ -49,7 +49,7 @@ async def talk(port: int, data: bytes, *, until: Callable[[bytes], bool] | None 
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(data)
     got = b""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while until is None or not until(got):
             more = await reader.read(65536)
             if not more:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from oriel_wire.v2.proto import model_config_pb2 as pb
 
 __all__ = [
+    "WARM_RESPONSES",
     "AcceleratedBackend",
     "Backend",
     "ConfiguredBackend",
@@ -30,10 +31,13 @@ __all__ = [
     "Session",
     "find_backend",
     "lacks",
+    "memory_bytes",
     "takes_requests",
     "usable_gpus",
 ]
 
+# A warm-up reads so many responses of a decoupled model and leaves: some have no end.
+WARM_RESPONSES = 1000
 _BACKENDS = {"onnxruntime": "oriel_inference.backends.onnx_runtime:OnnxRuntime"}
 
 
@@ -82,14 +86,22 @@ class DecoupledSession(Session, Protocol):
 class Outputs(list[Any]):
     """A response that may leave outputs out: arrays in the order of the model's outputs, None for those it has not.
 
-    parameters: the response's own. plain: it has neither, and is like any other model's.
+    parameters: the response's own. plain: it has neither, and is like any other model's. last: the model said with it
+    that a decoupled request has no further response.
     """
 
-    __slots__ = ("parameters", "plain")
+    __slots__ = ("last", "parameters", "plain")
 
-    def __init__(self, arrays: Sequence[Array | None] = (), parameters: Mapping[str, ParameterValue] | None = None):
+    def __init__(
+        self,
+        arrays: Sequence[Array | None] = (),
+        parameters: Mapping[str, ParameterValue] | None = None,
+        *,
+        last: bool = False,
+    ):
         super().__init__(arrays)
         self.parameters = dict(parameters or {})
+        self.last = last
         self.plain = not parameters and not any(array is None for array in arrays)
 
 
@@ -182,6 +194,12 @@ class ConfiguredBackend(Backend, Protocol):
     ) -> RequestSession:
         """Instance `index` of a model whose configuration is complete; blocks. Raises LoadFailed."""
         ...
+
+
+def memory_bytes(session: Session) -> int:
+    """What a session surely occupies now, 0 if it cannot say: only one in a process of its own can."""
+    measure: Callable[[], int] | None = getattr(session, "memory_bytes", None)
+    return measure() if measure is not None else 0
 
 
 def takes_requests(session: Session) -> TypeGuard[RequestSession]:

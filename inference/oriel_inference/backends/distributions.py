@@ -1,7 +1,7 @@
 """Which distribution of ONNX Runtime is installed. They all are the module `onnxruntime` and overwrite one another."""
 
 from collections.abc import Iterable
-from importlib.metadata import distributions
+from importlib.metadata import PackageNotFoundError, distribution
 
 __all__ = ["check_distributions", "conflict"]
 
@@ -19,7 +19,7 @@ _EXTRAS = {
 
 def check_distributions() -> str:
     """What is wrong with this environment and the line that mends it; empty if nothing is."""
-    return conflict(each.metadata["Name"] or "" for each in distributions())
+    return conflict(name for name in _EXTRAS if _is_installed(name))
 
 
 def conflict(names: Iterable[str]) -> str:
@@ -34,3 +34,11 @@ def conflict(names: Iterable[str]) -> str:
         f"{' and '.join(found)} are installed together and overwrite each other's files; keep one: "
         f"pip uninstall -y {' '.join(found)} && pip install 'oriel[{extra}]'"
     )
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True

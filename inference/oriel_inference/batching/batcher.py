@@ -39,6 +39,7 @@ from oriel_inference.batching.pick import pick, unwrap
 from oriel_inference.batching.requests import RequestBatch
 from oriel_inference.batching.running import Running
 from oriel_inference.batching.stream import Relay, execute_stream
+from oriel_inference.batching.verbose import say_batch, say_executed, say_failed
 from oriel_inference.batching.workers import Workers
 from oriel_inference.clock import Clock, Timer
 from oriel_inference.errors import (
@@ -306,7 +307,10 @@ class Batcher:
             for call in calls:
                 self._levels.leave(call)
         self._rows -= fill.rows
-        self.statistics.releases["alone" if self._alone else decision.reason] += 1
+        reason = "alone" if self._alone else decision.reason
+        self.statistics.releases[reason] += 1
+        if _log.isEnabledFor(logging.DEBUG):
+            say_batch(self.spec, calls, fill.rows, reason, now)
         return calls
 
     def _start(self, decision: Run) -> None:
@@ -407,6 +411,8 @@ class Batcher:
     def _deliver(self, results: _Results) -> None:
         for calls, outcome in results:
             if isinstance(outcome, InferenceError):
+                if _log.isEnabledFor(logging.DEBUG):
+                    say_failed(self.spec, calls, outcome)
                 for call in calls:
                     self._fail(call, outcome)
             else:
@@ -414,6 +420,8 @@ class Batcher:
 
     def _answer(self, calls: Sequence[Call], shares: list[list[Array]], times: BatchTimes) -> None:
         statistics, now = self.statistics, self._clock.now()
+        if _log.isEnabledFor(logging.DEBUG):
+            say_executed(self.spec, calls, times)
         answered = 0
         per_row_us = (times.split_s - times.started_s) * 1e6 / max(1, times.rows)
         for call, outputs in zip(calls, shares, strict=True):
@@ -425,7 +433,7 @@ class Batcher:
                 self._line.answered(call, answer)
                 continue
             call.finished = True
-            statistics.succeeded(call.rows, queue_s=times.started_s - call.arrived_s, total_s=now - call.arrived_s)
+            statistics.succeeded(queue_s=times.started_s - call.arrived_s, total_s=now - call.arrived_s)
             self._reply(call, answer)
         statistics.executed(times, answered)
 
@@ -433,7 +441,7 @@ class Batcher:
         """An answer whose turn has come."""
         call.finished = True
         queued_s, total_s = answer.times.started_s - call.arrived_s, self._clock.now() - call.arrived_s
-        self.statistics.succeeded(call.rows, queue_s=queued_s, total_s=total_s)
+        self.statistics.succeeded(queue_s=queued_s, total_s=total_s)
         self._reply(call, answer)
 
     def _fail(self, call: Call, error: InferenceError) -> None:

@@ -97,7 +97,8 @@ class Call:
     its own tier: 0 goes before 1. admitted: a step of an ensemble, which had its own bounds: no full queue refuses it.
     reply: called exactly once on the loop, unless the caller leaves first. emit: for decoupled models, called before
     that with each response's outputs and what to call once they are written. relay: set while such a model runs it, or
-    a Python model. source: what the client sent and on whose behalf, for models that take requests one by one.
+    a Python model. request_id: for the log. source: what the client sent and on whose behalf, for models that take
+    requests one by one.
     """
 
     __slots__ = (
@@ -110,6 +111,7 @@ class Call:
         "level",
         "relay",
         "reply",
+        "request_id",
         "rows",
         "signature",
         "source",
@@ -135,6 +137,7 @@ class Call:
         emit: Emit | None = None,
         admitted: bool = False,
         source: tuple[InferRequest, CallContext] | None = None,
+        request_id: str = "",
     ) -> None:
         self.inputs = inputs
         self.rows = rows
@@ -147,17 +150,18 @@ class Call:
         self.level = level
         self.relay: Closable | None = None
         self.source = source
+        self.request_id = request_id
         self.started_s = 0.0  # when it left the queue for a batch; 0 before
         self.finished = False
         self.ticket = Ticket(
             band=band,
             tenant=tenant,
             deadline=deadline if give_up_s is None else min(deadline, give_up_s),
-            cost=float(rows),
+            cost=rows,
             size_bytes=size_bytes,
             rows=rows,
             payload=self,
-            order=deadline + level * _LEVEL_S,
+            order=deadline + level * _LEVEL_S if level else deadline,
             admitted=admitted,
         )
 

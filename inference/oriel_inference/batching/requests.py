@@ -140,7 +140,7 @@ class RequestBatch:
             ]
         except ValueError as error:
             raise BackendFailed(f"an output of the model does not fit its configuration: {error}") from error
-        return Outputs(arrays, outputs.parameters)
+        return Outputs(arrays, outputs.parameters, last=outputs.last)
 
     def _output(self, array: Array, spec: TensorSpec, rows: int) -> Array:
         """Raises BackendFailed if it does not fit the configuration; a decoupled response may have any rows."""

@@ -19,10 +19,10 @@ Owner and single writer: the loop.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import cast
 
 import numpy as np
+from msgspec.structs import replace
 
 from oriel_inference.batching.call import Answer, BatchTimes, Call, StepRun, deliver
 from oriel_inference.clock import Clock
@@ -217,6 +217,7 @@ class Ensemble:
             level=fitted.level,
             admitted=True,
             source=self._source(outer, request, step.outputs) if model.wants_source else None,
+            request_id=outer.request_id,
         )
         flight.running[index] = call
         model.batcher.submit(call)
@@ -311,7 +312,7 @@ class Ensemble:
         assembled, computed, split = flight.stages
         stages = BatchTimes(0.0, assembled, assembled + computed, assembled + computed + split, call.rows)
         self.statistics.executed(stages, 1)
-        self.statistics.succeeded(call.rows, queue_s=began - call.arrived_s, total_s=now - call.arrived_s)
+        self.statistics.succeeded(queue_s=began - call.arrived_s, total_s=now - call.arrived_s)
         times = BatchTimes(began, began, now, now, call.rows)
         self._reply(call, Answer(cast(list[Array], outputs), times, flight.cost_us, flight.steps))
 

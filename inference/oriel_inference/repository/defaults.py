@@ -1,5 +1,6 @@
 """What the operator's flags say for every model whose own configuration does not."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -9,8 +10,10 @@ __all__ = ["LoadDefaults", "from_backend_config"]
 
 AUTO_MAX_BATCH_SIZE = 4
 MAX_VALUE = 1_000_000
+_NAME = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)?\*?")
 _BATCH, _INTRA, _INTER = "default-max-batch-size", "intra_op_thread_count", "inter_op_thread_count"
 _BACKENDS = {"": (_BATCH,), "onnxruntime": (_BATCH, _INTRA, _INTER)}
+_ENVIRONMENT = "python,environment"
 _OWN_MEMORY = "python models do not exchange tensors through Triton's shared memory pool"
 _NO_EFFECT = {
     "onnxruntime,enable-global-threadpool": "all models share --cores as it is",
@@ -26,13 +29,15 @@ class LoadDefaults:
     """max_batch_size: what an auto-completed model gets if its file has a variable first dimension; 0 leaves that out.
 
     intra_op_threads, inter_op_threads: 0 lets the server choose. auto_complete: whether a configuration may leave out
-    what the model file knows.
+    what the model file knows. python_environment: names of the server's variables that Python models get beside the
+    usual ones; one that ends in an asterisk stands for all that begin so.
     """
 
     max_batch_size: int = AUTO_MAX_BATCH_SIZE
     intra_op_threads: int = 0
     inter_op_threads: int = 0
     auto_complete: bool = True
+    python_environment: tuple[str, ...] = ()
 
 
 def from_backend_config(texts: Iterable[str], *, auto_complete: bool = True) -> tuple[LoadDefaults, list[str]]:
@@ -42,16 +47,22 @@ def from_backend_config(texts: Iterable[str], *, auto_complete: bool = True) -> 
     """
     warnings: list[str] = []
     numbers: dict[str, int] = {}
+    environment: list[str] = []
     for text in texts:
         where, equals, value = text.partition("=")
         backend, comma, key = where.rpartition(",")
         if equals and where in _NO_EFFECT:
             warnings.append(f"--backend-config={where} has no effect: {_NO_EFFECT[where]}")
             continue
+        if equals and where == _ENVIRONMENT:
+            environment += _names(value)
+            continue
         if not equals or (comma and not backend):
             raise StartFailed(f"--backend-config={text[:80]}: the form is <backend>,<key>=<value>")
+        if backend == "python":
+            raise StartFailed(f"--backend-config: {where[:100]!r} is not a setting, there is {_ENVIRONMENT}")
         if backend not in _BACKENDS:
-            known = ", ".join(name for name in _BACKENDS if name)
+            known = ", ".join(name for name in (*_BACKENDS, "python") if name)
             raise StartFailed(f"--backend-config: backend {backend[:64]!r} has no settings here, only {known}")
         if key not in _BACKENDS[backend]:
             known = ", ".join(_BACKENDS[backend])
@@ -65,6 +76,17 @@ def from_backend_config(texts: Iterable[str], *, auto_complete: bool = True) -> 
             intra_op_threads=numbers.get(_INTRA, 0),
             inter_op_threads=numbers.get(_INTER, 0),
             auto_complete=auto_complete,
+            python_environment=tuple(environment),
         ),
         warnings,
     )
+
+
+def _names(value: str) -> list[str]:
+    names = value.split(",")
+    if not all(name and len(name) <= 256 and _NAME.fullmatch(name) for name in names):
+        # What was given is not repeated: it may be what it should not be, a value.
+        raise StartFailed(
+            f"--backend-config: {_ENVIRONMENT} takes names of environment variables, NAME or BEGIN*, split by commas"
+        )
+    return names

@@ -2,8 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -204,35 +204,28 @@ def _open_version(
             runs = check.check(paths[place.filename], shown, config.backend, place.options) and runs
         if not unchanged():
             raise LoadFailed(f"the files of {config.name} changed while they were being checked")
-    sessions: list[Session] = []
-    try:
-        first = backend.open(paths[found[0].filename], found[0].options)
-        sessions.append(first)
-        decoupled = config.model_transaction_policy.decoupled
-        if decoupled and not hasattr(first, "stream"):
+    first = backend.open(paths[found[0].filename], found[0].options)
+
+    def settle() -> None:
+        if config.model_transaction_policy.decoupled and not hasattr(first, "stream"):
             reason = f"backend {config.backend!r} gives exactly one response per request"
             raise ConfigInvalid(file, "model_transaction_policy.decoupled", reason)
-        if decoupled and config.model_warmup:
-            raise ConfigInvalid(file, "model_warmup", "warm-up of a decoupled model is not supported yet")
         complete(config, first.inputs, first.outputs, file, defaults=defaults)
         check_against_file(config, first.inputs, first.outputs, file)
-        spec = build_spec(
-            config, version, file, instances=instances, labels=lambda name: _labels(store, config.name, name)
-        )
-        sessions.extend(backend.open(paths[place.filename], place.options) for place in found[1:])
-        run_warmup(config, spec, sessions, file, read=lambda name: store.data(config.name, f"warmup/{name}"))
-    except LoadFailed:
-        for session in sessions:
-            session.close()
-        raise
-    return LoadedVersion(
-        spec=spec,
-        config=config,
-        sessions=tuple(sessions),
+
+    loaded = _opened(
+        store,
+        config,
+        version,
+        file,
+        first,
+        (backend.open(paths[place.filename], place.options) for place in found[1:]),
+        settle=settle,
+        instances=instances,
         units=max(place.options.intra_op_threads for place in found),
-        run_s=_warm_up(first, spec) if runs and not decoupled else None,
         identity=identity,
     )
+    return replace(loaded, run_s=_warm_up(first, loaded.spec)) if runs and not loaded.spec.decoupled else loaded
 
 
 def _open_configured(
@@ -251,29 +244,52 @@ def _open_configured(
     check_python(config, store, file)
     path = store.artifact(config.name, version, config.default_model_filename or default_file(config.backend))
     validated = partial(validate, model=config.name, file=file)
-    sessions: list[Session] = [open_first(backend, path, config, options, version, file, validated)]
+    first = open_first(backend, path, config, options, version, file, validated)
+    return _opened(
+        store,
+        config,
+        version,
+        file,
+        first,
+        (backend.open_next(path, config, options, version, index) for index in range(1, instance_count(config))),
+        settle=lambda: fill_defaults(config),
+        instances=instance_count(config),
+        units=options.intra_op_threads,
+        identity=identity,
+    )
+
+
+def _opened(
+    store: ModelStore,
+    config: pb.ModelConfig,
+    version: int,
+    file: str,
+    first: Session,
+    others: Iterable[Session],
+    *,
+    settle: Callable[[], None],
+    instances: int,
+    units: int,
+    identity: str,
+) -> LoadedVersion:
+    """From the first instance to a version that is ready. settle: completes the configuration and judges it.
+
+    others: opens the other instances, one after the other; instances: how many there are in all.
+    Raises LoadFailed, and then every session is closed.
+    """
+    sessions = [first]
     try:
-        if config.model_transaction_policy.decoupled and config.model_warmup:
-            raise ConfigInvalid(file, "model_warmup", "warm-up of a decoupled model is not supported yet")
-        fill_defaults(config)
-        instances = instance_count(config)
+        settle()
         spec = build_spec(
             config, version, file, instances=instances, labels=lambda name: _labels(store, config.name, name)
         )
-        sessions.extend(backend.open_next(path, config, options, version, index) for index in range(1, instances))
+        sessions.extend(others)
         run_warmup(config, spec, sessions, file, read=lambda name: store.data(config.name, f"warmup/{name}"))
     except LoadFailed:
         for session in sessions:
             session.close()
         raise
-    return LoadedVersion(
-        spec=spec,
-        config=config,
-        sessions=tuple(sessions),
-        units=options.intra_op_threads,
-        run_s=None,
-        identity=identity,
-    )
+    return LoadedVersion(spec=spec, config=config, sessions=tuple(sessions), units=units, run_s=None, identity=identity)
 
 
 def _distinct(found: Sequence[Place]) -> list[Place]:

@@ -6,6 +6,7 @@ from typing import cast
 from oriel_inference.errors import ConfigInvalid
 from oriel_inference.model import ModelSpec, TensorInfo, TensorSpec
 from oriel_inference.repository.defaults import LoadDefaults
+from oriel_inference.repository.engines import default_file
 from oriel_inference.repository.queueing import queue_rules
 from oriel_policies.batch import BatchBounds
 from oriel_wire.v2.datatypes import from_config_name, to_config_name
@@ -54,6 +55,7 @@ def fill_defaults(config: pb.ModelConfig) -> None:
         for index, group in enumerate(config.instance_group):
             group.name = group.name or f"{config.name}_{index}"
             group.count = group.count or 1
+        config.default_model_filename = config.default_model_filename or default_file(config.backend)
     if config.version_policy.WhichOneof("policy_choice") is None:
         config.version_policy.latest.num_versions = 1
     config.optimization.SetInParent()

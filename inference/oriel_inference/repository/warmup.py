@@ -1,10 +1,13 @@
 """`model_warmup`: the requests a configuration wants to have been run before a version is ready."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from itertools import islice
+from typing import cast
 
 import numpy as np
 
-from oriel_inference.backends import Session
+from oriel_inference.backends import WARM_RESPONSES, DecoupledSession, Session, takes_requests
 from oriel_inference.errors import ConfigInvalid, InferenceError
 from oriel_inference.model import ModelSpec, TensorSpec
 from oriel_wire.errors import BadMessage
@@ -34,9 +37,19 @@ def run_warmup(
         for session in sessions:
             for _ in range(max(1, sample.count)):
                 try:
-                    session.run(inputs, names)
+                    _run(session, spec, inputs, names)
                 except InferenceError as error:
                     raise ConfigInvalid(file, field, f"the warm-up failed: {error.message}") from error
+
+
+def _run(session: Session, spec: ModelSpec, inputs: Mapping[str, Array], names: Sequence[str]) -> None:
+    """A decoupled model's responses are read and dropped; sessions that take requests see to that themselves."""
+    if not spec.decoupled or takes_requests(session):
+        session.run(inputs, names)
+        return
+    with closing(cast(DecoupledSession, session).stream(inputs, names, lambda: False)) as responses:
+        for _ in islice(responses, WARM_RESPONSES):
+            pass
 
 
 def _inputs(

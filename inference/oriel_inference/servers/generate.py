@@ -133,7 +133,7 @@ class _Single:
         self._response: InferResponse | None = None
         self.leave: Callable[[], None] | None = None
 
-    def emit(self, response: InferResponse, consumed: Callable[[], None]) -> None:
+    def emit(self, response: InferResponse, consumed: Callable[[], None], last: bool) -> None:
         consumed()
         if self._response is not None:
             raise NotSupported(f"model {self._model!r} gives more than one response, use generate_stream")
@@ -167,7 +167,7 @@ class _Events:
         self.leave: Callable[[], None] | None = None
         exchange.on_writable = self._caught_up
 
-    def emit(self, response: InferResponse, consumed: Callable[[], None]) -> None:
+    def emit(self, response: InferResponse, consumed: Callable[[], None], last: bool) -> None:
         try:
             data = encode_generate(response)
         except BadMessage as bad:
@@ -181,7 +181,7 @@ class _Events:
     def reply(self, completion: Completion) -> None:
         if completion.error is None and completion.response is not None:
             try:
-                self.emit(completion.response, lambda: None)
+                self.emit(completion.response, lambda: None, True)
             except InferenceError as failed:
                 completion.error = failed
         headers = self._trail.ended(completion, self._model)

@@ -12,6 +12,8 @@ from oriel_inference.errors import BackendFailed, InferenceError, UnknownModel
 from oriel_inference.servers.grpc_call import Context, abort
 from oriel_inference.servers.grpc_infer import GrpcInfer
 from oriel_inference.servers.health import HealthWatch, is_serving
+from oriel_inference.servers.large_messages import LargeMessages
+from oriel_inference.servers.not_served import METHODS_NOT_SERVED, refusing
 from oriel_inference.servers.repository_api import GrpcRepository
 from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.stream import StreamFrontend
@@ -39,9 +41,10 @@ class GrpcFrontend:
 
     def __init__(self, surface: Surface) -> None:
         self._surface = surface
-        self._streams = StreamFrontend(surface)
+        self._large = LargeMessages()
+        self._streams = StreamFrontend(surface, self._large)
         self._watch = HealthWatch(surface)
-        self._infer = GrpcInfer(surface)
+        self._infer = GrpcInfer(surface, self._large)
 
     def handlers(self) -> list["grpc.GenericRpcHandler[Any, Any]"]:
         """Everything to register with a server."""
@@ -55,15 +58,16 @@ class GrpcFrontend:
             "ModelStatistics": self._model_statistics,
             "LogSettings": self._log_settings,
             **GrpcRepository(self._surface).handlers(),
+            **{name: refusing(why) for name, why in METHODS_NOT_SERVED.items()},
         }
         # Bytes in, bytes out: its messages are large and alike.
         infer = grpc.unary_unary_rpc_method_handler(self._infer.handle)
         return [
             grpc.method_handlers_generic_handler(SERVICE, {"ModelInfer": infer}),
-            _generic(SERVICE, service, METHODS),
+            _generic(SERVICE, service, METHODS, self._large),
             self._streams.handler(),
             self._watch.handler(),
-            _generic(HEALTH_SERVICE, {"Check": self._check}, HEALTH_METHODS),
+            _generic(HEALTH_SERVICE, {"Check": self._check}, HEALTH_METHODS, self._large),
         ]
 
     def stop(self) -> None:
@@ -156,14 +160,17 @@ async def open_grpc(
 
 
 def _generic(
-    service: str, methods: Mapping[str, _Handler], classes: Mapping[str, tuple[type[Message], type[Message]]]
+    service: str,
+    methods: Mapping[str, _Handler],
+    classes: Mapping[str, tuple[type[Message], type[Message]]],
+    large: LargeMessages,
 ) -> "grpc.GenericRpcHandler[Any, Any]":
     # No request_deserializer: what grpc.aio says of bytes that are no message is neither a status nor a sentence.
     return grpc.method_handlers_generic_handler(
         service,
         {
             name: grpc.unary_unary_rpc_method_handler(
-                _guarded(handler, classes[name][0]), response_serializer=classes[name][1].SerializeToString
+                _guarded(handler, classes[name][0], large), response_serializer=classes[name][1].SerializeToString
             )
             for name, handler in methods.items()
         },
@@ -177,9 +184,12 @@ def _parsed(request_class: type[Message], data: bytes) -> Any:
         return as_inference_error(bad)
 
 
-def _guarded(handler: _Handler, request_class: type[Message]) -> Callable[[bytes, Context], Awaitable[Message]]:
+def _guarded(
+    handler: _Handler, request_class: type[Message], large: LargeMessages
+) -> Callable[[bytes, Context], Awaitable[Message]]:
     async def call(data: bytes, context: Context) -> Message:
         request = _parsed(request_class, data)
+        large.ended(len(data))
         del data
         error: InferenceError
         if isinstance(request, InferenceError):

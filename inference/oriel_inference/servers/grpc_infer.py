@@ -8,7 +8,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from oriel_inference.backends import Outputs
 from oriel_inference.batching.call import Answer
@@ -18,14 +19,15 @@ from oriel_inference.fitting import Fitted
 from oriel_inference.lifecycle import ServingModel
 from oriel_inference.servers.gather import Gather
 from oriel_inference.servers.grpc_call import Context, ContextPlans, abort
+from oriel_inference.servers.large_messages import LARGE_BYTES, LargeMessages
 from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.surface import Surface
 from oriel_inference.servers.trail import Trail
 from oriel_wire.context import CallContext
 from oriel_wire.errors import BadMessage
 from oriel_wire.orca import report_form
-from oriel_wire.v2.grpc import encode_infer
-from oriel_wire.v2.grpc_messages import InferMessages, Pieces, RawAnswers, RequestHead
+from oriel_wire.v2.grpc import decode_infer, encode_infer
+from oriel_wire.v2.grpc_messages import InferMessages, Pieces, RawAnswers, RequestHead, read
 from oriel_wire.v2.messages import InferRequest
 
 __all__ = ["GrpcInfer"]
@@ -54,8 +56,9 @@ class _Known:
 class GrpcInfer:
     """Handles ModelInfer."""
 
-    def __init__(self, surface: Surface) -> None:
+    def __init__(self, surface: Surface, large: LargeMessages) -> None:
         self._surface = surface
+        self._large = large
         self._messages = InferMessages()
         self._plans = ContextPlans(surface)
         self._gather: Gather | None = None
@@ -71,6 +74,9 @@ class GrpcInfer:
             # A call's surprise is its own: the server goes on, and the client learns no insides.
             _log.exception("a call failed unexpectedly")
             error = BackendFailed("the server failed on this request")
+        finally:
+            if len(data) >= LARGE_BYTES:
+                self._large.ended(len(data))
         # An aborted call lives on until the collector comes, with this frame: it must not hold the message.
         del data
         return await abort(context, error)
@@ -95,12 +101,19 @@ class GrpcInfer:
             if surface.stopping:
                 raise ServerStopping
             found = self._messages.find(data)
+            if found is not None:
+                model = found[0].model_name[:128]
             if found is not None and self._is_current(found[0]):
                 leave = self._known(*found, data, ctx, trail, ended)
-                model = found[0].note.serving.spec.name
             else:
-                request = self._messages.decode(data)
-                model = request.model_name[:128]
+                if found is not None:
+                    request = found[0].request(data, found[1])
+                else:
+                    message, raw = read(data)
+                    model = message.model_name[:128]
+                    request = decode_infer(message, raw)
+                    del message, raw  # not to be held until the answer
+                    self._messages.remember(data, request)
                 leave = self._decoded(request, data, ctx, trail, ended)
         except (InferenceError, BadMessage) as refusal:
             error = as_inference_error(refusal)
@@ -152,7 +165,7 @@ class GrpcInfer:
                 if type(result.outputs) is not Outputs or result.outputs.plain:
                     answer = known.answers.encode([result.outputs[pick] for pick in known.picks])
                 else:
-                    response = respond(serving, known.request, result.outputs)
+                    response = respond(serving, known.request.outputs, known.request.id, result.outputs)
                     answer = encode_infer(response).SerializeToString()
             except (BadMessage, InferenceError) as bad:
                 completion.error = as_inference_error(bad)

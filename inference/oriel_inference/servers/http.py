@@ -18,6 +18,7 @@ from oriel_inference.servers.encoding import ACCEPTED, Encodings, is_encoded, is
 from oriel_inference.servers.generate import generate
 from oriel_inference.servers.http_call import answer, json_object, refuse
 from oriel_inference.servers.http_infer import HttpInfer
+from oriel_inference.servers.not_served import why_not_served
 from oriel_inference.servers.statuses import head_outcome, head_refusal, http_status, identity
 from oriel_inference.servers.surface import EXTENSIONS, SERVER_VERSION, Surface
 from oriel_wire.engine.buffered import Exchange, Refusal
@@ -189,7 +190,7 @@ class HttpFrontend:
 
     # Routing ----------------------------------------------------------------------------------------------------
 
-    def _route(self, head: RequestHead) -> _Route | tuple[int, str]:
+    def _route(self, head: RequestHead) -> _Route | tuple[int, str] | tuple[int, str, Outcome]:
         line = head.line
         key = (line.method, line.path)
         found = self._routes.get(key)
@@ -197,7 +198,8 @@ class HttpFrontend:
             return found
         route = _resolve(line.path)
         if route is None:
-            return _NOT_FOUND
+            why = why_not_served(line.path)
+            return _NOT_FOUND if why is None else (501, why, Outcome.NOT_SUPPORTED)
         posted = route.kind in _CALLS or route.kind.startswith("repository_")
         allowed = ("POST",) if posted else ("GET", "HEAD", "POST")[: 3 if route.kind == "logging" else 2]
         if line.method not in allowed:

@@ -5,7 +5,8 @@ Such a request is what that one was with other numbers: it fits, and its answer 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from oriel_inference.backends import Outputs
 from oriel_inference.batching.call import Answer
@@ -98,7 +99,7 @@ class HttpInfer:
             plain = type(result.outputs) is not Outputs or result.outputs.plain
             encoded = known.answers.encode(outputs) if plain and not packed else None
             if encoded is None:
-                response = respond(serving, template.request, result.outputs)
+                response = respond(serving, template.request.outputs, template.request.id, result.outputs)
                 self._answer(exchange, completion, response, template.request, plan, trail)
                 return
             body, length = encoded
@@ -138,13 +139,14 @@ class HttpInfer:
     ) -> Callable[[], None]:
         model = serving.spec.name
         request = decode_request(model, serving.version, body, length)
+        asked = replace(request, inputs=[])  # the numbers are not kept for the sake of the answer
 
         def reply(completion: Completion) -> None:
             if completion.response is None:
                 assert completion.error is not None
                 refuse(exchange, completion.error, trail.ended(completion, model))
                 return
-            self._answer(exchange, completion, completion.response, request, plan, trail)
+            self._answer(exchange, completion, completion.response, asked, plan, trail)
 
         leave = self._surface.dataplane.infer(request, ctx, size_bytes=len(body), reply=reply, left=trail.left)
         # It fits, or it would have been refused.

@@ -4,6 +4,7 @@ One of `finished` and `refused_early` is called per request, by its trail; `turn
 had one. Labels come from the catalog and from trusted peers only, and are bounded. Single writer: the loop.
 """
 
+import logging
 from collections import Counter
 from time import monotonic
 
@@ -14,8 +15,11 @@ from oriel_inference.servers.access_log import AccessLog
 from oriel_inference.statistics import OTHER_TIERS
 from oriel_wire.context import CallContext
 from oriel_wire.orca import LoadReport, encode_report
+from oriel_wire.v2.datatypes import quoted
 
 __all__ = ["Meter"]
+
+_log = logging.getLogger(__name__)
 
 MAX_REFUSED = 4096
 
@@ -40,6 +44,17 @@ class Meter:
             tier.refusals[error.outcome] += 1
         if self.log is not None:
             self.log.finished(ctx, completion, received_s, ended_s, protocol, size)
+        if _log.isEnabledFor(logging.DEBUG):
+            serving = completion.serving
+            _log.debug(
+                "request %s: %s by model %s version %s after %.3f ms, %.1f ms left",
+                ctx.request_id,
+                "answered" if error is None else f"not answered ({error.outcome.value}: {error.message!r})",
+                serving.spec.name,
+                serving.version,
+                (ended_s - received_s) * 1e3,
+                ctx.remaining_s(ended_s) * 1e3,
+            )
 
     def refused_early(
         self, ctx: CallContext, error: InferenceError, model: str, received_s: float, protocol: str, size: int
@@ -48,12 +63,19 @@ class Meter:
         self._count(model, ctx.tier, error.outcome)
         if self.log is not None:
             self.log.refused(ctx, error.outcome, model, received_s, monotonic(), protocol, size)
+        if _log.isEnabledFor(logging.DEBUG):
+            reason = error.outcome.value
+            _log.debug(
+                "request %s: refused for model %s (%s: %r)", ctx.request_id, quoted(model), reason, error.message
+            )
 
     def turned_away(self, request_id: str, status: int, outcome: Outcome, model: str = "") -> None:
         """An HTTP request was refused for its head or its framing."""
         self._count(model, "", outcome)
         if self.log is not None:
             self.log.turned_away(request_id, status, outcome, model)
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug("request %s: turned away with status %d (%s)", request_id, status, outcome.value)
 
     def load_header(self, serving: ServingModel, band: int, form: str) -> str:
         """`endpoint-load-metrics`: how loaded `serving` is for a request of `band`. form: "TEXT" or "JSON"."""

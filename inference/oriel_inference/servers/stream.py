@@ -14,11 +14,13 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 import grpc
+import grpc.aio
 from msgspec.structs import replace
 
 from oriel_inference.dataplane import Completion
 from oriel_inference.errors import BackendFailed, InferenceError, InvalidRequest, ServerStopping
 from oriel_inference.servers.grpc_call import Context, abort, context_of, metadata_of
+from oriel_inference.servers.large_messages import LargeMessages
 from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.surface import Surface
 from oriel_inference.servers.trail import Trail
@@ -26,9 +28,9 @@ from oriel_wire.context import REQUEST_ID
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import quoted
 from oriel_wire.v2.grpc import SERVICE, decode_infer, encode_infer
+from oriel_wire.v2.grpc_messages import read
 from oriel_wire.v2.messages import InferRequest, InferResponse
 from oriel_wire.v2.proto import v2_pb2
-from oriel_wire.v2.proto_cost import parse
 
 __all__ = ["StreamFrontend"]
 
@@ -45,8 +47,9 @@ _Response = v2_pb2.ModelStreamInferResponse
 class StreamFrontend:
     """The method, and every stream that is open."""
 
-    def __init__(self, surface: Surface) -> None:
+    def __init__(self, surface: Surface, large: LargeMessages) -> None:
         self._surface = surface
+        self._large = large
         self._open: set[_Stream] = set()
 
     def handler(self) -> "grpc.GenericRpcHandler[object, object]":
@@ -59,12 +62,12 @@ class StreamFrontend:
         for stream in self._open:
             stream.wake()
 
-    async def _infer(self, messages: AsyncIterator[bytes], context: Context) -> None:
-        stream = _Stream(self._surface, context)
+    async def _infer(self, _: AsyncIterator[bytes], context: Context) -> None:
+        stream = _Stream(self._surface, self._large, context)
         self._open.add(stream)
         error: InferenceError | None
         try:
-            error = await stream.run(messages)
+            error = await stream.run()
         except Exception:
             # A stream's surprise is its own: the server goes on, and the client learns no insides.
             _log.exception("a stream failed unexpectedly")
@@ -78,24 +81,38 @@ class StreamFrontend:
 class _Slot:
     """One request of a stream. ended: what was put last, None while it runs. leave: calls its inference off."""
 
-    __slots__ = ("ended", "leave", "model", "ordered", "placed", "request_id", "version", "wants_final")
+    __slots__ = (
+        "ended",
+        "leave",
+        "model",
+        "ordered",
+        "placed",
+        "request_id",
+        "said_final",
+        "size_bytes",
+        "version",
+        "wants_final",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, size_bytes: int) -> None:
         self.ended: _Response | InferenceError | None = None
         self.leave: Callable[[], None] | None = None
         self.model = ""
         self.ordered = True
         self.placed = False
         self.request_id = ""
+        self.size_bytes = size_bytes
         self.version = ""
+        self.said_final = False  # with a response that has outputs
         self.wants_final = False
 
 
 class _Stream:
     """One open stream: a task reads, the handler's own writes, the loop's callbacks put responses in between."""
 
-    def __init__(self, surface: Surface, context: Context) -> None:
+    def __init__(self, surface: Surface, large: LargeMessages, context: Context) -> None:
         self._surface = surface
+        self._large = large
         self._context = context
         metadata = metadata_of(context)
         now = time.monotonic()
@@ -117,11 +134,11 @@ class _Stream:
         """Something has changed for the writer."""
         self._wake.set()
 
-    async def run(self, messages: AsyncIterator[bytes]) -> InferenceError | None:
+    async def run(self) -> InferenceError | None:
         """Serve the stream to its end; an error is to be its status. Cancelled: everything under way is left."""
         try:
             async with asyncio.TaskGroup() as group:
-                reader = group.create_task(self._read(messages))
+                reader = group.create_task(self._read())
                 error = await self._write()
                 reader.cancel()
                 return error
@@ -130,10 +147,12 @@ class _Stream:
                 if slot.leave is not None:
                     slot.leave()
 
-    async def _read(self, messages: AsyncIterator[bytes]) -> None:
-        async for data in messages:
+    async def _read(self) -> None:
+        # Not by the handler's iterator: that holds each message until the next one has come.
+        while (data := await self._context.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
             await self._room.acquire()
             self._begin(data)
+            del data
         self._all_read = True
         self._wake.set()
 
@@ -157,7 +176,7 @@ class _Stream:
 
     def _begin(self, data: bytes) -> None:
         received_s = time.monotonic()
-        slot = _Slot()
+        slot = _Slot(len(data))
         self._slots.add(slot)
         deadline = received_s + self._timeout_s
         if self._ends_s is not None:
@@ -185,8 +204,9 @@ class _Stream:
                 self._end(slot, completion)
                 trail.ended(completion, slot.model)
 
-            def emit(response: InferResponse, consumed: Callable[[], None]) -> None:
-                response.parameters[FINAL] = False
+            def emit(response: InferResponse, consumed: Callable[[], None], last: bool) -> None:
+                response.parameters[FINAL] = last
+                slot.said_final = last
                 self._put(_encode(response, slot), consumed)
 
             slot.leave = self._surface.dataplane.infer(
@@ -204,10 +224,10 @@ class _Stream:
             self._refuse(slot, error)
 
     def _decode(self, data: bytes, slot: _Slot) -> InferRequest:
-        message = parse(v2_pb2.ModelInferRequest, data)
+        message, raw = read(data)
         slot.model = message.model_name[:128]
         slot.request_id = message.id
-        request = decode_infer(message)
+        request = decode_infer(message, raw)
         wants_final = request.parameters.pop(WANTS_FINAL, False)
         if type(wants_final) is not bool:
             raise InvalidRequest(f"parameter {quoted(WANTS_FINAL)} must be true or false")
@@ -223,7 +243,7 @@ class _Stream:
         response = completion.response
         if response is None:
             # A decoupled model has said all it has to say.
-            if slot.wants_final:
+            if slot.wants_final and not slot.said_final:
                 last = v2_pb2.ModelInferResponse(model_name=slot.model, model_version=slot.version, id=slot.request_id)
                 last.parameters[FINAL].bool_param = True
                 self._put(_Response(infer_response=last), lambda: self._finish(slot))
@@ -271,6 +291,7 @@ class _Stream:
 
     def _finish(self, slot: _Slot) -> None:
         self._slots.discard(slot)
+        self._large.ended(slot.size_bytes)
         self._room.release()
         self._wake.set()
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from importlib.metadata import version
 
+from oriel_inference.backends import memory_bytes
 from oriel_inference.control import ModelControl
 from oriel_inference.dataplane import Dataplane
 from oriel_inference.errors import ModelNotReady, UnknownModel
@@ -19,6 +20,7 @@ SERVER_NAME = "oriel"
 SERVER_VERSION = version("oriel")
 EXTENSIONS = (
     "classification",
+    "schedule_policy",
     "model_configuration",
     "binary_tensor_data",
     "parameters",
@@ -70,7 +72,9 @@ class Surface:
         response = v2_pb2.ModelStatisticsResponse()
         for serving in self.catalog.serving():
             if name in ("", serving.spec.name) and version in ("", serving.version):
-                response.model_stats.append(serving.batcher.statistics.message(serving.spec.name, serving.version))
+                memory = sum(memory_bytes(session) for session in serving.sessions)
+                statistics = serving.batcher.statistics
+                response.model_stats.append(statistics.message(serving.spec.name, serving.version, memory_bytes=memory))
         if name and not response.model_stats:
             raise UnknownModel("no statistics for that version")
         return response

@@ -1,5 +1,6 @@
 """What every answer carries besides its content, and the spans of one request: the same for HTTP and gRPC."""
 
+import logging
 import time
 from collections.abc import Sequence
 
@@ -12,6 +13,8 @@ from oriel_wire.orca import LOAD_METRICS
 from oriel_wire.trace import Span, SpanSink, TraceContext, child, format_traceparent, server_timing
 
 __all__ = ["Trail"]
+
+_log = logging.getLogger(__name__)
 
 
 class Trail:
@@ -55,6 +58,11 @@ class Trail:
         self._load_form = load_form
         self._span = child(ctx.trace) if parent_id else ctx.trace
         self.size_bytes = size_bytes
+        if _log.isEnabledFor(logging.DEBUG):
+            left_ms = (ctx.deadline - received_s) * 1e3
+            _log.debug(
+                "request %s: received over %s, %d bytes, %.1f ms left", ctx.request_id, protocol, size_bytes, left_ms
+            )
 
     def refused(self, error: InferenceError, model: str = "") -> list[tuple[str, str]]:
         """The headers of a refusal that never reached a queue."""

@@ -50,6 +50,34 @@ class TritonPythonModel:
                 found.append(int(response.output_tensors()[0].as_numpy()[0]))
         return found
 
+    def repeat(self, number):
+        n = pb_utils.Tensor("n", np.array([number], np.int32))
+        return pb_utils.InferenceRequest(model_name="repeat", requested_output_names=["i"], inputs=[n])
+
+    def counted(self):
+        """How many responses `repeat` has sent, and how many of its senders have seen that nobody reads."""
+        (response,) = (each for each in self.repeat(-1).exec(decoupled=True) if each.output_tensors())
+        return divmod(int(response.output_tensors()[0].as_numpy()[0]), 1000)
+
+    async def few(self, request, rest):
+        """Takes a few of responses without end, then gives up: how many were sent meanwhile, how many gave up."""
+        sent, stopped = self.counted()
+        responses = self.repeat(-6).exec(decoupled=True)
+        for _ in range(3):
+            next(responses)
+        while self.counted()[0] - sent < 3 + 16:
+            await asyncio.sleep(0.002)
+        ahead = max(self.counted()[0] for _ in range(30)) - sent
+        if rest == "cancel":
+            responses.cancel()
+            ends = [each.error().code() for each in responses if each.has_error()]
+        else:
+            del responses
+            ends = []
+        while self.counted()[1] == stopped:
+            await asyncio.sleep(0.002)
+        return [ahead, *ends]
+
     async def model(self, request, rest):
         """`<name> <how>`: another model of this kind."""
         name, _, how = rest.partition(" ")

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import time
 
 import numpy as np
@@ -22,6 +23,9 @@ class TritonPythonModel:
             raise ValueError("no weights here")
         if "path" in json.loads(args["model_config"])["parameters"]:
             open("/srv/secret/keys/weights.bin")
+        if "spawn" in json.loads(args["model_config"])["parameters"]:
+            with open(json.loads(args["model_config"])["parameters"]["spawn"]["string_value"], "w") as file:
+                file.write(str(subprocess.Popen(["sleep", "600"]).pid))
         if "hang" in json.loads(args["model_config"])["parameters"]:
             time.sleep(600)
 
@@ -111,6 +115,16 @@ class TritonPythonModel:
             case "lie":
                 request.pending.runtime._work.sendall(b"not a frame, though it is long enough for a head")
                 time.sleep(600)
+            case "variables":
+                return said(json.dumps(dict(os.environ)))
+            case "spawn":
+                # In a group of its own it would outlive an unload as well.
+                return said(subprocess.Popen(["sleep", "600"]).pid)
+            case "flood":
+                for i in range(int(rest)):
+                    pb_utils.Logger.log_info(f"flood {i}")
+                pb_utils.Logger.log_error("an error all the same")
+                return said("flooded")
             case "log":
                 pb_utils.Logger.log_warn(rest)
                 print("printed", rest, flush=True)

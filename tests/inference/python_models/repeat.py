@@ -30,7 +30,10 @@ class TritonPythonModel:
     def execute(self, requests):
         for request in requests:
             n = int(pb_utils.get_input_tensor_by_name(request, "n").as_numpy()[0])
-            threading.Thread(target=self.respond, args=(request.get_response_sender(), n)).start()
+            if n == -8:  # one response, then never another word, and the instance with it
+                request.get_response_sender().send(number(8))
+                threading.Event().wait()
+            threading.Thread(target=self.respond, args=(request.get_response_sender(), n), daemon=True).start()
 
     def respond(self, sender, n):
         if n == -1:  # how many were sent in all, and how many senders saw that nobody reads
@@ -60,6 +63,9 @@ class TritonPythonModel:
             self.stopped += 1
             sender.send(flags=FINAL)
             return
+        if n == -7:  # one response, then never another word
+            sender.send(number(7))
+            threading.Event().wait()
         for i in range(n):
             sender.send(number(i), flags=FINAL if i == n - 1 else 0)
             self.sent += 1

@@ -54,6 +54,6 @@ def test_agrees_with_a_parser(value: object, more: int) -> None:
 
 def test_four_mebibytes_take_no_longer_than_a_stall_may() -> None:
     text = b'["' + b'\\"[]' * 1_000_000 + b'"' + b",[]" * 60 + b"]"
-    began = time.perf_counter()
+    began = time.thread_time()
     check_depth(text)
-    assert time.perf_counter() - began < 0.5  # some 30 ms; the bound is for a busy machine
+    assert time.thread_time() - began < 0.5  # some 30 ms of this thread, whoever else uses the machine

@@ -52,6 +52,26 @@ def test_typed_contents(datatype: str, contents: dict[str, list[Any]], dtype: ty
     assert grpc.decode_infer_response(answer).outputs[0].array.tolist() == values
 
 
+@pytest.mark.parametrize("count", [1, 31, 32, 4095, 4096, 600_000])
+@pytest.mark.parametrize("field", ["bool_contents", "fp32_contents", "fp64_contents"])
+def test_typed_contents_of_fixed_width_of_any_length(field: str, count: int) -> None:
+    """What nobody knows, between and behind the numbers, changes nothing."""
+    values = np.arange(count) % 7
+    datatype, values = {
+        "bool_contents": ("BOOL", values % 2 == 0),
+        "fp32_contents": ("FP32", values.astype(np.float32) + 0.5),
+        "fp64_contents": ("FP64", values.astype(np.float64) + 0.5),
+    }[field]
+    message = v2_pb2.ModelInferRequest(model_name="m")
+    each = message.inputs.add(name="x", datatype=datatype, shape=[count])
+    getattr(each.contents, field).extend(values[: count // 2].tolist())
+    unknown = b"\xf8\x07\x01"
+    rest = v2_pb2.InferTensorContents(**{field: values[count // 2 :].tolist()})
+    each.contents.MergeFromString(unknown + rest.SerializeToString() + unknown)
+    [got] = grpc.decode_infer(message).inputs
+    assert got.array.dtype == values.dtype and np.array_equal(got.array, values)
+
+
 def test_raw_contents_are_views() -> None:
     data = np.arange(2, dtype=np.float32).tobytes()
     [got] = grpc.decode_infer(request(x(), raw=(data,))).inputs

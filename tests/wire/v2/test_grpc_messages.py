@@ -6,9 +6,9 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oriel_wire.errors import BadMessage
+from oriel_wire.errors import BadMessage, TooLarge
 from oriel_wire.v2.grpc import decode_infer, encode_infer, encode_infer_request
-from oriel_wire.v2.grpc_messages import MAX_FIELDS, MAX_HEADS, MAX_SHAPES, InferMessages, RawAnswers, cut
+from oriel_wire.v2.grpc_messages import MAX_FIELDS, MAX_HEADS, MAX_SHAPES, InferMessages, RawAnswers, cut, read
 from oriel_wire.v2.messages import InferRequest, InferResponse, RequestedOutput, Tensor, tensor
 from oriel_wire.v2.proto import v2_pb2
 
@@ -53,6 +53,15 @@ def wires(draw: st.DrawFn) -> bytes:
     return wire
 
 
+def decode(messages: InferMessages, data: bytes) -> InferRequest:
+    known = messages.find(data)
+    if known is not None:
+        return known[0].request(data, known[1])
+    request = decode_infer(*read(data))
+    messages.remember(data, request)
+    return request
+
+
 def said(request: InferRequest) -> Any:
     inputs = [(i.name, i.datatype, i.shape, i.array.tolist(), i.array.dtype, i.parameters) for i in request.inputs]
     return (request.model_name, request.model_version, request.id, request.parameters, request.outputs, inputs)
@@ -73,7 +82,7 @@ def test_bytes_are_read_as_protobuf_reads_them(found: list[bytes]) -> None:
     messages = InferMessages()
     for wire in found * 2:  # the second time from what was remembered
         expected = outcome(lambda wire=wire: decode_infer(v2_pb2.ModelInferRequest.FromString(wire)))  # type: ignore[misc]
-        assert outcome(lambda wire=wire: messages.decode(wire)) == expected  # type: ignore[misc]
+        assert outcome(lambda wire=wire: decode(messages, wire)) == expected  # type: ignore[misc]
 
 
 @given(tensors())
@@ -100,7 +109,7 @@ def test_raw_contents_are_views_of_the_message() -> None:
     data = wire(rows=1000)
     messages = InferMessages()
     for _ in range(2):
-        [got] = messages.decode(data).inputs
+        [got] = decode(messages, data).inputs
         assert np.shares_memory(got.array, np.frombuffer(data, np.uint8))
 
 
@@ -108,7 +117,7 @@ def test_remembered_requests_share_nothing_that_changes() -> None:
     messages = InferMessages()
     data = wire(parameters={"a": 1}, outputs=[RequestedOutput("y")])
     for _ in range(3):
-        got = messages.decode(data)
+        got = decode(messages, data)
         assert (got.parameters, len(got.outputs or ()), len(got.inputs)) == ({"a": 1}, 1, 1)
         got.parameters.clear()
         assert got.outputs is not None
@@ -119,24 +128,24 @@ def test_remembered_requests_share_nothing_that_changes() -> None:
 def test_equal_heads_with_other_contents_are_checked_again() -> None:
     messages = InferMessages()
     data = wire()
-    messages.decode(data)
+    decode(messages, data)
     short = data[:-9] + b"\x07" + data[-7:]
     with pytest.raises(BadMessage, match="FP32 \\[2\\] needs 8 bytes, 7 were given"):
-        messages.decode(short)
+        decode(messages, short)
     with pytest.raises(BadMessage, match="1 inputs have 2 raw contents"):
-        messages.decode(data + data[-10:])
+        decode(messages, data + data[-10:])
 
 
 def test_memory_is_bounded() -> None:
     messages, answers = InferMessages(), RawAnswers("m", "1", [("y", "FP32")])
     for rows in range(2 * MAX_HEADS):
-        messages.decode(wire(rows))
+        decode(messages, wire(rows))
         answers.encode([np.zeros(rows, np.float32)])
     assert 0 < len(messages._heads) <= MAX_HEADS
     assert 0 < len(answers._heads) <= MAX_SHAPES
     known = len(messages._heads)
-    messages.decode(wire(id="never the same"))
-    messages.decode(wire(parameters={"long": "x" * 5000}))
+    decode(messages, wire(id="never the same"))
+    decode(messages, wire(parameters={"long": "x" * 5000}))
     assert len(messages._heads) == known
 
 
@@ -147,9 +156,56 @@ def test_memory_is_bounded() -> None:
         b"\x3a\x05ab",  # ends too early
         b"\x3a",
         b"\x3a\xff\xff\xff\xff\xff\xff\x01",
-        b"\x38\x01",  # raw contents are no number
-        b"\x42\x00",  # a field nobody knows
+        b"\x7b\x7c",  # a group
+        b"\xba\x00\x01a",  # a tag in more bytes than it needs
+        b"\x40",
+        b"\x42\x05ab",
+        b"\x41\x00",
+        b"\xff" * 12,
     ],
+    ids=lambda data: data[:12].hex(),
 )
 def test_what_is_unusual_is_left_to_protobuf(data: bytes) -> None:
     assert cut(data) is None
+
+
+def test_large_messages_with_many_fields_are_not_left_to_protobuf() -> None:
+    """It would copy their raw contents."""
+    data = wire(rows=20_000)
+    assert len(read(b"\x40\x01" * 4000 + data)[1] or ()) == 1
+    with pytest.raises(TooLarge, match="more than 4160 fields, without those of its inputs and outputs"):
+        read(b"\x40\x01" * 4160 + data)
+    assert read(b"\x40\x01" * 4160 + wire())[1] is None
+
+
+def test_head_that_is_too_large_is_not_copied() -> None:
+    name = b"\x0a\x81\x80\x80\x02" + b"n" * ((4 << 20) + 1)
+    assert cut(name) == (name, [])
+    for data in (name + b"\x3a\x00", b"\x3a\x00" + name):
+        with pytest.raises(TooLarge, match="besides its raw contents is more than 4194304 bytes"):
+            read(data)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [b"\x38\x01", b"\x42\x00", b"\x42\x02ab", b"\x41" + b"\1" * 8, b"\x45" + b"\1" * 4, b"\xf8\x07\x80\x01"],
+)
+def test_fields_nobody_knows_are_left_to_protobuf_without_the_tensors(other: bytes) -> None:
+    """Raw contents are not copied because of them. The first: field 7, but a number."""
+    data = other + wire(rows=3) + other
+    found = cut(data)
+    assert found is not None and [data[start : start + size] for start, size in found[1]] == [
+        np.arange(3, dtype=np.float32).tobytes()
+    ]
+    message, raw = read(data)
+    assert raw and not message.raw_input_contents
+    assert said(decode_infer(message, raw)) == said(decode_infer(v2_pb2.ModelInferRequest.FromString(data)))
+
+
+def test_many_inputs_are_read_without_copies() -> None:
+    inputs = [tensor(f"x{n}", np.arange(2, dtype=np.float32)) for n in range(1000)]
+    data = encode_infer_request(InferRequest(model_name="m", inputs=inputs)).SerializeToString()
+    assert cut(data) is None
+    message, raw = read(data)
+    assert raw is not None and len(raw) == 1000 and not message.raw_input_contents
+    assert decode_infer(message, raw).inputs[999].array.tolist() == [0, 1]

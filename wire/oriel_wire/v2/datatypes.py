@@ -22,6 +22,7 @@ __all__ = [
     "MAX_EMPTY_EXTENT",
     "Datatype",
     "check_bytes_count",
+    "check_dimensions",
     "decode_raw",
     "deserialize_bytes",
     "element_count",
@@ -124,8 +125,7 @@ def from_config_name(config_name: str) -> str:
 
 def element_count(shape: Sequence[int], what: str) -> int:
     """Elements in a concrete shape, in unbounded integers. Raises BadMessage for what no array can have."""
-    if len(shape) > MAX_DIMENSIONS:
-        raise BadMessage(f"{what}: {len(shape)} dimensions, at most {MAX_DIMENSIONS} are supported")
+    check_dimensions(len(shape), what)
     count = math.prod(shape)
     if shape and min(shape) < 0:
         raise BadMessage(f"{what}: shape {shown(shape)} has a negative dimension")
@@ -138,6 +138,12 @@ def element_count(shape: Sequence[int], what: str) -> int:
             f"{what}: shape {shown(shape)} holds nothing, its other dimensions may make up {MAX_EMPTY_EXTENT} at most"
         )
     return count
+
+
+def check_dimensions(rank: int, what: str) -> None:
+    """Raise BadMessage for more dimensions than a tensor may have."""
+    if rank > MAX_DIMENSIONS:
+        raise BadMessage(f"{what}: {rank} dimensions, at most {MAX_DIMENSIONS} are supported")
 
 
 def check_bytes_count(count: int, what: str) -> None:
@@ -212,7 +218,7 @@ def decode_raw(
         return deserialize_bytes(memoryview(data)[offset : offset + size], count, what).reshape(shape)
     if size != count * entry.size:
         raise BadMessage(f"{what}: {entry.name} {shown(shape)} needs {count * entry.size} bytes, {size} were given")
-    return np.frombuffer(data, entry.dtype, count, offset).reshape(shape)
+    return np.ndarray(shape, entry.dtype, data, offset)  # one object; frombuffer and reshape would be two
 
 
 def raw_view(array: NDArray[Any], datatype: str, shape: tuple[int, ...], what: str) -> bytes | memoryview:

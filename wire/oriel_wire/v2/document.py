@@ -170,7 +170,8 @@ class DocumentDecoder(Generic[_Document]):
             else:
                 array = decode_raw(body, offset, size, entry, shape, what)
                 offset += size
-            tensors.append(Tensor(each.name, each.datatype, shape, array, parameters))
+            # An emptied dict keeps its table, which is larger than all of the tensor.
+            tensors.append(Tensor(each.name, each.datatype, shape, array, parameters or {}))
         if offset != len(body):
             raise BadMessage(f"the body has {len(body) - offset} bytes that belong to no {self._kind}")
         return tensors

@@ -16,6 +16,7 @@ from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import (
     Datatype,
     check_bytes_count,
+    check_dimensions,
     decode_raw,
     element_count,
     lookup,
@@ -42,6 +43,7 @@ __all__ = [
     "HEALTH_SERVICE",
     "METHODS",
     "SERVICE",
+    "RawPiece",
     "decode_infer",
     "decode_infer_response",
     "encode_infer",
@@ -166,21 +168,24 @@ def _pieces(contents: Sequence[bytes]) -> list[RawPiece]:
 
 def _tensors(kind: str, found: Sequence[Any], raw: Sequence[RawPiece]) -> list[Tensor]:
     if raw and len(raw) != len(found):
+        for each in found:
+            _refuse_shared_memory(each.parameters, f"{kind} {quoted(each.name)}")  # it has no raw contents
         raise BadMessage(f"{len(found)} {kind}s have {len(raw)} raw contents, there must be one for each")
     tensors: list[Tensor] = []
     names: set[str] = set()
     if len(found) > MAX_TENSORS:
         raise too_many(found, MAX_TENSORS, f"{kind}s")
     for index, each in enumerate(found):
-        name, datatype, shape = each.name, each.datatype, tuple(each.shape)
+        name, datatype = each.name, each.datatype
         what = f"{kind} {quoted(name)}"
+        check_dimensions(len(each.shape), what)
+        shape = tuple(each.shape)
         if name in names:
             raise BadMessage(f"{what} is given more than once")
         names.add(name)
         entry = lookup(datatype, what)
         parameters = _parameters(each.parameters, what) if each.parameters else {}
-        if "shared_memory_region" in parameters:
-            raise BadMessage(f"{what}: shared memory is not supported, send the data in the message")
+        _refuse_shared_memory(parameters, what)
         if not raw:
             array = _typed(each, entry, shape, what)
         elif each.HasField("contents") and each.contents.ListFields():
@@ -190,6 +195,11 @@ def _tensors(kind: str, found: Sequence[Any], raw: Sequence[RawPiece]) -> list[T
             array = decode_raw(data, start, size, entry, shape, what)
         tensors.append(Tensor(name, datatype, shape, array, parameters))
     return tensors
+
+
+def _refuse_shared_memory(parameters: Mapping[str, Any], what: str) -> None:
+    if "shared_memory_region" in parameters:
+        raise BadMessage(f"{what}: shared memory is not supported, send the data in the message")
 
 
 def _typed(each: Any, entry: Datatype, shape: tuple[int, ...], what: str) -> NDArray[Any]:
@@ -214,9 +224,22 @@ def _typed(each: Any, entry: Datatype, shape: tuple[int, ...], what: str) -> NDA
         if not np.array_equal(wide, array):
             info = np.iinfo(entry.dtype)
             raise BadMessage(f"{what}: {field} has a value outside {entry.name} ({info.min} to {info.max})")
+    elif entry.name in ("BOOL", "FP32", "FP64") and count:
+        array = _packed(each.contents, entry, count)
     else:
         array = np.fromiter(values, entry.dtype, count)
     return array.reshape(shape)
+
+
+def _packed(contents: Any, entry: Datatype, count: int) -> NDArray[Any]:
+    """`count` numbers, all that `contents` holds and of fixed width: as protobuf writes them, a tag, a length, then
+    the numbers as an array has them. Taking them one by one would hold the loop up.
+    """
+    data: bytes = contents.SerializeToString()
+    start = 1
+    while data[start] > 127:
+        start += 1
+    return np.frombuffer(data, entry.dtype, count, start + 1)
 
 
 def _requested(found: Sequence[Any]) -> list[RequestedOutput]:

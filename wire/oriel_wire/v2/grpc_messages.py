@@ -3,7 +3,7 @@
 A ModelInferRequest is a row of length-delimited fields, and protobuf reads the same message whatever the order of
 different fields. So the raw contents (field 7) are found without copying them, and what is left, the head, is small
 and from one client mostly the same bytes again: equal heads say the same, and are decoded once. Anything unusual
-(another kind of field, a length beyond the end or not written as usual, too many fields) is left to protobuf whole.
+(a group, a length beyond the end or not written as usual, too many fields) is left to protobuf whole.
 
 An answer is a head that depends on names and shapes alone, then raw contents, joined in one copy.
 """
@@ -11,15 +11,19 @@ An answer is a head that depends on names and shapes alone, then raw contents, j
 from collections.abc import Sequence
 from typing import Any
 
+from oriel_wire.errors import TooLarge
 from oriel_wire.v2.datatypes import decode_raw, lookup, quoted, raw_view
-from oriel_wire.v2.grpc import decode_infer
-from oriel_wire.v2.messages import Array, InferRequest, Tensor
+from oriel_wire.v2.grpc import RawPiece
+from oriel_wire.v2.messages import MAX_TENSORS, Array, InferRequest, Tensor
 from oriel_wire.v2.proto import v2_pb2
-from oriel_wire.v2.proto_cost import parse
+from oriel_wire.v2.proto_cost import FREE_BYTES, parse
 
-__all__ = ["InferMessages", "RawAnswers", "RequestHead", "cut"]
+__all__ = ["InferMessages", "RawAnswers", "RequestHead", "cut", "read"]
 
 MAX_FIELDS = 64
+# As many inputs, outputs, parameters and raw contents as are accepted, and a few more.
+MAX_ANY_FIELDS = 4 * MAX_TENSORS + MAX_FIELDS
+MAX_CUT_BYTES = 4 << 20
 MAX_HEAD_BYTES = 4096
 MAX_HEADS = 256
 MAX_SHAPES = 64
@@ -80,7 +84,7 @@ class RequestHead:
 
 
 class InferMessages:
-    """Reads requests, each head once. Single user; what it remembers is bounded."""
+    """Knows the heads of requests that came before. Single user; what it remembers is bounded."""
 
     __slots__ = ("_heads",)
 
@@ -95,22 +99,13 @@ class InferMessages:
         head = self._heads.get(found[0])
         return None if head is None or len(head) != len(found[1]) else (head, found[1])
 
-    def decode(self, data: bytes) -> InferRequest:
-        """An infer request from its message. Raw contents are views of `data`. Raises BadMessage."""
-        known = self.find(data)
-        if known is not None:
-            return known[0].request(data, known[1])
-        found = cut(data)
-        if found is None or not found[1]:
-            return decode_infer(parse(v2_pb2.ModelInferRequest, data))
-        text, pieces = found
-        request = decode_infer(parse(v2_pb2.ModelInferRequest, text), [(data, start, size) for start, size in pieces])
-        # An id makes most heads the only one of their kind.
-        if len(text) <= MAX_HEAD_BYTES and not request.id:
+    def remember(self, data: bytes, request: InferRequest) -> None:
+        """`request` was just decoded from `data`: others like it are found from now on."""
+        found = None if request.id else cut(data)  # an id makes most heads the only one of their kind
+        if found is not None and found[1] and len(found[0]) <= MAX_HEAD_BYTES:
             if len(self._heads) >= MAX_HEADS:
                 self._heads.clear()
-            self._heads[text] = RequestHead(request)
-        return request
+            self._heads[found[0]] = RequestHead(request)
 
 
 class RawAnswers:
@@ -149,20 +144,39 @@ class RawAnswers:
         return head
 
 
-def cut(data: bytes) -> tuple[bytes, Pieces] | None:
+def read(data: bytes) -> tuple[Any, list[RawPiece] | None]:
+    """A ModelInferRequest without its raw contents, which are not copied; None for these if they are in it.
+
+    Raises BadMessage.
+    """
+    found = cut(data, MAX_ANY_FIELDS)
+    if found is None or not found[1]:
+        return parse(v2_pb2.ModelInferRequest, data), None
+    return parse(v2_pb2.ModelInferRequest, found[0]), [(data, start, size) for start, size in found[1]]
+
+
+def cut(data: bytes, limit: int = MAX_FIELDS) -> tuple[bytes, Pieces] | None:
     """The bytes of a ModelInferRequest without its raw contents, and where those are: (start, size) each.
 
-    None if it has to be read by protobuf as a whole.
+    None if it has to be read by protobuf as a whole. limit: of fields. Raises TooLarge for more besides raw contents
+    than may be copied, and for a large message with more fields than `limit`, unless that is the default.
     """
     kept: list[bytes] = []
     pieces: Pieces = []
     at = since = 0
     end = len(data)
-    for _ in range(MAX_FIELDS):
+    for _ in range(limit):
         if at == end:
+            if pieces and end - since > MAX_CUT_BYTES:
+                raise _large_head()
             kept.append(data[since:end])
             return (b"".join(kept) if len(kept) > 1 else kept[0]), pieces
         tag = data[at]
+        if tag not in _TAGS:
+            at = _past(data, at)
+            if not 0 < at <= end:
+                return None
+            continue
         begin = at
         at += 1
         size = shift = 0
@@ -175,15 +189,48 @@ def cut(data: bytes) -> tuple[bytes, Pieces] | None:
             shift += 7
         else:
             return None
-        if tag not in _TAGS or size > end - at:
+        if size > end - at:
             return None
         if tag == _RAW_INPUT:
             if begin > since:
+                if begin - since > MAX_CUT_BYTES:
+                    raise _large_head()
                 kept.append(data[since:begin])
             pieces.append((at, size))
             since = at + size
         at += size
+    if limit > MAX_FIELDS and end > FREE_BYTES:
+        raise TooLarge(f"the message has more than {limit} fields, without those of its inputs and outputs")
     return None
+
+
+def _large_head() -> TooLarge:
+    return TooLarge(f"what the message says besides its raw contents is more than {MAX_CUT_BYTES} bytes in one piece")
+
+
+def _past(data: bytes, at: int) -> int:
+    """Where the field at `at`, one that protobuf may know better, ends; 0 if that cannot be said."""
+    tag, at = _read_varint(data, at)
+    # Written in more bytes than it needs, a tag may be one of those above.
+    if not at or tag in _TAGS:
+        return 0
+    wire = tag & 7
+    if wire == 2:
+        size, at = _read_varint(data, at)
+        return at + size if at else 0
+    if wire == 0:
+        return _read_varint(data, at)[1]
+    return at + 8 if wire == 1 else at + 4 if wire == 5 else 0
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """(value, its end); an end of 0 if there is none."""
+    value = 0
+    for shift, byte in enumerate(data[at : at + 10]):
+        value |= (byte & 127) << (7 * shift)
+        if byte < 128:
+            return value, at + shift + 1
+    return 0, 0
 
 
 def _varint(value: int) -> bytes:

@@ -83,7 +83,7 @@ def decode_request(
         model_name=model,
         model_version=version,
         id=document.id or "",
-        parameters=parameters,
+        parameters=parameters or {},  # an emptied dict keeps its table
         inputs=inputs,
         outputs=requested_outputs(document.outputs, binary_default),
         binary_default=binary_default,

@@ -1,9 +1,9 @@
 """One inference as values: what every v2 transport decodes to and encodes from."""
 
 from collections.abc import Sequence, Sized
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,8 +31,7 @@ MAX_PARAMETERS = 1024
 ParameterValue = bool | int | float | str
 
 
-@dataclass(slots=True)
-class Tensor:
+class Tensor(msgspec.Struct, gc=False):
     """A named array.
 
     `array` has `shape` and the dtype that `datatypes.DATATYPES[datatype]` names: BYTES is an object
@@ -45,39 +44,36 @@ class Tensor:
     datatype: str
     shape: tuple[int, ...]
     array: Array
-    parameters: dict[str, ParameterValue] = field(default_factory=dict)
+    parameters: dict[str, ParameterValue] = {}
 
 
-@dataclass(slots=True)
-class RequestedOutput:
+class RequestedOutput(msgspec.Struct, gc=False):
     """An output the client asked for by name; `classification` > 0 asks for that many top classes."""
 
     name: str
     binary: bool = False
     classification: int = 0
-    parameters: dict[str, ParameterValue] = field(default_factory=dict)
+    parameters: dict[str, ParameterValue] = {}
 
 
-@dataclass(slots=True, kw_only=True)
-class InferRequest:
+class InferRequest(msgspec.Struct, kw_only=True, gc=False):
     """`outputs` None means all of them; `binary_default` says how outputs not named there travel (HTTP)."""
 
     model_name: str
     model_version: str = ""
     id: str = ""
-    parameters: dict[str, ParameterValue] = field(default_factory=dict)
-    inputs: list[Tensor] = field(default_factory=list)
+    parameters: dict[str, ParameterValue] = {}
+    inputs: list[Tensor] = []
     outputs: list[RequestedOutput] | None = None
     binary_default: bool = False
 
 
-@dataclass(slots=True, kw_only=True)
-class InferResponse:
+class InferResponse(msgspec.Struct, kw_only=True, gc=False):
     model_name: str
     model_version: str = ""
     id: str = ""
-    parameters: dict[str, ParameterValue] = field(default_factory=dict)
-    outputs: list[Tensor] = field(default_factory=list)
+    parameters: dict[str, ParameterValue] = {}
+    outputs: list[Tensor] = []
 
 
 def tensor(name: str, array: Array | Sequence[Any], datatype: str = "") -> Tensor:

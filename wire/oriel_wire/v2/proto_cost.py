@@ -1,10 +1,12 @@
 """What parsing a protobuf message would cost, found before it is parsed.
 
-A field of two bytes can become an object of a hundred, and a varint of one byte a tensor element of eight: a message
-that is allowed to arrive may need many times its size. Large messages are therefore walked by their own descriptor
-first, without allocating for what they hold. Small ones cannot do harm and are not looked at.
+A field of two bytes can become an object of a hundred, a varint of one byte a number of eight, and one character
+beyond Latin letters makes all others of its string four bytes wide: a message that is allowed to arrive may need many
+times its size, and hold the loop up. Large messages are therefore walked by their own descriptor first, level by
+level, without allocating for what they hold. Small ones cannot do harm and are not looked at.
 """
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,74 +15,110 @@ from google.protobuf.message import DecodeError, Message
 
 from oriel_wire.errors import BadMessage, TooLarge
 
-__all__ = ["MAX_FIELDS", "MAX_UNPACKED_BYTES", "parse"]
+__all__ = ["MAX_FIELDS", "MAX_INTEGERS", "MAX_MESSAGES", "MAX_TEXT_BYTES", "parse"]
 
 MAX_FIELDS = 20_000
-MAX_UNPACKED_BYTES = 64 << 20
+# Of one field of one message: inputs, outputs, parameters.
+MAX_MESSAGES = 1024
+# As many as JSON may hold, and as long does it take to make an array of them.
+MAX_INTEGERS = 524_288
+MAX_TEXT_BYTES = 4 << 20
 FREE_BYTES = 64 * 1024
 _STEP = 1 << 20
 _VARINT, _FIXED64, _SIZED, _FIXED32 = 0, 1, 2, 5
 _PLAIN = {_FIXED64: 8, _FIXED32: 4}
-_WIDTHS = {
-    FieldDescriptor.CPPTYPE_INT64: 8,
-    FieldDescriptor.CPPTYPE_UINT64: 8,
-    FieldDescriptor.CPPTYPE_INT32: 4,
-    FieldDescriptor.CPPTYPE_UINT32: 4,
-    FieldDescriptor.CPPTYPE_ENUM: 4,
-    FieldDescriptor.CPPTYPE_BOOL: 1,
-}
+_FLOATS = (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT)
+_MESSAGE, _INTEGERS, _TEXT = range(3)
 
 
-def parse(kind: type[Message], data: bytes, *, limit_bytes: int = MAX_UNPACKED_BYTES) -> Any:
-    """The message. limit_bytes: how large its numbers may be together once they are unpacked.
-
-    Raises BadMessage if the bytes are no such message; TooLarge if it has too many fields or numbers.
-    """
+def parse(kind: type[Message], data: bytes) -> Any:
+    """The message. Raises BadMessage if the bytes are no such message; TooLarge if parsing it would cost too much."""
     if len(data) > FREE_BYTES:
-        _walk(data, kind.DESCRIPTOR, limit_bytes)
+        _walk(data, kind.DESCRIPTOR)
     try:
         return kind.FromString(data)
     except DecodeError as error:
         raise BadMessage("the message is not what this method takes") from error
 
 
-def _walk(data: bytes, descriptor: Any, limit_bytes: int) -> None:
-    fields = unpacked = 0
+def _walk(data: bytes, descriptor: Any) -> None:
+    fields = integers = text = 0
     waiting = [(0, len(data), descriptor)]
     while waiting:
         at, end, kind = waiting.pop()
-        known = kind.fields_by_number
+        known = _known(kind)
+        given: dict[int, int] = {}
         while at < end:
             fields += 1
             if fields > MAX_FIELDS:
                 raise TooLarge(f"the message has more than {MAX_FIELDS} fields: send tensors as raw contents")
-            tag, at = _varint(data, at, end)
+            tag = data[at]
+            at += 1
+            if tag > 127:
+                tag, at = _varint(data, at - 1, end)
+                if tag <= 127:
+                    raise TooLarge("a message of this size must have its tags in their shortest form")
             wire = tag & 7
             if wire == _SIZED:
-                size, at = _varint(data, at, end)
+                size, at = _varint(data, at, end) if at == end or data[at] > 127 else (data[at], at + 1)
                 if size > end - at:
                     raise _no_message()
-                field = known.get(tag >> 3)
-                if field is not None and field.message_type is not None:
-                    waiting.append((at, at + size, field.message_type))
-                elif field is not None and field.cpp_type in _WIDTHS:
-                    # Every varint ends with the one byte below 128.
-                    unpacked += _ends(data, at, size) * _WIDTHS[field.cpp_type]
-                    if unpacked > limit_bytes:
-                        raise TooLarge(f"the message's numbers make up more than {limit_bytes} bytes")
+                number = tag >> 3
+                role, name, inner = known.get(number, _UNKNOWN)
+                if role == _MESSAGE:
+                    given[number] = count = given.get(number, 0) + 1
+                    if count > MAX_MESSAGES:
+                        raise TooLarge(f"{name}: more than {MAX_MESSAGES} are given, at most that many are accepted")
+                    waiting.append((at, at + size, inner))
+                elif role == _INTEGERS:
+                    integers += _ends(data, at, size, MAX_INTEGERS - integers)
+                    if integers > MAX_INTEGERS:
+                        raise TooLarge(
+                            f"{name}: the message has more than {MAX_INTEGERS} integers or booleans: send tensors as "
+                            "raw contents"
+                        )
+                elif role == _TEXT:
+                    text += size
+                    if text > MAX_TEXT_BYTES:
+                        raise TooLarge(f"{name}: names and text of the message are more than {MAX_TEXT_BYTES} bytes")
                 at += size
             elif wire == _VARINT:
                 at = _varint(data, at, end)[1]
+            elif wire in _PLAIN:
+                at += _PLAIN[wire]
             else:
-                # A group has no length: its fields are counted as if they were this message's own.
-                at += _PLAIN.get(wire, 0)
+                # No encoder of these messages writes them; whoever reads them has to read everything.
+                raise TooLarge("a message of this size must have no groups")
         if at != end:
             raise _no_message()
 
 
-def _ends(data: bytes, at: int, size: int) -> int:
+_UNKNOWN = (-1, "", None)
+
+
+@lru_cache(maxsize=128)
+def _known(descriptor: Any) -> dict[int, tuple[int, str, Any]]:
+    """Fields by number: role, name, the descriptor of a message."""
+    found = {}
+    for number, field in descriptor.fields_by_number.items():
+        if field.message_type is not None:
+            found[number] = (_MESSAGE, field.name, field.message_type)
+        elif field.type == FieldDescriptor.TYPE_STRING:
+            found[number] = (_TEXT, field.name, None)
+        elif field.type != FieldDescriptor.TYPE_BYTES and field.cpp_type not in _FLOATS:
+            found[number] = (_INTEGERS, field.name, None)
+    return found
+
+
+def _ends(data: bytes, at: int, size: int, most: int) -> int:
+    """How many varints there are, or some number above `most`. Each ends with its one byte below 128."""
     view = np.frombuffer(data, np.uint8, size, at)
-    return sum(int(np.count_nonzero(view[start : start + _STEP] < 128)) for start in range(0, size, _STEP))
+    found = 0
+    for start in range(0, size, _STEP):
+        found += int(np.count_nonzero(view[start : start + _STEP] < 128))
+        if found > most:
+            break
+    return found
 
 
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:

@@ -12,13 +12,13 @@ which refuses it in its own words. Learning costs a decode, so it happens when a
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from struct import Struct
 from struct import error as StructError
 from typing import Any, cast
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from oriel_wire.v2.datatypes import Datatype, decode_raw, lookup
 from oriel_wire.v2.document import DocumentDecoder, InferDocument
@@ -72,7 +72,7 @@ class _ListTemplate(Template):
     def inputs(self, text: bytes) -> dict[str, Array] | None:
         """The numbers of a JSON list as the input's array; None if they are not what the input takes."""
         try:
-            return {self._name: np.frombuffer(self._pack(*self._decode(text)), self._dtype).reshape(self._shape)}
+            return {self._name: np.ndarray(self._shape, self._dtype, self._pack(*self._decode(text)))}
         except (msgspec.MsgspecError, StructError, OverflowError, UnicodeDecodeError, RecursionError):
             return None
 

@@ -2,9 +2,10 @@
 
 import asyncio
 import concurrent.futures
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from oriel_inference.backends.python.launch import Launch, PythonLimits
 from oriel_inference.backends.python.session import PythonSession, Scripting
@@ -27,16 +28,21 @@ MAX_START_S = 3600.0
 class PythonBackend:
     """Belongs to the loop it is made on; its `open_*` are for other threads, and block.
 
-    scripting: runs the requests that models make of other models.
+    scripting: runs the requests that models make of other models. environment: names of the server's variables that
+    models get beside the usual ones.
     """
 
     name = "python"
 
-    def __init__(self, scripting: Scripting, limits: PythonLimits | None = None) -> None:
+    def __init__(
+        self, scripting: Scripting, limits: PythonLimits | None = None, *, environment: Sequence[str] = ()
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._scripting = scripting
         self._limits = limits or PythonLimits()
+        self._environment = tuple(environment)
         self._starting: set[PythonSession] = set()
+        self._opened: WeakSet[PythonSession] = WeakSet()  # what has a process is referred to by the loop
         self._closed = False
 
     def open(self, path: Path, options: EngineOptions) -> PythonSession:
@@ -55,13 +61,17 @@ class PythonBackend:
     def open_next(
         self, path: Path, config: pb.ModelConfig, options: EngineOptions, version: int, index: int
     ) -> PythonSession:
-        return self._wait(self._start(_launch(path, config, options, version, index), self._limited(config)))
+        return self._wait(self._start(self._launch(path, config, options, version, index), self._limited(config)))
 
     def stop(self) -> None:
         """Nothing is opened any more, and what is being opened fails. On the loop."""
         self._closed = True
         for session in self._starting:
             session.kill("the server stops")
+
+    async def close(self) -> None:
+        """End what nobody else has closed: a load that was called off leaves what it had opened."""
+        await asyncio.gather(*(session.end() for session in tuple(self._opened)))
 
     def _wait(self, work: Coroutine[Any, Any, _T]) -> _T:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -77,7 +87,7 @@ class PythonBackend:
         judge: Callable[[pb.ModelConfig], None],
     ) -> PythonSession:
         limits = self._limited(config)
-        first = PythonSession(_launch(path, config, options, version, 0), limits, self._scripting)
+        first = self._session(self._launch(path, config, options, version, 0), limits)
         completed = await self._load(first, complete=True)
         if completed is None:
             # Nothing to complete: the process that found that out goes on.
@@ -86,7 +96,7 @@ class PythonBackend:
             except BaseException:
                 await first.end()
                 raise
-            first.adopt(_launch(path, config, options, version, 0))
+            first.adopt(self._launch(path, config, options, version, 0))
             await self._initialize(first)
             return first
         await first.end()
@@ -96,12 +106,17 @@ class PythonBackend:
             raise LoadFailed(f"auto_complete_config of the model: {error.message}") from error
         judge(found)
         config.CopyFrom(found)
-        return await self._start(_launch(path, config, options, version, 0), limits)
+        return await self._start(self._launch(path, config, options, version, 0), limits)
 
     async def _start(self, launch: Launch, limits: PythonLimits) -> PythonSession:
-        session = PythonSession(launch, limits, self._scripting)
+        session = self._session(launch, limits)
         await self._load(session)
         await self._initialize(session)
+        return session
+
+    def _session(self, launch: Launch, limits: PythonLimits) -> PythonSession:
+        session = PythonSession(launch, limits, self._scripting)
+        self._opened.add(session)
         return session
 
     async def _load(self, session: PythonSession, *, complete: bool = False) -> str | None:
@@ -120,6 +135,30 @@ class PythonBackend:
         finally:
             self._starting.discard(session)
 
+    def _launch(self, path: Path, config: pb.ModelConfig, options: EngineOptions, version: int, index: int) -> Launch:
+        kind, device, name = _instance(config, index)
+        text = message_json(config).decode()
+        return Launch(
+            file=str(path),
+            model=config.name,
+            version=str(version),
+            config=text,
+            args={
+                "model_config": text,
+                "model_instance_kind": kind,
+                "model_instance_name": name,
+                "model_instance_device_id": device,
+                "model_repository": str(path.parent.parent),
+                "model_version": str(version),
+                "model_name": config.name,
+            },
+            decoupled=config.model_transaction_policy.decoupled,
+            threads=options.intra_op_threads,
+            environment=self._environment,
+            inputs=_tensors(config, config.input),
+            outputs=_tensors(config, config.output),
+        )
+
     def _limited(self, config: pb.ModelConfig) -> PythonLimits:
         start_s = _seconds(config, START_KEY, self._limits.start_s)
         grace_s = _seconds(config, GRACE_KEY, self._limits.grace_s)
@@ -132,30 +171,6 @@ class PythonBackend:
             backoff_s=given.backoff_s,
             max_backoff_s=given.max_backoff_s,
         )
-
-
-def _launch(path: Path, config: pb.ModelConfig, options: EngineOptions, version: int, index: int) -> Launch:
-    kind, device, name = _instance(config, index)
-    text = message_json(config).decode()
-    return Launch(
-        file=str(path),
-        model=config.name,
-        version=str(version),
-        config=text,
-        args={
-            "model_config": text,
-            "model_instance_kind": kind,
-            "model_instance_name": name,
-            "model_instance_device_id": device,
-            "model_repository": str(path.parent.parent),
-            "model_version": str(version),
-            "model_name": config.name,
-        },
-        decoupled=config.model_transaction_policy.decoupled,
-        threads=options.intra_op_threads,
-        inputs=_tensors(config, config.input),
-        outputs=_tensors(config, config.output),
-    )
 
 
 def _instance(config: pb.ModelConfig, index: int) -> tuple[str, str, str]:

@@ -195,6 +195,7 @@ class Instance:
         except _USER_ERRORS:
             self._runtime.say(logging.ERROR, f"finalize failed:\n{traceback.format_exc()[-8000:]}")
         sys.stdout.flush()
+        self._runtime.say_left_out()
         self._runtime.send(Finalized())
 
     def _failure(self, error: BaseException) -> ResultHead:

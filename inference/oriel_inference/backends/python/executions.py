@@ -126,6 +126,7 @@ class Executions:
                     self._process.tell(Cancel(message.request))
                 self._answer(opened, index, result)
                 return
+            result.last = message.final
             opened.execution.respond(index, result, lambda: self._consumed(message.request))
         if message.final:
             self._answer(opened, index, None)

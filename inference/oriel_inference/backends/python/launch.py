@@ -26,7 +26,10 @@ class PythonLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What a process is started with. threads: of its numeric libraries."""
+    """What a process is started with. threads: of its numeric libraries.
+
+    environment: names of the server's variables that it gets beside the usual ones.
+    """
 
     file: str
     model: str
@@ -35,5 +38,6 @@ class Launch:
     args: Mapping[str, str]
     decoupled: bool
     threads: int
+    environment: tuple[str, ...] = ()
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]

@@ -134,13 +134,13 @@ class Finalized(msgspec.Struct, array_like=True, tag=11):
 
 
 class Cancel(msgspec.Struct, array_like=True, tag=12):
-    """Nobody waits for this request any more."""
+    """Nobody waits for this request any more; from a child: for what it asked of another model."""
 
     request: int
 
 
 class Credit(msgspec.Struct, array_like=True, tag=13):
-    """So many responses of this request have been taken."""
+    """So many responses of this request have been taken; from a child: of what it asked of another model."""
 
     request: int
     count: int

@@ -1,6 +1,8 @@
-"""What a model's process prints, as far as it goes to the log: so much of it per second, the rest is counted."""
+"""What a model's process prints and logs, as far as it goes to the log: so much per second, the rest is counted."""
 
-__all__ = ["Output"]
+import logging
+
+__all__ = ["WINDOW_S", "Output", "Said"]
 
 MAX_LINE_BYTES = 4096
 MAX_LINES = 200
@@ -65,3 +67,44 @@ class Output:
         self._bytes += min(len(line), MAX_LINE_BYTES)
         if text:
             found.append(text)
+
+
+class Said:
+    """What may be said to the log: MAX_LINES and MAX_BYTES per second of each kind: details, errors and the rest.
+
+    Pure; `now` in seconds of any clock. The last message of a second may reach beyond its share of bytes.
+    """
+
+    def __init__(self) -> None:
+        self._window = float("-inf")
+        self._used: dict[int, list[int]] = {}
+        self._left_out: dict[int, int] = {}
+
+    def take(self, level: int, text: str, now: float) -> bool:
+        """Whether `text` is to be said; if not, its lines are counted. level: of `logging`."""
+        if now >= self._window + WINDOW_S:
+            self._window = now
+            self._used.clear()
+        lines = text.count("\n") + 1
+        used = self._used.setdefault(_kind(level), [0, 0])
+        if used[0] >= MAX_LINES or used[1] >= MAX_BYTES:
+            self._left_out[_kind(level)] = self._left_out.get(_kind(level), 0) + lines
+            return False
+        used[0] += lines
+        used[1] += len(text)
+        return True
+
+    @property
+    def left_out(self) -> bool:
+        """There is something that `counted` has not told of."""
+        return bool(self._left_out)
+
+    def counted(self) -> list[tuple[int, str]]:
+        """Level and line for each kind of which something was left out since the last time."""
+        found, self._left_out = self._left_out, {}
+        return [(level, f"{lines} lines left out") for level, lines in found.items()]
+
+
+def _kind(level: int) -> int:
+    """The errors of a model must not drown in what else it says, nor that in details that are mostly not shown."""
+    return logging.ERROR if level >= logging.ERROR else logging.INFO if level >= logging.INFO else logging.DEBUG

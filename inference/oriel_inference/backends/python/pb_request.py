@@ -7,7 +7,7 @@ and those a model makes to ask another model (`exec`, `async_exec`).
 import asyncio
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any
 
@@ -18,6 +18,8 @@ from oriel_inference.backends.python.frames import (
     tensor_parts,
 )
 from oriel_inference.backends.python.messages import (
+    Cancel,
+    Credit,
     Infer,
     Inferred,
     ResultHead,
@@ -177,9 +179,9 @@ class InferenceRequest:
     def exec(self, decoupled: bool = False) -> Any:
         """One response, or with `decoupled` an iterator of them. Errors come as responses."""
         inbox: SimpleQueue[tuple[Inferred, memoryview]] = SimpleQueue()
-        self._ask(decoupled, lambda message, body: inbox.put((message, body)))
+        runtime, number = self._ask(decoupled, lambda message, body: inbox.put((message, body)))
         if decoupled:
-            return _responses(inbox)
+            return ResponseIterator(runtime, number, inbox)
         return _response(*inbox.get())
 
     async def async_exec(self, decoupled: bool = False) -> Any:
@@ -192,11 +194,12 @@ class InferenceRequest:
             inbox.put((message, body))
             loop.call_soon_threadsafe(first.set)
 
-        self._ask(decoupled, received)
+        runtime, number = self._ask(decoupled, received)
+        found = ResponseIterator(runtime, number, inbox) if decoupled else None
         await first.wait()
-        return _responses(inbox) if decoupled else _response(*inbox.get())
+        return found if found is not None else _response(*inbox.get())
 
-    def _ask(self, decoupled: bool, inbox: Any) -> None:
+    def _ask(self, decoupled: bool, inbox: Any) -> tuple[Runtime, int]:
         runtime = _runtime
         if runtime is None or not runtime.executing:
             raise TritonModelException("other models can only be asked in execute")
@@ -209,7 +212,7 @@ class InferenceRequest:
         try:
             heads = tensor_parts([each.part() for each in self._inputs], body)
             version = "" if int(self._model_version) < 1 else str(int(self._model_version))
-            runtime.ask(
+            number = runtime.ask(
                 lambda number: Infer(
                     number,
                     self._model_name,
@@ -226,6 +229,44 @@ class InferenceRequest:
             )
         except (BadMessage, FrameError) as error:
             raise TritonModelException(f"the request to model {self._model_name!r} cannot be sent: {error}") from error
+        return runtime, number
+
+
+class ResponseIterator:
+    """The responses of a decoupled model that was asked, in order; it is held up by those that are not taken.
+
+    What is left of them is given up with `cancel` or with the iterator.
+    """
+
+    def __init__(self, runtime: Runtime, number: int, inbox: "SimpleQueue[tuple[Inferred, memoryview]]") -> None:
+        self._runtime = runtime
+        self._number = number
+        self._inbox = inbox
+        self._ended = False
+
+    def __iter__(self) -> "ResponseIterator":
+        return self
+
+    def __next__(self) -> InferenceResponse:
+        if self._ended:
+            raise StopIteration
+        message, body = self._inbox.get()
+        self._ended = message.final
+        if message.result is None:
+            raise StopIteration
+        if not message.final:
+            self._runtime.send(Credit(self._number, 1))
+        return _response(message, body)
+
+    def cancel(self) -> None:
+        """Nothing more is wanted; what has come can still be taken, an error ends it."""
+        if not self._ended:
+            self._runtime.send(Cancel(self._number))
+
+    def __del__(self) -> None:
+        if not self._ended:
+            # Not sent from here: this may run anywhere, also while this very thread is sending.
+            self._runtime.abandoned.put(Cancel(self._number))
 
 
 class ServedRequest(InferenceRequest):
@@ -294,15 +335,6 @@ def encode_response(response: InferenceResponse, pending: Pending) -> tuple[Resu
     except BadMessage as bad:
         return ResultHead(error=(TritonError.INTERNAL, bad.message)), []
     return ResultHead(heads, response._parameters), body
-
-
-def _responses(inbox: "SimpleQueue[tuple[Inferred, memoryview]]") -> Iterator[InferenceResponse]:
-    while True:
-        message, body = inbox.get()
-        if message.result is not None:
-            yield _response(message, body)
-        if message.final:
-            return
 
 
 def _response(message: Inferred, body: memoryview) -> InferenceResponse:

@@ -2,7 +2,8 @@
 
 Everything here belongs to the loop, except that a thread of its own starts the processes: the kernel kills a child
 when the thread that started it ends (that is how children die with a server that was killed), and this one lives as
-long as the server. A child leads its own process group, which is killed as a whole.
+long as the server. A child leads its own process group, which is killed as a whole; see `guard` for when the server is
+killed itself.
 """
 
 import asyncio
@@ -13,35 +14,38 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from oriel_inference.backends.python.environment import model_environment
 from oriel_inference.backends.python.frames import (
     Assembler,
     Buffer,
     FrameError,
     encode,
 )
+from oriel_inference.backends.python.guard import Guard
 from oriel_inference.backends.python.messages import (
     Message,
 )
 from oriel_inference.backends.python.output import Output
 
-__all__ = ["ModelProcess"]
+__all__ = ["ModelProcess", "resident_bytes"]
 
 _log = logging.getLogger(__name__)
 
 OUTPUT_CHUNK_BYTES = 64 * 1024
 OUTPUT_PAUSE_S = 0.02
 MAX_CONTROL_BYTES = 256 << 20
-_HIDDEN_VARIABLES = ("ORIEL_LIFELINE_FD",)
 _starter = ThreadPoolExecutor(1, thread_name_prefix="oriel-python-starter")
+_guard = Guard()  # the starter's
 
 
 class ModelProcess:
     """on_message: every message with its body. on_end: once, when the process is gone or unusable, with how it went.
 
-    name: for the log. threads: default of the numeric libraries in the child.
+    name: for the log. threads: default of the numeric libraries in the child. environment: names of variables that it
+    gets beside the usual ones.
     """
 
     def __init__(
@@ -49,16 +53,19 @@ class ModelProcess:
         name: str,
         *,
         threads: int,
+        environment: Sequence[str] = (),
         max_body_bytes: int,
         on_message: Callable[[Message, memoryview], None],
         on_end: Callable[[str], None],
     ) -> None:
         self._name = name
         self._threads = threads
+        self._environment = environment
         self._max_body_bytes = max_body_bytes
         self._on_message = on_message
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
+        self._starting = False
         self._child: subprocess.Popen[bytes] | None = None
         self._work: asyncio.WriteTransport | None = None
         self._control: asyncio.WriteTransport | None = None
@@ -75,33 +82,49 @@ class ModelProcess:
         return None if self._child is None else self._child.pid
 
     async def start(self) -> None:
-        """Start the child; it waits for its first message. Raises OSError."""
+        """Start the child; it waits for its first message. Raises OSError. Cancelled, it ends."""
+        variables = model_environment(
+            os.environ,
+            self._environment,
+            threads=self._threads,
+            path=os.pathsep.join(path for path in sys.path if path),
+        )
         work, work_theirs = socket.socketpair()
         control, control_theirs = socket.socketpair()
-        output, output_theirs = os.pipe()
+        self._output, output_theirs = os.pipe()
+        os.set_blocking(self._output, False)
+        self._loop.add_reader(self._output, self._read_output)
+        # Nothing can stop the thread, so it alone closes the ends it works with.
+        self._starting = True
+        starting = self._loop.run_in_executor(_starter, _start, work_theirs, control_theirs, output_theirs, variables)
+        starting.add_done_callback(self._started)
         try:
-            self._child = await self._loop.run_in_executor(
-                _starter, _start, work_theirs.fileno(), control_theirs.fileno(), output_theirs, self._threads
-            )
+            self._work, _ = await self._loop.create_unix_connection(lambda: _Reading(self), sock=work)
+            self._control, _ = await self._loop.create_unix_connection(asyncio.Protocol, sock=control)
+            await asyncio.shield(starting)
+            if self._ended:
+                self._cut()  # it came and went meanwhile
         except BaseException:
-            work.close()
-            control.close()
-            os.close(output)
+            self.kill("it did not start")
+            self._cut()
+            for ours, transport in ((work, self._work), (control, self._control)):
+                if transport is None:
+                    ours.close()
             raise
-        finally:
-            work_theirs.close()
-            control_theirs.close()
-            os.close(output_theirs)
-        self._output = output
-        os.set_blocking(output, False)
-        self._loop.add_reader(output, self._read_output)
-        self._work, _ = await self._loop.create_unix_connection(lambda: _Reading(self), sock=work)
-        self._control, _ = await self._loop.create_unix_connection(asyncio.Protocol, sock=control)
+
+    def _started(self, starting: "asyncio.Future[subprocess.Popen[bytes]]") -> None:
+        self._starting = False
+        if starting.cancelled() or starting.exception() is not None:
+            self.end()
+            return
+        self._child = starting.result()
         # A pipe that a grandchild holds open would hide that the child has died.
         if hasattr(os, "pidfd_open"):
             with contextlib.suppress(OSError):  # not everywhere allowed: then the socket's end has to do
                 self._pidfd = os.pidfd_open(self._child.pid)
                 self._loop.add_reader(self._pidfd, self.end)
+        if self.broken:
+            self.kill(self.broken)
 
     def send(self, message: Message, body: Sequence[Buffer] = ()) -> None:
         """Something to do. Raises FrameError if it is too large; a child that is gone hears nothing."""
@@ -125,16 +148,14 @@ class ModelProcess:
 
     def end(self) -> None:
         """The child is gone, or its socket is: take everything away and say how it went. Later calls do nothing."""
-        if self._ended:
-            return
+        if self._ended or self._starting:
+            return  # `_started` comes back to it
         self._ended = True
         self._signal()
         if self._pidfd >= 0:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
-        for transport in (self._work, self._control):
-            if transport is not None:
-                transport.abort()
+        self._cut()
         if self._output >= 0:
             if self._paused is not None:
                 self._paused.cancel()
@@ -162,6 +183,11 @@ class ModelProcess:
         """Of one message, either way."""
         return self._max_body_bytes
 
+    def _cut(self) -> None:
+        for transport in (self._work, self._control):
+            if transport is not None:
+                transport.abort()
+
     def _signal(self) -> None:
         if self._child is not None and self._child.returncode is None:
             try:
@@ -174,6 +200,7 @@ class ModelProcess:
             return "could not be started"
         # It was killed if it had not ended: there is nothing to wait for but the kernel.
         code = self._child.wait()
+        _starter.submit(_guard.release, self._child.pid)
         if self.broken:
             return self.broken
         return f"signal {-code}" if code < 0 else f"exit code {code}"
@@ -223,21 +250,36 @@ class _Reading(asyncio.BufferedProtocol):
         self._process.lost()
 
 
-def _start(work: int, control: int, output: int, threads: int) -> "subprocess.Popen[bytes]":
-    environment = {name: value for name, value in os.environ.items() if name not in _HIDDEN_VARIABLES}
-    # The model's own processes get the variable as it was.
-    environment["ORIEL_PYTHONPATH"] = environment.get("PYTHONPATH", "")
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    environment["PYTHONUNBUFFERED"] = "1"
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        environment.setdefault(name, str(threads))
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process, as Linux says; 0 if it has ended, or elsewhere."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _start(
+    work: socket.socket, control: socket.socket, output: int, environment: Mapping[str, str]
+) -> "subprocess.Popen[bytes]":
+    """Takes the child's ends over."""
     module = "oriel_inference.backends.python.child"
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", module, str(work), str(control), str(os.getpid())],
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        pass_fds=(work, control),
-        env=environment,
-        start_new_session=True,
-    )
+    try:
+        child = subprocess.Popen(
+            [sys.executable, "-P", "-m", module, str(work.fileno()), str(control.fileno()), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=(work.fileno(), control.fileno()),
+            env=environment,
+            start_new_session=True,
+        )
+    finally:
+        work.close()
+        control.close()
+        os.close(output)
+    try:
+        _guard.watch(child.pid)
+    except OSError:
+        _log.exception("what models start may outlive a server that is killed")
+    return child

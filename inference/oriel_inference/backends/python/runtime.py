@@ -4,6 +4,7 @@ The main thread reads `work` and runs the model; the control thread reads `contr
 is gone, so is this process with everything it has started.
 """
 
+import contextlib
 import os
 import signal
 import socket
@@ -30,6 +31,7 @@ from oriel_inference.backends.python.messages import (
     ResultHead,
     Say,
 )
+from oriel_inference.backends.python.output import WINDOW_S, Said
 
 __all__ = ["Pending", "Runtime"]
 
@@ -94,7 +96,7 @@ class Pending:
     def __del__(self) -> None:
         if self.decoupled and not self.final:
             # Not sent from here: this may run anywhere, also while this very thread is sending.
-            self.runtime.abandoned.put(self.head.id)
+            self.runtime.abandoned.put(Respond(self.head.id, None, True))
 
 
 class Runtime:
@@ -106,6 +108,8 @@ class Runtime:
         self._assembler = Assembler()
         self._frames: list[tuple[Message, memoryview]] = []
         self._sending = threading.Lock()
+        self._saying = threading.RLock()  # whatever is collected meanwhile may say something, too
+        self._said = Said()
         self._batch: dict[int, Pending] = {}  # under way, of a model that is not decoupled
         self._open: WeakValueDictionary[int, Pending] = WeakValueDictionary()  # of one that is
         self._left: set[int] = set()
@@ -115,7 +119,7 @@ class Runtime:
         self._asks = 0
         self.max_body_bytes = 1 << 30
         self.executing = False
-        self.abandoned: SimpleQueue[int] = SimpleQueue()
+        self.abandoned: SimpleQueue[Respond | Cancel] = SimpleQueue()
         threading.Thread(target=self._listen, name="oriel-control", daemon=True).start()
         threading.Thread(target=self._bury, name="oriel-abandoned", daemon=True).start()
 
@@ -135,8 +139,25 @@ class Runtime:
                 _end()
 
     def say(self, level: int, text: str) -> None:
-        """A line for the server's log."""
-        self.send(Say(level, text[:8000]))
+        """A message for the server's log; what is more than its share is counted instead, and that is said."""
+        text = text[:8000]
+        with self._saying:
+            had = self._said.left_out
+            wanted = self._said.take(level, text, time.monotonic())
+        if wanted:
+            self.send(Say(level, text))
+        elif not had:
+            later = threading.Timer(WINDOW_S, self.say_left_out)
+            later.daemon = True
+            with contextlib.suppress(RuntimeError):  # this process ends
+                later.start()
+
+    def say_left_out(self) -> None:
+        """How much was not said since it was last told."""
+        with self._saying:
+            counted = self._said.counted()
+        for level, text in counted:
+            self.send(Say(level, text))
 
     def open(self, heads: Sequence[RequestHead], *, decoupled: bool) -> list[Pending]:
         """A batch that has just arrived."""
@@ -193,7 +214,7 @@ class Runtime:
 
     def _bury(self) -> None:
         while True:
-            self.send(Respond(self.abandoned.get(), None, True))
+            self.send(self.abandoned.get())
 
 
 def _read(link: socket.socket, assembler: Assembler) -> list[tuple[Message, memoryview]]:

@@ -15,14 +15,16 @@ import concurrent.futures
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from oriel_inference.backends import Execution, Outputs, Request
+from oriel_inference.backends import WARM_RESPONSES, Execution, Outputs, Request
 from oriel_inference.backends.python.executions import Executions, refuse
 from oriel_inference.backends.python.frames import Buffer
 from oriel_inference.backends.python.launch import Launch, PythonLimits
 from oriel_inference.backends.python.messages import (
     Answers,
+    Cancel,
+    Credit,
     Failed,
     Finalize,
     Finalized,
@@ -36,13 +38,26 @@ from oriel_inference.backends.python.messages import (
     Returned,
     Say,
 )
-from oriel_inference.backends.python.process import ModelProcess
+from oriel_inference.backends.python.process import ModelProcess, resident_bytes
 from oriel_inference.errors import BackendFailed, DeadlineExceeded, InferenceError, LoadFailed, ServerStopping
 from oriel_wire.v2.messages import Array
 
-__all__ = ["PythonSession", "Scripting"]
+__all__ = ["Ask", "PythonSession", "Scripting"]
 
 _log = logging.getLogger(__name__)
+
+
+class Ask(Protocol):
+    """A request that the session's model makes of another one."""
+
+    def taken(self, count: int) -> None:
+        """The model has taken so many of its responses."""
+        ...
+
+    def leave(self) -> None:
+        """Nobody wants more of them."""
+        ...
+
 
 Scripting = Callable[["PythonSession", Infer, memoryview], None]
 
@@ -64,7 +79,7 @@ class PythonSession:
         self._stuck: list[Execution] = []  # were there when the process died
         self._deaths = 0
         self._restart: asyncio.Task[None] | None = None
-        self.asks: dict[int, Callable[[], None]] = {}  # what it asks of other models -> how to give that up
+        self.asks: dict[int, Ask] = {}  # what its model asks of other models
         self._closing = False
         self._gone: asyncio.Future[None] | None = None
 
@@ -72,6 +87,10 @@ class PythonSession:
     def pid(self) -> int | None:
         """Of the process, while there is one."""
         return None if self._process is None else self._process.pid
+
+    def memory_bytes(self) -> int:
+        """Resident memory of the process, 0 while it is not ready or if the system does not say."""
+        return 0 if self.pid is None or self._executions is None else resident_bytes(self.pid)
 
     def adopt(self, launch: Launch) -> None:
         """What the model is, now that its configuration is complete; before `initialize`."""
@@ -89,6 +108,7 @@ class PythonSession:
             process = ModelProcess(
                 self.launch.model,
                 threads=self.launch.threads,
+                environment=self.launch.environment,
                 max_body_bytes=self._limits.max_body_bytes,
                 on_message=self._message,
                 on_end=lambda how: self._ended(process, how),
@@ -162,6 +182,7 @@ class PythonSession:
             self._gone.set_result(None)
         if self._step is not None and not self._step.done():
             self._step.set_exception(LoadFailed(f"the model's process died ({how})"))
+            self._step.exception()  # nobody may be waiting for it
         if executions is not None and self._closing:
             self._stuck += executions.fail_all(ServerStopping())
         elif executions is not None:
@@ -238,8 +259,8 @@ class PythonSession:
     def _give_up(self) -> None:
         """Nobody waits for what was asked of other models."""
         asks, self.asks = self.asks, {}
-        for leave in asks.values():
-            leave()
+        for ask in asks.values():
+            ask.leave()
 
     def inferred(self, message: Message, body: Sequence[Buffer] = ()) -> None:
         """What another model said to this one. Raises FrameError."""
@@ -247,14 +268,18 @@ class PythonSession:
             self._process.tell(message, body)
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        """As every session's; what a decoupled model responds is dropped, the list is empty."""
         deadline = time.monotonic() + self._limits.start_s
-        once = _Once(Request(inputs=inputs, outputs=outputs, deadline=deadline, ends=deadline))
+        request = Request(inputs=inputs, outputs=outputs, deadline=deadline, ends=deadline)
+        once = _Once(request, lambda: self.leave(once, 0))
         self._loop.call_soon_threadsafe(self.execute, once)
         try:
             found = once.result.result(self._limits.start_s)
         except TimeoutError as error:
             self._loop.call_soon_threadsafe(self.kill, "its warm-up took too long")
             raise BackendFailed(f"the model gave no answer within {self._limits.start_s:g} s") from error
+        if self.launch.decoupled:
+            return []
         arrays = dict(zip((info.name for info in self.outputs), found, strict=True))
         missing = [name for name in outputs if arrays[name] is None]
         if missing:
@@ -273,6 +298,12 @@ class PythonSession:
                 self._executions.returned(message)
             case Say():
                 _log.log(message.level, "model %s: %s", self.launch.model, message.text)
+            case Credit() if message.request in self.asks:
+                self.asks[message.request].taken(message.count)
+            case Cancel() if message.request in self.asks:
+                self.asks[message.request].leave()
+            case Credit() | Cancel():
+                pass  # of what has ended meanwhile
             case Infer():
                 self._scripting(self, message, body)
             case Failed():
@@ -323,10 +354,12 @@ class _Limit:
 
 
 class _Once:
-    """One request of which another thread waits for the answer."""
+    """One request of which another thread waits for the answer. leave: when it has had WARM_RESPONSES responses."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, leave: Callable[[], None]) -> None:
         self.requests = (request,)
+        self._leave = leave
+        self._responses = 0
         self.result: concurrent.futures.Future[Outputs] = concurrent.futures.Future()
 
     def computing(self, began_s: float, ended_s: float) -> None:
@@ -339,7 +372,11 @@ class _Once:
             self.result.set_result(result or Outputs())
 
     def respond(self, index: int, outputs: Outputs, consumed: Callable[[], None]) -> None:
-        consumed()
+        self._responses += 1
+        if self._responses == WARM_RESPONSES:
+            self._leave()
+        else:
+            consumed()
 
     def returned(self) -> None:
         pass

@@ -1,0 +1,308 @@
+"""What a Python model's process is given, and what is left of it: nothing."""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from oriel_inference.app import open_unit
+from oriel_inference.backends.python import process
+from oriel_inference.backends.python.backend import PythonBackend
+from oriel_inference.backends.python.environment import model_environment
+from oriel_inference.backends.python.process import ModelProcess
+from oriel_inference.backends.python.session import PythonSession
+from oriel_inference.model import EngineOptions, ModelState
+from oriel_inference.repository.defaults import from_backend_config
+from oriel_inference.settings import Settings
+from oriel_wire.errors import StartFailed
+from oriel_wire.trace import ListSink
+from oriel_wire.v2.metadata import parse_config_text
+
+from .test_python_life import Asked, execute, opened
+from .test_python_models import BEHAVE, put, say
+from .test_stream import until
+
+
+def gone(pid: int) -> bool:
+    """Ended; somebody else may still have to take notice."""
+    try:
+        return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return True
+
+
+@pytest.fixture
+async def closing() -> AsyncIterator[list[PythonSession]]:
+    sessions: list[PythonSession] = []
+    yield sessions
+    for session in sessions:
+        await asyncio.to_thread(session.close)
+
+
+class Server:
+    """The command, in a process of its own."""
+
+    def __init__(self, root: Path, *arguments: str, variables: dict[str, str] | None = None) -> None:
+        command = [sys.executable, "-m", "oriel_cli.main", "inference", "--model-repository", str(root)]
+        command += ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", *arguments]
+        path = os.pathsep.join(path for path in sys.path if path)
+        self.process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env={**os.environ, **(variables or {}), "PYTHONPATH": path}
+        )
+
+    def port(self) -> int:
+        """Once it serves."""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            if "ready: HTTP" in line:
+                return int(line.split("HTTP ")[1].split(",")[0])
+        raise AssertionError("the server ended")
+
+    async def ask(self, *texts: str) -> list[str]:
+        base = f"http://127.0.0.1:{await asyncio.to_thread(self.port)}/v2"
+        async with httpx.AsyncClient(base_url=base, trust_env=False, timeout=30) as client:
+            return [await say(client, text) for text in texts]
+
+
+@pytest.fixture
+def servers() -> Iterator[list[Server]]:
+    started: list[Server] = []
+    yield started
+    for server in started:
+        server.process.kill()
+        server.process.communicate()
+
+
+# What it is given -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_model_gets_the_variables_it_needs_and_those_the_operator_names(
+    tmp_path: Path, servers: list[Server]
+) -> None:
+    put(tmp_path, "behave", "behave", BEHAVE)
+    secrets = {"DATABASE_PASSWORD": "s3cret", "AWS_SECRET_ACCESS_KEY": "s3cret", "https_proxy": "http://me:s3cret@x"}
+    also = {"LC_ALL": "C.UTF-8", "CUDA_VISIBLE_DEVICES": "", "MY_MODEL_A": "a", "MY_MODEL_B": "b", "OTHER": "o"}
+    flag = ("--backend-config", "python,environment=MY_MODEL_*,NOT_SET")
+    servers.append(Server(tmp_path, *flag, variables={**secrets, **also}))
+    (text,) = await servers[0].ask("variables")
+    found = json.loads(text)
+    assert "s3cret" not in text and "OTHER" not in found
+    assert {name: found.get(name) for name in also if name != "OTHER"} == {
+        "LC_ALL": "C.UTF-8",
+        "CUDA_VISIBLE_DEVICES": "",
+        "MY_MODEL_A": "a",
+        "MY_MODEL_B": "b",
+    }
+    assert found["PATH"] == os.environ["PATH"] and found["OMP_NUM_THREADS"]
+
+
+def test_all_variables_but_the_supervisors_can_be_asked_for() -> None:
+    server = {"ORIEL_LIFELINE_FD": "7", "ANY": "1", "OMP_NUM_THREADS": "3", "PYTHONPATH": "/x"}
+    found = model_environment(server, ("*",), threads=2, path="/here")
+    assert found["ANY"] == "1" and found["OMP_NUM_THREADS"] == "3" and found["MKL_NUM_THREADS"] == "2"
+    assert (found["PYTHONPATH"], found["ORIEL_PYTHONPATH"]) == ("/here", "/x") and "ORIEL_LIFELINE_FD" not in found
+
+
+@pytest.mark.parametrize("value", ["", "A,,B", "TOKEN=s3cret", "a b", "*A", "A**", "x" * 300])
+def test_only_names_of_variables_are_taken(value: str) -> None:
+    with pytest.raises(StartFailed, match="takes names") as refused:
+        from_backend_config([f"python,environment={value}"])
+    assert "s3cret" not in str(refused.value)
+
+
+# What it says ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_model_that_logs_without_end_gets_its_share_of_the_log(
+    tmp_path: Path, closing: list[PythonSession], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="oriel_inference.backends.python.session")
+    session = await opened(tmp_path)
+    closing.append(session)
+    began = time.monotonic()
+    assert await execute(session, "flood 20000") == "flooded"
+    await until(lambda: "lines left out" in caplog.text)
+    seconds = time.monotonic() - began
+    said = [record.getMessage() for record in caplog.records]
+    shown = sum("flood " in line for line in said)
+    counted = sum(int(line.split()[-4]) for line in said if "lines left out" in line)
+    assert shown <= 200 * (seconds + 1) and shown + counted == 20000
+    assert "an error all the same" in caplog.text
+
+
+# What is left of it ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_a_killed_server_takes_along_what_its_models_have_started(
+    tmp_path: Path, servers: list[Server], hangs: bool
+) -> None:
+    config = BEHAVE.replace(
+        '"oriel.kill_after_s" value: { string_value: "0.3" }',
+        f'"spawn" value {{ string_value: "{tmp_path / "child"}" }}',
+    )
+    if hangs:
+        config += 'parameters { key: "hang" value: { string_value: "1" } }'
+    root = tmp_path / "models"
+    put(root, "behave", "behave", config)
+    servers.append(Server(root))
+    if not hangs:
+        await servers[0].ask("pid")
+    written = tmp_path / "child"
+    await until(lambda: written.exists() and written.read_text())
+    grandchild = int(written.read_text())
+    assert not gone(grandchild)
+    servers[0].process.kill()
+    await until(lambda: gone(grandchild))
+
+
+async def test_what_a_model_has_started_ends_with_it_however_it_ends(
+    tmp_path: Path, closing: list[PythonSession]
+) -> None:
+    session = await opened(tmp_path, backoff_s=0.01, grace_s=0.1)
+    closing.append(session)
+    crashed = int(await execute(session, "spawn"))
+    await execute(session, "exit 1")
+    await until(lambda: gone(crashed))
+    timed_out, hanging = int(await execute(session, "spawn")), Asked("hang")
+    session.execute(hanging)
+    assert not gone(timed_out)
+    session.leave(hanging, 0)
+    await until(lambda: gone(timed_out) and hanging.back.is_set())
+    unloaded = int(await execute(session, "spawn"))
+    assert not gone(unloaded)
+    await asyncio.to_thread(session.close)
+    await until(lambda: gone(unloaded))
+
+
+async def test_a_model_that_hangs_in_initialize_does_not_hold_the_servers_end_up(
+    tmp_path: Path, servers: list[Server]
+) -> None:
+    root, written = tmp_path / "models", tmp_path / "child"
+    spawn = f'parameters [ {{ key: "spawn" value: {{ string_value: "{written}" }} }}, '
+    put(root, "behave", "behave", BEHAVE + spawn + '{ key: "hang" value: { string_value: "1" } } ]')
+    servers.append(Server(root))
+    await until(lambda: written.exists() and written.read_text())
+    servers[0].process.send_signal(signal.SIGTERM)
+    # Without an end to it: the server would wait for 30 s and be cut.
+    assert await asyncio.to_thread(servers[0].process.wait, 20) == 0
+    await until(lambda: gone(int(written.read_text())))
+
+
+async def test_a_load_under_way_does_not_hold_the_servers_end_up(tmp_path: Path) -> None:
+    put(tmp_path, "behave", "behave", BEHAVE + 'parameters { key: "hang" value: { string_value: "1" } }')
+    settings = Settings(
+        repositories=(tmp_path,), http_port=0, grpc_port=0, metrics_port=0, drain_s=60.0, control_mode="explicit"
+    )
+    async with asyncio.timeout(30), httpx.AsyncClient(trust_env=False, timeout=60) as client:
+        async with open_unit(settings, sink=ListSink()) as unit:
+            address = f"http://127.0.0.1:{unit.http_port}/v2/repository/models/behave/load"
+            loading = asyncio.create_task(client.post(address))
+            await until(lambda: [entry for entry in unit.catalog.index() if entry.state is ModelState.LOADING])
+        assert "the server stops" in (await loading).json()["error"]
+
+
+async def test_a_session_that_nobody_took_ends_with_the_backend(tmp_path: Path) -> None:
+    path = put(tmp_path, "behave", "behave", BEHAVE) / "1/model.py"
+    backend = PythonBackend(lambda *asked: None)
+    config = parse_config_text('name: "behave" ' + BEHAVE)
+    opening = asyncio.to_thread(backend.open_first, path, config, EngineOptions(), 1, lambda config: None)
+    pid = (await opening).pid
+    assert pid is not None
+    backend.stop()
+    await backend.close()
+    assert gone(pid)
+
+
+class Gate:
+    """Holds the thread that starts processes up, after or before it has one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, before: bool) -> None:
+        self.entered, self.open = threading.Event(), threading.Event()
+        self.child: Any = None
+        start = process._start
+
+        def held(*given: Any) -> Any:
+            if not before:
+                self.child = start(*given)
+            self.entered.set()
+            assert self.open.wait(10)
+            if before:
+                self.child = start(*given)
+            return self.child
+
+        monkeypatch.setattr(process, "_start", held)
+
+
+class Keeping(ThreadPoolExecutor):
+    """Knows what it was given last."""
+
+    last: Future[Any]
+
+    def submit(self, *given: Any, **more: Any) -> Future[Any]:
+        self.last = super().submit(*given, **more)
+        return self.last
+
+
+async def test_a_start_called_off_the_moment_the_process_is_there_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate, loop, told = Gate(monkeypatch, before=False), asyncio.get_running_loop(), threading.Event()
+    descriptors = set(os.listdir("/proc/self/fd"))
+    ended: list[str] = []
+    with Keeping(1) as starter:
+        monkeypatch.setattr(process, "_starter", starter)
+        made = ModelProcess(
+            "m", threads=1, max_body_bytes=1 << 20, on_message=lambda message, body: None, on_end=ended.append
+        )
+        starting = asyncio.create_task(made.start())
+        await asyncio.to_thread(gate.entered.wait, 10)
+        # Both are to be seen in one turn of the loop: that there is a process, then that it is not wanted.
+        starter.last.add_done_callback(lambda _: loop.call_soon_threadsafe(made.kill, "called off"))
+        starter.last.add_done_callback(lambda _: told.set())
+        gate.open.set()
+        told.wait(10)
+        await starting
+        await until(lambda: ended)
+        assert gate.child.returncode is not None
+    await until(lambda: len(set(os.listdir("/proc/self/fd")) - descriptors) <= 1)
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("how", ["cancel", "kill"])
+async def test_a_start_called_off_while_the_process_is_made_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, before: bool, how: str
+) -> None:
+    gate = Gate(monkeypatch, before=before)
+    descriptors = set(os.listdir("/proc/self/fd"))
+    ended: list[str] = []
+    made = ModelProcess(
+        "m", threads=1, max_body_bytes=1 << 20, on_message=lambda message, body: None, on_end=ended.append
+    )
+    starting = asyncio.create_task(made.start())
+    await asyncio.to_thread(gate.entered.wait, 10)
+    if how == "cancel":
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+    else:
+        made.kill("called off")
+    assert not ended, "there may be a process yet"
+    gate.open.set()
+    if how == "kill":
+        await starting
+    await until(lambda: ended)
+    assert gate.child.returncode is not None, "it was taken notice of"
+    await until(lambda: len(set(os.listdir("/proc/self/fd")) - descriptors) <= 1)  # listdir's own
