@@ -26,6 +26,7 @@ from oriel_wire.chunked import LAST_CHUNK, chunk
 from oriel_wire.engine.upstream import Endpoint, UpstreamConnection
 from oriel_wire.errors import UpstreamError, UpstreamHungUp, UpstreamUnreachable
 from oriel_wire.h1 import RequestHead, ResponseHead
+from oriel_wire.orca import LOAD_FORMAT, LOAD_METRICS
 
 if TYPE_CHECKING:
     from oriel_gateway.ingress_http import ClientConnection
@@ -34,7 +35,7 @@ __all__ = ["Call"]
 
 COLLECT, QUEUED, SENDING, ANSWERING, DONE = range(5)
 _STAGES = ("receiving the request", "waiting for a permit", "waiting for the upstream", "receiving the answer", "")
-STREAM_IDLE_S = 60.0
+ASK_REPORT = f"{LOAD_FORMAT}: text\r\n"
 _SMALL = 64 * 1024
 
 
@@ -62,6 +63,7 @@ class Call:
     _endpoint: Endpoint | None = None
     _tried: tuple[Endpoint, ...] = ()
     _retried = False
+    _asked = False  # for a load report
 
     def __init__(
         self,
@@ -144,9 +146,15 @@ class Call:
             self._send(now)
             return
         self.state = QUEUED
-        due = min(self.received_s + self.tenant.tier.target_s, self.deadline)
         try:
-            self._ticket = gate.wait(self, self.tenant, self.target.route, due=due, size_bytes=self._pending_bytes)
+            self._ticket = gate.wait(
+                self,
+                self.tenant,
+                self.target,
+                received_s=self.received_s,
+                deadline=self.deadline,
+                size_bytes=self._pending_bytes,
+            )
         except Refused as refused:
             self.refuse(refused)
             return
@@ -166,8 +174,8 @@ class Call:
         )
 
     def expired(self) -> None:
-        """The deadline passed; for a stream, it was silent for too long."""
-        if self._streaming and monotonic() < self._data_s + STREAM_IDLE_S:
+        """The deadline passed; for a stream, it was silent or went on for too long."""
+        if self._streaming and monotonic() < self._stream_ends_s():
             self._extend()
             return
         stage = _STAGES[self.state]
@@ -202,6 +210,9 @@ class Call:
         )
         if mark.state:
             tail += f"tracestate: {mark.state}\r\n"
+        if self._gate.asks:
+            self._gate.asks, self._asked = False, True
+            tail += ASK_REPORT
         if head.chunked:  # it is all here now: its length is known
             tail += f"content-length: {self._pending_bytes}\r\n"
         parts = [
@@ -234,6 +245,8 @@ class Call:
         self.status = head.status
         self.cost_us = head.cost_us
         client = self.client
+        if self._asked:
+            self._gate.reported(head.get(LOAD_METRICS))
         lines = head.forward
         close = client.must_close
         length = head.content_length
@@ -279,7 +292,11 @@ class Call:
         """An answer without a known length is a stream: its deadline was its first byte; now it may not fall silent."""
         gateway = self._gateway
         gateway.unwatch(self, self._slot)
-        self._slot = gateway.watch(self, self._data_s + STREAM_IDLE_S, self._data_s)
+        self._slot = gateway.watch(self, self._stream_ends_s(), self._data_s)
+
+    def _stream_ends_s(self) -> float:
+        tier = self.tenant.tier
+        return min(self._data_s + tier.stream_idle_s, self.response_s + tier.stream_max_s)
 
     def response_data(self, data: bytes, complete: bool) -> None:
         """More of the answer."""
@@ -363,7 +380,10 @@ class Call:
                 self._connection = None
             elif self._endpoint is not None and not self.sent_s:
                 self._endpoint.forget(self)
-            gate.leave(self.target.route, tenant, ticket, now - self.permit_s, self.cost_us)
+            good = None if outcome is Outcome.CLIENT_LEFT else outcome is Outcome.ANSWERED and self.status < 500
+            size_bytes = -1 if self._streaming or self.status >= 300 else self._pending_bytes
+            held_s = now - self.permit_s
+            gate.leave(self.target, tenant, ticket, held_s, self.cost_us, size_bytes=size_bytes, good=good)
         elif ticket is not None:
             gate.forget(ticket)
         if ticket is not None:

@@ -15,11 +15,10 @@ from oriel_policies.documents import Tenant
 from oriel_policies.picking import least_outstanding
 from oriel_policies.queue import Ticket
 from oriel_wire.context import INTERNAL
-from oriel_wire.orca import LOAD_FORMAT
+from oriel_wire.orca import LOAD_FORMAT, LOAD_METRICS
 
 __all__ = ["GrpcCall", "GrpcUpstreams", "answer_metadata"]
 
-STREAM_MAX_S = 600.0
 _OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -102,6 +101,9 @@ class GrpcCall:
         self._waiting: asyncio.Future[None] | None = None
         self._upstream: aio.Call | None = None
         self._ended = False
+        self._asked = False  # for a load report
+        self._first_s = self._heard_s = 0.0  # of a stream: its first answer, its latest message either way
+        self._slot = 0
 
     @property
     def method(self) -> str:
@@ -111,14 +113,19 @@ class GrpcCall:
     async def permit(self) -> None:
         """Wait for a permit. Raises Refused; cancelled, the place in the queue is free at once (by `end`)."""
         self.queued_s = monotonic()
-        tier = self.tenant.tier
-        due = min(self.received_s + tier.target_s, self.deadline)
         self._waiting = asyncio.get_running_loop().create_future()
         gate = self._gate
         if gate.admission.enter():
             self.admitted()
             return
-        self._ticket = gate.wait(self, self.tenant, self.target.route, due=due, size_bytes=self._size_bytes)
+        self._ticket = gate.wait(
+            self,
+            self.tenant,
+            self.target,
+            received_s=self.received_s,
+            deadline=self.deadline,
+            size_bytes=self._size_bytes,
+        )
         gate.pump()
         slot = self._gateway.watch(self, self.deadline, self.queued_s)
         try:
@@ -141,6 +148,17 @@ class GrpcCall:
         )
 
     def expired(self) -> None:
+        if self._first_s:
+            now = monotonic()
+            if now < (ends_s := self._stream_ends_s()):
+                self._slot = self._gateway.watch(self, ends_s, now)
+            else:
+                self.refuse(
+                    Refused(
+                        Outcome.DEADLINE_EXCEEDED, "the stream was silent, or went on, for longer than its tier may"
+                    )
+                )
+            return
         self._fail(Refused(Outcome.DEADLINE_EXCEEDED, "the deadline passed while waiting for a permit"))
 
     def _fail(self, refused: Refused) -> None:
@@ -156,6 +174,10 @@ class GrpcCall:
             call = send(message, timeout=max(0.0, self.deadline - now), metadata=self._onward())
             self._upstream = call
             answer: bytes = await call
+            if self._asked:
+                self._gate.reported(
+                    next((str(v) for k, v in await call.trailing_metadata() if k == LOAD_METRICS), None)
+                )
             self.end(Outcome.ANSWERED)
             return answer
         finally:
@@ -164,23 +186,34 @@ class GrpcCall:
     async def forward_stream(
         self, upstreams: GrpcUpstreams, method: str, messages: AsyncIterator[bytes]
     ) -> AsyncIterator[bytes]:
-        """Both directions at once; the deadline bounds the first answer, then `STREAM_MAX_S` the whole."""
+        """Both directions at once. The deadline bounds the first answer, then the tier says how long the stream may be
+        silent in both directions and how long it may last."""
+        tier = self.tenant.tier
         address, channel = upstreams.acquire(self._gate.pool.grpc_endpoints)
         try:
             self.sent_s = now = monotonic()
-            call = channel.stream_stream(method, None, None)(messages, timeout=STREAM_MAX_S, metadata=self._onward())
+            longest_s = max(0.0, self.deadline - now) + tier.stream_max_s
+            call = channel.stream_stream(method, None, None)(
+                self._heard(messages), timeout=longest_s, metadata=self._onward()
+            )
             self._upstream = call
             answers = aiter(call)
             try:
                 async with asyncio.timeout(max(0.0, self.deadline - now)):
-                    first = await anext(answers, None)
+                    answer = await anext(answers, None)
             except TimeoutError:
                 call.cancel()
                 raise Refused(Outcome.DEADLINE_EXCEEDED, "the deadline passed while waiting for the upstream") from None
-            if first is not None:
-                yield first
-                async for answer in answers:
+            self._first_s = self._heard_s = monotonic()
+            slot = self._gateway.watch(self, self._stream_ends_s(), self._first_s)
+            self._slot = slot
+            try:
+                while answer is not None:
                     yield answer
+                    answer = await anext(answers, None)
+                    self._heard_s = monotonic()
+            finally:
+                self._gateway.unwatch(self, self._slot)
             if self.refused is not None:
                 raise self.refused
             self.end(Outcome.ANSWERED)
@@ -192,6 +225,15 @@ class GrpcCall:
             raise self.refused from None
         finally:
             upstreams.release(address)
+
+    def _stream_ends_s(self) -> float:
+        tier = self.tenant.tier
+        return min(self._heard_s + tier.stream_idle_s, self._first_s + tier.stream_max_s)
+
+    async def _heard(self, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for message in messages:
+            self._heard_s = monotonic()
+            yield message
 
     def refuse(self, refused: Refused) -> None:
         """A later message of a stream is not allowed: stop the upstream's half; `forward_stream` raises `refused`."""
@@ -215,6 +257,9 @@ class GrpcCall:
         ]
         if mark.state:
             onward.append(("tracestate", mark.state))
+        if self._gate.asks:
+            self._gate.asks, self._asked = False, True
+            onward.append((LOAD_FORMAT, "text"))
         return tuple(onward)
 
     def answer_metadata(self) -> tuple[tuple[str, str], ...]:
@@ -245,7 +290,9 @@ class GrpcCall:
         if self.mark.sampled and gateway.sink.enabled:
             record_call(self, gateway.sink, now, error)
         if self.permit_s:
-            gate.leave(self.target.route, tenant, self._ticket, now - self.permit_s, -1)
+            good = None if outcome is Outcome.CLIENT_LEFT else outcome is Outcome.ANSWERED
+            size_bytes = -1 if self._first_s else self._size_bytes
+            gate.leave(self.target, tenant, self._ticket, now - self.permit_s, -1, size_bytes=size_bytes, good=good)
 
 
 def answer_metadata(mark: Mark, queue_s: float, upstream_s: float) -> tuple[tuple[str, str], ...]:

@@ -45,6 +45,8 @@ _CODES = {
     Outcome.DISPLACED: grpc.StatusCode.UNAVAILABLE,
     Outcome.UPSTREAM_UNREACHABLE: grpc.StatusCode.UNAVAILABLE,
     Outcome.UPSTREAM_BROKEN: grpc.StatusCode.UNAVAILABLE,
+    Outcome.INFEASIBLE: grpc.StatusCode.UNAVAILABLE,
+    Outcome.DEADLINE_TOO_SHORT: grpc.StatusCode.DEADLINE_EXCEEDED,
     Outcome.DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 if TYPE_CHECKING:
@@ -215,8 +217,12 @@ class GrpcIngress(_GenericHandler):
             plan=route,
             line=b"",
             route=f"model:{name}" if model else "server",
+            work=f"model:{name}/{method}" if model else "",
             head_only=False,
         )
+        gate = gateway.pools[target.pool]
+        if (left_s := caller.deadline - caller.received_s) < gate.slow_s and method != "ModelStreamInfer":
+            gate.judge(target, len(message), left_s)
         return GrpcCall(
             gateway,
             method,

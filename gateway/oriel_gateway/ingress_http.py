@@ -73,9 +73,12 @@ class ClientConnection(ServerConnection):
                     self._judged = _Judged(gateway.snapshot, key, target)
             mark = gateway.mark(head.request_id, head.traceparent, head.tracestate)
             deadline = gateway.deadline(tenant, received_s, head.timeout)
-            bound = gateway.pools[target.pool].pool.max_body_bytes
+            gate = gateway.pools[target.pool]
+            bound = gate.pool.max_body_bytes
             if head.content_length is not None and head.content_length > bound:
                 raise Refused(Outcome.TOO_LARGE, f"the body is larger than {bound} bytes")
+            if deadline - received_s < gate.slow_s:
+                gate.judge(target, head.content_length or 0, deadline - received_s)
         except Refused as refused:
             mark = mark or gateway.mark(head.request_id, head.traceparent, head.tracestate)
             gateway.turned_away(refused, mark, tenant, head.line.method, received_s)

@@ -58,7 +58,10 @@ class LearnedLimit:
         self._mood = 1.0  # of the latest base window: its rate over what was known
         self._moody = 0
         self.limit = self._rungs[self._base]
-        self._begin(0.0)
+        self._from = 0.0
+        self._settling = True
+        self._count = self._good = 0
+        self._sum_s = 0.0
 
     def __repr__(self) -> str:
         return f"<LearnedLimit {self.limit} base={self._rungs[self._base]}>"
@@ -79,15 +82,11 @@ class LearnedLimit:
         """A server says it has room (1), more than it can use (-1), or neither (0)."""
         self._side = side
 
-    def refused(self, now: float) -> None:
-        """A server turned a call away because it holds too many: one rung down, and the rungs above are unknown."""
-        self._step = 0
-        for index in range(self._tried, len(self._rungs)):
-            self._rates[index], self._seen[index] = 0.0, 0
-        self._move(max(0, min(self._base, self._tried) - 1), now)
+    def ended(self, held_s: float, now: float, *, good: bool = True) -> bool:
+        """A call held its permit for `held_s` until `now`, while others waited. True if `limit` is another one now.
 
-    def ended(self, held_s: float, now: float) -> bool:
-        """A call held its permit for `held_s` until `now`, while others waited. True if `limit` is another one now."""
+        What was not good (turned away in there, given up) took room and counts as no answer.
+        """
         began = now - held_s
         if began < self._from:
             return False
@@ -97,11 +96,15 @@ class LearnedLimit:
             self._from = now
             return False
         self._count += 1
+        self._good += good
         self._sum_s += held_s
         if self._count < max(LEAST_CALLS, 2 * self.limit) or now - self._from < LEAST_S:
             return False
         before = self.limit
-        self._window(self.limit * self._count / max(self._sum_s, 1e-9), now)
+        if self._good:
+            self._window(self.limit * self._good / max(self._sum_s, 1e-9), now)
+        else:
+            self._begin(now)
         return self.limit != before
 
     # Windows ---------------------------------------------------------------------------------------------------
@@ -109,7 +112,7 @@ class LearnedLimit:
     def _begin(self, now: float) -> None:
         self._from = now
         self._settling = True
-        self._count = 0
+        self._count = self._good = 0
         self._sum_s = 0.0
 
     def _try(self, index: int, now: float) -> None:

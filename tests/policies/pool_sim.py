@@ -3,7 +3,6 @@
 import heapq
 import random
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from oriel_policies.concurrency import LearnedLimit
@@ -59,15 +58,16 @@ def run(
     *,
     seconds: float,
     skip_s: float = 0.0,
+    start_s: float = 0.0,
     noise: float = 0.05,
     seed: int = 1,
-    mix: Callable[[random.Random], float] = lambda _: 1.0,
 ) -> Run:
-    """Offer more than the pool can take for `seconds`; figures are of what comes after `skip_s`."""
+    """Offer more than the pool can take from `start_s` on for `seconds`; figures are of what comes after `skip_s`."""
+    skip_s, ends_s = start_s + skip_s, start_s + seconds
     chance = random.Random(seed)
     events: list[tuple[float, int, list[float]]] = []  # when; what becomes free; begins of the calls in it
     waiting: deque[float] = deque()
-    free, inflight, sequence, now = server.slots, 0, 0, 0.0
+    free, inflight, sequence, now = server.slots, 0, 0, start_s
     answered, waited, limits = 0, 0.0, 0.0
 
     def at(when: float, calls: list[float]) -> None:
@@ -85,7 +85,7 @@ def run(
             at(now + RTT_S, [-now - 1.0])  # negative: it arrives at the server
 
     admit()
-    while now < seconds:
+    while now < ends_s:
         when, _, calls = heapq.heappop(events)
         if when > skip_s:
             since = when - max(now, skip_s)
@@ -106,11 +106,6 @@ def run(
         while free and waiting and not (events and events[0][0] <= now + 1e-4 and events[0][2][0] < 0.0):
             free -= 1
             batch = [waiting.popleft() for _ in range(server.rows(len(waiting)))]
-            at(now + server.seconds(len(batch)) * chance.lognormvariate(0.0, noise) * mix(chance), batch)
-    span = seconds - skip_s
+            at(now + server.seconds(len(batch)) * chance.lognormvariate(0.0, noise), batch)
+    span = ends_s - skip_s
     return Run(per_s=answered / span, waiting=waited / span, limit=limits / span)
-
-
-def best_fixed(server: Server, ceiling: int, **more: float) -> Run:
-    """The fixed limit that answers most."""
-    return max((run(server, limit, seconds=20.0, **more) for limit in range(1, ceiling + 1)), key=lambda r: r.per_s)  # type: ignore[arg-type]
