@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Sequence
+from math import inf
 from time import monotonic
 from typing import Protocol
 
@@ -22,6 +23,7 @@ from oriel_wire.trace import SpanSink, parse_traceparent, random_bits
 __all__ = ["Expirable", "Gateway"]
 
 _TARGETS = 8192
+LEARN_SHARE = 0.5  # of the tightest target that calls may spend in a pool so that its concurrency can be learned
 
 
 class Expirable(Protocol):
@@ -40,7 +42,8 @@ class Gateway:
         self.sink = sink
         self.sample_ratio = sample_ratio
         self.stats = Stats()
-        self.pools = {name: PoolGate(pool) for name, pool in snapshot.pools.items()}
+        most_s = LEARN_SHARE * min((tier.target_s for tier in snapshot.tiers.values()), default=inf)
+        self.pools = {name: PoolGate(pool, most_s=most_s) for name, pool in snapshot.pools.items()}
         self.top_band = min((tier.band for tier in snapshot.tiers.values()), default=0)
         self.draining = False
         self._loop = asyncio.get_running_loop()

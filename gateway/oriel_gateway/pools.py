@@ -1,7 +1,7 @@
 """One pool at run time: its endpoints, its permits and the queue for them."""
 
 from collections.abc import Sequence
-from math import ceil
+from math import ceil, inf
 from time import monotonic
 from typing import Protocol
 
@@ -36,13 +36,14 @@ class PoolGate:
     """Admission to one pool, shared by HTTP and gRPC. Single writer: the gateway's loop.
 
     slow_s: no call with more time than this is judged too late. asks: the next request should ask for a load report.
+    most_s: how long calls may take in the pool for the sake of learning how many it should hold.
     """
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, *, most_s: float = inf) -> None:
         self.name = pool.name
         self.pool = pool
         self.endpoints: Sequence[Endpoint] = [Endpoint(host, port) for host, port in pool.endpoints]
-        self.learned = LearnedLimit(pool.max_inflight) if pool.learn_concurrency else None
+        self.learned = LearnedLimit(pool.max_inflight, most_s=most_s) if pool.learn_concurrency else None
         limit = self.learned.limit if self.learned else pool.max_inflight
         self.admission = Admission(
             limit=limit, queue=SlaQueue(max_items=pool.max_queue, max_bytes=pool.max_queue_bytes)

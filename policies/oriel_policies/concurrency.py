@@ -11,27 +11,34 @@ What a pool holds beyond what it can work on only waits there, where nobody can 
   the best.
 
 A *window* is so many calls, all of them begun while the limit stood and calls of the limit before had left. It counts
-only if the pool was full all the time; a pool with free permits learns nothing and keeps its limit. The search first
-doubles while that helps, then halves while that costs nothing. From then on windows at the base alternate with windows
-at a rung beside it, rarer and rarer while nothing is found. What the base window says of the pool's mood (another
-mix of calls, a neighbour on the machine) scales everything known, so that rungs are compared with each other and not
-with yesterday. Load reports (ORCA) say on which side to look; latencies decide, so a false report does no harm.
+only if the pool was full all the time; a pool with free permits learns nothing and keeps its limit. The search halves
+first and then doubles, or halves on, whichever pays. From then on windows at the base alternate with windows at a rung
+beside it, rarer and rarer while nothing is found. What the base window says of the pool's mood (another mix of calls,
+a neighbour on the machine) scales everything known, so that rungs are compared with each other and not with yesterday;
+how much it scatters is the doubt in which the lower rung is preferred. Higher limits are not tried at the cost of the
+promises: only where the answers would still come within `most_s` if nothing were gained, or where the rung below has
+shown that there is room. Load reports (ORCA) say on which side to look; latencies decide, so a false report does no
+harm.
 """
 
 from itertools import cycle
+from math import inf
 
 __all__ = ["LearnedLimit", "ladder"]
 
-KEEP = 0.97  # share of the best rate that is worth keeping with fewer calls in the pool
+KEEP = 0.98  # share of the best rate that is worth keeping with fewer calls in the pool
 CLIMB = 1.05  # a doubled limit has to bring so much
-FAST = 1.2  # a rung beside the base that brings so much is no noise: search again from there
+FAST = 1.2  # a rung beside the base that brings so much is taken at once
+ROOM = 0.6  # of what free room would bring, and it is taken for that
+DOUBT = 0.02  # at most, taken off KEEP
 MOOD = 0.6  # a base whose rate falls to this share, or rises to its inverse, is searched anew
 WEIGHT = 0.3  # of the newest window in what is known of a rung
 ENOUGH = 2  # windows before a rung may become the base
-REST = 8  # base windows between two looks beside it, at most
+REST = 12  # base windows between two looks beside it, at most
 LEAST_CALLS = 16
 LEAST_S = 0.05
 START = 8
+_OVER, _FIRST, _BELOW, _UP, _DOWN = range(5)
 
 
 def ladder(ceiling: int) -> tuple[int, ...]:
@@ -41,16 +48,20 @@ def ladder(ceiling: int) -> tuple[int, ...]:
 
 
 class LearnedLimit:
-    """`limit` is between 1 and `ceiling`; read it after every call of a method. One writer."""
+    """`limit` is between 1 and `ceiling`; read it after every call of a method. One writer.
 
-    def __init__(self, ceiling: int, *, start: int = START) -> None:
+    most_s: how long answers may take for the sake of learning; a part of the tightest promise.
+    """
+
+    def __init__(self, ceiling: int, *, start: int = START, most_s: float = inf) -> None:
         self._rungs = ladder(max(1, ceiling))
+        self._most_s = most_s
         self._base = max(index for index, rung in enumerate(self._rungs) if rung <= max(1, start))
         self._tried = self._base
         self._rates = [0.0] * len(self._rungs)
         self._seen = [0] * len(self._rungs)
-        self._step = 2  # of the search, in rungs: 2 up, -2 down, 0: it is over
-        self._missed = False
+        self._step = _FIRST  # of the search
+        self._doubt = 0.0
         self._offsets = cycle((1, -1, 1, -1, 2, -1, 1, -2))
         self._side = 0
         self._rest = 1
@@ -123,7 +134,6 @@ class LearnedLimit:
     def _move(self, index: int, now: float) -> None:
         self._base = index
         self._rest, self._rested = 1, 0
-        self._moody = 0
         self._try(index, now)
 
     def _window(self, rate: float, now: float) -> None:
@@ -136,49 +146,62 @@ class LearnedLimit:
 
     def _search(self, rate: float, now: float) -> None:
         tried, step = self._tried, self._step
-        best = max([known for index, known in enumerate(self._rates) if index != tried], default=0.0)
+        best = max(self._rates)
         self._rates[tried], self._seen[tried] = rate, ENOUGH
-        if step > 0:
-            # A server that runs whole batches may answer less at one and a half of them than at one: look once more.
-            missed_before, self._missed = self._missed, rate < CLIMB * best
-            if (not self._missed or not missed_before) and tried < len(self._rungs) - 1:
-                self._try(min(tried + step, len(self._rungs) - 1), now)
-                return
-            self._step = step = -2
-            self._base = tried = self._lowest()
-        elif rate < KEEP * best:
-            self._step = 0
-            self._move(self._lowest(), now)
-            return
-        lower = next((index for index in range(max(0, tried + step), -1, step) if not self._seen[index]), None)
-        if lower is None or tried == 0:
-            self._step = 0
+        if step == _FIRST:
+            self._step = _BELOW if tried else _UP
+        elif step == _BELOW:
+            self._step = _UP if rate < KEEP * best else _DOWN
+        elif rate < (CLIMB if step == _UP else KEEP) * best:
+            self._step = _OVER
+        if self._step == _DOWN or (self._step == _UP and step == _UP):
+            self._base = tried
+        index = self._base + (2 if self._step == _UP else -2)
+        if self._step == _UP:
+            index = min(index, len(self._rungs) - 1)
+        elif self._base:
+            index = max(index, 0)
+        if self._step == _OVER or index < 0 or self._seen[index] or not self._worth(index):
+            self._step = _OVER
             self._move(self._lowest(), now)
         else:
-            self._try(lower, now)
+            self._try(index, now)
+
+    def _worth(self, index: int) -> bool:
+        """Whether a rung may be tried: it harms no promise, or there is room."""
+        rungs, rates, base = self._rungs, self._rates, self._base
+        if index <= base or not rates[base] or rungs[index] / rates[base] <= self._most_s:
+            return True
+        below = [(rungs[base] / rungs[i], rates[base] / rates[i]) for i in range(base) if rates[i]]
+        return any(brought >= 1.0 + ROOM * (more - 1.0) for more, brought in below)
 
     def _held(self, rate: float, now: float) -> None:
         known = self._rates[self._base] or rate
         self._mood = rate / known
+        self._doubt += WEIGHT * (min(DOUBT, abs(self._mood - 1.0)) - self._doubt)
         if not MOOD < self._mood < 1.0 / MOOD:
             self._moody += 1
-            if self._moody >= 2:
+            if self._moody < 2:
+                self._begin(now)
+            else:
                 self._restart(now)
-                return
-        else:
-            self._moody = 0
-            change = 1.0 + WEIGHT * (self._mood - 1.0)
-            self._rates = [each * change for each in self._rates]
+            return
+        self._moody = 0
+        change = 1.0 + WEIGHT * (self._mood - 1.0)
+        self._rates = [each * change for each in self._rates]
         self._rates[self._base] = self._rates[self._base] or rate
         self._seen[self._base] = max(self._seen[self._base], ENOUGH)
         self._rested += 1
+        if self._rested < self._rest:
+            self._begin(now)
+            return
         beside = self._base + (self._side or next(self._offsets))
         self._side = 0
-        if self._rested < self._rest or not 0 <= beside < len(self._rungs):
-            self._begin(now)
-        else:
+        if 0 <= beside < len(self._rungs) and self._worth(beside):
             self._rested = 0
             self._try(beside, now)
+        else:
+            self._begin(now)
 
     def _looked(self, rate: float, now: float) -> None:
         tried, base = self._tried, self._base
@@ -187,8 +210,9 @@ class LearnedLimit:
         self._rates[tried] = known + WEIGHT * (rate - known) if known else rate
         self._seen[tried] += 1
         if tried > base and rate > FAST * self._rates[base]:
-            self._base = tried
-            self._restart(now)
+            self._seen[tried] = ENOUGH
+            self._side = 1
+            self._move(tried, now)
             return
         found = self._lowest()
         if found != base:
@@ -201,14 +225,16 @@ class LearnedLimit:
         """Forget all rungs and search from the base."""
         self._rates = [0.0] * len(self._rungs)
         self._seen = [0] * len(self._rungs)
-        self._step, self._missed = 2, False
+        self._step = _FIRST
+        self._moody = 0
         self._move(self._base, now)
 
     def _lowest(self) -> int:
         """The lowest rung that gives KEEP of the best; the base keeps its place for a little less."""
         known = [index for index, seen in enumerate(self._seen) if seen >= ENOUGH]
         best = max([self._rates[index] for index in known], default=0.0)
-        lowest = next((index for index in known if self._rates[index] >= KEEP * best), self._base)
-        if lowest > self._base and self._rates[self._base] >= (KEEP - 0.02) * best:
+        enough = (KEEP - self._doubt) * best
+        lowest = next((index for index in known if self._rates[index] >= enough), self._base)
+        if lowest > self._base and self._rates[self._base] >= enough - 0.02 * best:
             return self._base
         return lowest
