@@ -125,7 +125,10 @@ class AnswerTimes:
     def judge(self, size_bytes: int, left_s: float) -> Verdict:
         """Whether a call with `left_s` to its deadline should begin. One in PROBE that should not does all the same."""
         floor = self.floor
-        if left_s >= floor.ceiling_s or left_s >= floor.seconds(max(1, size_bytes)):
+        if left_s >= floor.ceiling_s:
+            return Verdict.ADMIT
+        quick_s = floor.seconds(max(1, size_bytes))
+        if not quick_s or left_s >= max(quick_s, self.fastest_s):
             return Verdict.ADMIT
         self._refused += 1
         if self._refused % PROBE == 0:

@@ -140,14 +140,14 @@ class Flow:
         heappush(tickets.entries, (order, sequence, ticket))
         self.waiting += 1
 
-    def head(self, now: float = 0.0, sequence: int = 0) -> Ticket | None:
+    def head(self, now: float = 0.0) -> Ticket | None:
         """The next by order; what is late at `now` has gone behind."""
         while (ticket := self._tickets.head()) is not None and ticket.late_s <= now:
             ticket.late_s = inf
             tickets = self._tickets
             if self._by_deadline is tickets:
                 self._by_deadline = _Heap([each for each in tickets.entries if each[2]._queued])
-            heapreplace(tickets.entries, (ticket.order + _BEHIND, sequence, ticket))
+            heapreplace(tickets.entries, (ticket.order + _BEHIND, tickets.entries[0][1], ticket))
             if self.backlog is not None:
                 self.backlog.late(now, ticket.target_s)
         return ticket

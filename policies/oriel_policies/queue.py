@@ -171,7 +171,7 @@ class SlaQueue:
     def peek(self, now: float = 0.0) -> Ticket | None:
         """The ticket that `pop` would return now."""
         band = self._choose()
-        return band.next_flow().head(now, self._next()) if band else None
+        return band.next_flow().head(now) if band else None
 
     def pop(self, now: float = 0.0) -> Ticket | None:
         """Take the ticket whose turn it is and charge its tenant the estimated cost.
@@ -182,7 +182,7 @@ class SlaQueue:
         if band is None:
             return None
         flow = band.next_flow()
-        ticket = flow.head(now, self._next())
+        ticket = flow.head(now)
         assert ticket is not None
         top = self._waiting[0]
         for number in self._waiting:
@@ -246,10 +246,6 @@ class SlaQueue:
                 if band.credit + self.floor_share >= 1.0 - _EPSILON:
                     return band
         return self._bands[waiting[0]]
-
-    def _next(self) -> int:
-        self._sequence += 1
-        return self._sequence
 
     def _activate(self, flow: Flow, band: _Band) -> None:
         self._sequence += 1

@@ -1,6 +1,6 @@
 """What the gateway keeps of its promises under load: R1, R2, R4 and R8, before two inference servers.
 
-    python tests/bench/gateway_sla.py [--seconds 20] [--servers oriel triton] [--layers 20] [--out docs/benchmarks]
+    python tests/bench/gateway_sla.py [--seconds 20] [--servers oriel triton] [--layers 60] [--out docs/benchmarks]
 
 The servers: Oriel's own, and an unmodified Triton from the nvidia-pytriton wheel, which gets an environment of its own
 under build/ on first use. Both run one ONNX model on one thread, batches of at most four; one row is at least 10 ms of
@@ -35,7 +35,7 @@ from inference_bench.environments import machine, versions
 from inference_bench.models import Model
 from inference_bench.targets import http_target
 from sla_bench.report import lowest, markdown, plot, verdict
-from sla_bench.stack import MODEL, SERVERS, TENANTS, Stack, Tier, started, write_model
+from sla_bench.stack import LAYERS, MODEL, SERVERS, TENANTS, Stack, Tier, started, write_model
 
 FACTORS = (1.0, 2.0, 5.0, 10.0)
 GOLD, SILVER = 0.3, 0.2
@@ -270,7 +270,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measured phase")
     parser.add_argument("--servers", nargs="+", choices=SERVERS, default=list(SERVERS))
-    parser.add_argument("--layers", type=int, default=20, help="of the model; 20 are 10 ms or more")
+    parser.add_argument("--layers", type=int, default=LAYERS, help="of the model; as many are 10 ms or more")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks")
     args = parser.parse_args()
     servers: dict[str, Any] = {}

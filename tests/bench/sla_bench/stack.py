@@ -16,7 +16,7 @@ from inference_bench.processes import free_port, serving
 from inference_bench.targets import http_target, is_listening
 from onnx import TensorProto, helper, numpy_helper
 
-__all__ = ["MODEL", "SERVERS", "TENANTS", "Stack", "Tier", "started", "write_model"]
+__all__ = ["LAYERS", "MODEL", "SERVERS", "TENANTS", "Stack", "Tier", "started", "write_model"]
 
 WIDTH = 256
 SERVERS = {"oriel": oriel, "triton": triton}
@@ -60,7 +60,7 @@ def _graph(layers: int) -> onnx.GraphProto:
     )
 
 
-LAYERS = 20
+LAYERS = 60
 MODEL = Model(name="work", datatype="FP32", dims=(WIDTH,), outputs=(WIDTH,), max_batch=4, graph=lambda: _graph(LAYERS))
 
 
