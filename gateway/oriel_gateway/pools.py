@@ -107,7 +107,7 @@ class PoolGate:
                 now,
                 target_s=due - now,
                 left_s=left_s,
-                quick_s=times.floor.seconds(max(1, size_bytes)),
+                quick_s=times.quick_s(size_bytes),
             )
             if wait_s:
                 raise Refused(

@@ -122,12 +122,16 @@ class AnswerTimes:
         self._deviation_s += weight * (abs(error) - self._deviation_s)
         self.floor.observe(max(1, size_bytes), seconds)
 
+    def quick_s(self, size_bytes: int) -> float:
+        """One in ten calls of this size class takes less; 0.0 while too little is known."""
+        return self.floor.seconds(size_class(max(1, size_bytes)))
+
     def judge(self, size_bytes: int, left_s: float) -> Verdict:
         """Whether a call with `left_s` to its deadline should begin. One in PROBE that should not does all the same."""
         floor = self.floor
         if left_s >= floor.ceiling_s:
             return Verdict.ADMIT
-        quick_s = floor.seconds(max(1, size_bytes))
+        quick_s = self.quick_s(size_bytes)
         if not quick_s or left_s >= max(quick_s, self.fastest_s):
             return Verdict.ADMIT
         self._refused += 1

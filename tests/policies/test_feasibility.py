@@ -83,7 +83,7 @@ def test_less_than_any_call_has_taken_is_too_short_and_less_than_nine_of_ten_inf
     assert verdicts.count(Verdict.ADMIT) == 10 and verdicts.count(Verdict.TOO_SHORT) == 10 * (PROBE - 1)
     times.fastest_s = 0.002  # once
     assert times.judge(1000, 0.005) is Verdict.INFEASIBLE
-    assert times.judge(1000, times.floor.seconds(1000) + 1e-6) is Verdict.ADMIT
+    assert times.judge(1000, times.quick_s(1000) + 1e-6) is Verdict.ADMIT
 
 
 def test_what_is_likely_covers_most_calls() -> None:
