@@ -98,13 +98,14 @@ class PoolGate:
         admission, tier = self.admission, tenant.tier
         due = min(received_s + tier.target_s, deadline)
         times = self._times.get(target.work, _NO_TIMES)
-        backlog, waiting = admission.queue.backlog(tier.band, tenant.name)
+        backlog, waiting, behind = admission.queue.backlog(tier.band, tenant.name)
         if backlog is not None and waiting:
             now = monotonic()
             left_s = deadline - now
             wait_s = backlog.refuses(
                 waiting,
                 now,
+                behind=behind,
                 target_s=due - now,
                 left_s=left_s,
                 quick_s=times.quick_s(size_bytes),

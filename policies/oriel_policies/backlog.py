@@ -6,7 +6,8 @@ where it comes out: the mean time between two turns while the flow waited all al
 A burst may wait until its deadlines. A standing queue may not: where everything admitted waits longer than its target,
 waiting only makes every answer late (the observation behind CoDel: Nichols, Jacobson 2012). So once calls have been
 late for as long as their deadline allows, newcomers are judged by the target, until none of them had to be refused for
-a target's length. Then what is admitted is answered in time, and what is not hears so at once.
+a target's length. Then what is admitted is answered in time, and what is not hears so at once. Calls that are late
+already are behind a newcomer: it is never refused while few that are in time wait, or nobody would be answered in time.
 """
 
 __all__ = ["Backlog"]
@@ -14,6 +15,7 @@ __all__ = ["Backlog"]
 TURNS = 20
 PROBE = 20
 WEIGHT = 0.05
+FEW = 0.25  # of the target
 
 
 class Backlog:
@@ -46,17 +48,21 @@ class Backlog:
             self._late_from = now
         self._late_s = now
 
-    def refuses(self, waiting: int, now: float, *, target_s: float, left_s: float, quick_s: float) -> float:
-        """Seconds a newcomer would wait behind `waiting` others if it should be refused for that, else 0.0.
+    def refuses(
+        self, waiting: int, now: float, *, behind: int = 0, target_s: float, left_s: float, quick_s: float
+    ) -> float:
+        """Seconds until `waiting` others had their turns, if a newcomer should be refused for that, else 0.0.
 
-        target_s, left_s: from now to its target and to its deadline; quick_s: what it takes at least once it runs.
+        behind: those of the others that are late already; target_s, left_s: from now to the newcomer's target and to
+        its deadline; quick_s: what it takes at least once it runs.
         One in PROBE that should be refused is admitted all the same.
         """
         if self.turns < TURNS or not waiting:
             return 0.0
         wait_s = waiting * max(self.turn_s, (now - self._last_s) / waiting if self._last_s else 0.0)
-        over = wait_s + quick_s > left_s
-        if not over and wait_s + quick_s > target_s:
+        ahead_s = wait_s * (waiting - behind) / waiting
+        over = wait_s + quick_s > left_s and (not behind or ahead_s > FEW * target_s)
+        if not over and ahead_s + quick_s > target_s:
             standing = now - self._late_s <= target_s and now - self._late_from >= left_s
             over = standing or now - self._strict_s <= target_s
             if over:

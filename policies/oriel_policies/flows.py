@@ -114,16 +114,17 @@ class _Heap:
 class Flow:
     """One tenant inside one band. key: its live entry among the band's active flows. watched: see `Expiry`.
 
-    backlog: only if its turns are timed.
+    waiting: tickets, of which `behind` were found to be late. backlog: only if its turns are timed.
     """
 
-    __slots__ = ("_by_deadline", "_tickets", "backlog", "key", "virtual", "waiting", "watched")
+    __slots__ = ("_by_deadline", "_tickets", "backlog", "behind", "key", "virtual", "waiting", "watched")
 
     def __init__(self) -> None:
         self._tickets = _Heap([])
         self._by_deadline = self._tickets
         self.virtual = 0.0
         self.waiting = 0
+        self.behind = 0
         self.key: tuple[float, int] | None = None
         self.watched: float | None = None
         self.backlog: Backlog | None = None
@@ -144,10 +145,12 @@ class Flow:
         """The next by order; what is late at `now` has gone behind."""
         while (ticket := self._tickets.head()) is not None and ticket.late_s <= now:
             ticket.late_s = inf
+            self.behind += 1
             tickets = self._tickets
             if self._by_deadline is tickets:
                 self._by_deadline = _Heap([each for each in tickets.entries if each[2]._queued])
-            heapreplace(tickets.entries, (ticket.order + _BEHIND, tickets.entries[0][1], ticket))
+            ticket.order += _BEHIND
+            heapreplace(tickets.entries, (ticket.order, tickets.entries[0][1], ticket))
             if self.backlog is not None:
                 self.backlog.late(now, ticket.target_s)
         return ticket
@@ -163,17 +166,18 @@ class Flow:
         ticket._queued = False
         if self._by_deadline is not tickets:
             self._by_deadline.buried()
-        self._one_less()
+        self._one_less(ticket)
 
-    def bury(self) -> None:
+    def bury(self, ticket: Ticket) -> None:
         """Any other has left: its `_queued` is false."""
         self._tickets.buried()
         if self._by_deadline is not self._tickets:
             self._by_deadline.buried()
-        self._one_less()
+        self._one_less(ticket)
 
-    def _one_less(self) -> None:
+    def _one_less(self, ticket: Ticket) -> None:
         self.waiting -= 1
+        self.behind -= ticket.order >= _BEHIND
         if not self.waiting:
             self.key = None
             if self.backlog is not None:

@@ -119,11 +119,12 @@ class SlaQueue:
         """Rows that wait in `band` and in more urgent ones."""
         return sum([self._bands[number].rows for number in self._waiting if number <= band])
 
-    def backlog(self, band: int, tenant: str) -> tuple[Backlog | None, int]:
-        """What is known of how fast this tenant gets turns in `band`, and how many of its tickets wait there."""
+    def backlog(self, band: int, tenant: str) -> tuple[Backlog | None, int, int]:
+        """What is known of how fast this tenant gets turns in `band`, how many of its tickets wait there, and how many
+        of those were found to be late."""
         found = self._bands.get(band)
         flow = found.flows.get(tenant) if found else None
-        return (flow.backlog, flow.waiting) if flow else (None, 0)
+        return (flow.backlog, flow.waiting, flow.behind) if flow else (None, 0, 0)
 
     def push(self, ticket: Ticket) -> tuple[Pushed, list[Ticket]]:
         """Queue `ticket`; the list holds the tickets it displaced, which have left the queue.
@@ -260,7 +261,7 @@ class SlaQueue:
         flow = ticket._flow
         assert flow is not None
         ticket._queued = False
-        flow.bury()
+        flow.bury(ticket)
         self._left(ticket, flow, self._bands[ticket.band])
 
     def _left(self, ticket: Ticket, flow: Flow, band: _Band) -> None:

@@ -35,6 +35,13 @@ def test_a_burst_may_wait_until_its_deadline() -> None:
     assert asked(backlog, now, 81)
 
 
+def test_a_newcomer_that_goes_before_the_late_ones_is_welcome_while_few_are_in_time() -> None:
+    backlog, now = timed()
+    few = [backlog.refuses(200, now, behind=196, target_s=0.2, left_s=0.8, quick_s=0.01) for _ in range(PROBE)]
+    assert not any(few)
+    assert backlog.refuses(200, now, behind=150, target_s=0.2, left_s=0.8, quick_s=0.01)
+
+
 def test_the_wait_that_is_named_is_what_is_ahead_at_the_measured_pace() -> None:
     backlog, now = timed()
     assert backlog.refuses(200, now, target_s=0.2, left_s=0.8, quick_s=0.01) == pytest.approx(2.0, rel=0.01)

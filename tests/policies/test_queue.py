@@ -170,7 +170,7 @@ def test_what_cannot_be_in_time_goes_behind_what_can_and_keeps_its_order_there()
     for t in (*late, *good):
         q.push(t)
     assert q.peek(5.0) is good[1]
-    assert q.next_deadline() == 1.0
+    assert q.next_deadline() == 1.0 and q.backlog(0, "a")[1:] == (5, 3)
     assert [q.pop(5.0) for _ in range(5)] == [good[1], good[0], late[1], late[2], late[0]]
 
 
@@ -189,9 +189,9 @@ def test_turns_are_timed_while_a_tenant_waits() -> None:
         q.push(ticket(deadline=float(n)))
     for n in range(10):
         q.pop(1000.0 + 0.5 * n)
-    backlog, waiting = q.backlog(0, "a")
-    assert backlog is not None and waiting == 0 and abs(backlog.turn_s - 0.5) < 1e-9
-    assert q.backlog(0, "nobody") == q.backlog(7, "a") == (None, 0)
+    backlog, waiting, behind = q.backlog(0, "a")
+    assert backlog is not None and waiting == behind == 0 and abs(backlog.turn_s - 0.5) < 1e-9
+    assert q.backlog(0, "nobody") == q.backlog(7, "a") == (None, 0, 0)
 
 
 def test_idle_tenants_are_forgotten() -> None:
