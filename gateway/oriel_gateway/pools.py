@@ -18,6 +18,7 @@ from oriel_wire.engine.upstream import Endpoint
 
 __all__ = ["PoolGate", "Waiter"]
 
+LOOK = 4  # one answer in so many is looked at for how long such calls take
 _MAX_WORKS = 4096
 _NO_TIMES = AnswerTimes()
 
@@ -51,6 +52,7 @@ class PoolGate:
         self.slow_s = 0.0
         self.asks = False
         self._times: dict[str, AnswerTimes] = {}
+        self._answers = 0
         self._full = False  # something waited when the latest permit came back
         self.charges = Charges()
         self.held_bytes = 0
@@ -160,8 +162,10 @@ class PoolGate:
         actual_s = cost_us * 1e-6 if cost_us >= 0 else held_s / max(1, admission.inflight)
         admission.leave(held_s)
         self.charges.learn(target.route, tenant.name, actual_s)
-        if good and size_bytes >= 0 and target.work:
-            self._time(target.work, size_bytes, held_s)
+        if good and size_bytes >= 0:
+            self._answers = answers = self._answers + 1
+            if answers % LOOK == 0 and target.work:
+                self._time(target.work, size_bytes, held_s)
         if ticket is not None:
             admission.queue.settle(ticket, actual_s)
         if len(admission.queue):
@@ -170,6 +174,7 @@ class PoolGate:
                 if not self._full:
                     self._full = True
                     learned.calm()
+                    admission.limit = learned.limit
                 if good is not None and learned.ended(held_s, monotonic(), good=good):
                     admission.limit = learned.limit
                     self.asks = True

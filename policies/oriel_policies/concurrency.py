@@ -17,8 +17,9 @@ beside it, rarer and rarer while nothing is found. What the base window says of 
 a neighbour on the machine) scales everything known, so that rungs are compared with each other and not with yesterday;
 how much it scatters is the doubt in which the lower rung is preferred. Higher limits are not tried at the cost of the
 promises: only where the answers would still come within `most_s` if nothing were gained, or where the rung below has
-shown that there is room. Load reports (ORCA) say on which side to look; latencies decide, so a false report does no
-harm.
+shown that there is room. And where a wait in the pool is no longer than HARMLESS_S, as before very quick servers,
+as many are held there as that allows: there is no order to lose, and fewer calls have to queue at all. Load reports
+(ORCA) say on which side to look; latencies decide, so a false report does no harm.
 """
 
 from itertools import cycle
@@ -35,6 +36,7 @@ MOOD = 0.6  # a base whose rate falls to this share, or rises to its inverse, is
 WEIGHT = 0.3  # of the newest window in what is known of a rung
 ENOUGH = 2  # windows before a rung may become the base
 REST = 12  # base windows between two looks beside it, at most
+HARMLESS_S = 0.004
 LEAST_CALLS = 16
 LEAST_S = 0.05
 START = 8
@@ -56,6 +58,7 @@ class LearnedLimit:
     def __init__(self, ceiling: int, *, start: int = START, most_s: float = inf) -> None:
         self._rungs = ladder(max(1, ceiling))
         self._most_s = most_s
+        self._harmless_s = min(HARMLESS_S, most_s / 5.0)
         self._base = max(index for index, rung in enumerate(self._rungs) if rung <= max(1, start))
         self._tried = self._base
         self._rates = [0.0] * len(self._rungs)
@@ -73,6 +76,7 @@ class LearnedLimit:
         self._settling = True
         self._count = self._good = 0
         self._sum_s = 0.0
+        self._held_s = 0.0  # of the latest call
 
     def __repr__(self) -> str:
         return f"<LearnedLimit {self.limit} base={self._rungs[self._base]}>"
@@ -83,8 +87,13 @@ class LearnedLimit:
         return self._rungs[self._base]
 
     def calm(self) -> None:
-        """The pool had a free permit: what was being measured is void, and nothing is tried while nobody waits."""
-        if self._tried != self._base and not self._step:
+        """The pool had a free permit: what was being measured is void, and nothing is tried while nobody waits.
+
+        Before a quick server that happens again and again without end: then one rung more, as long as it is harmless.
+        """
+        if 0.0 < 2.0 * self._held_s <= self._harmless_s and self._base + 1 < len(self._rungs):
+            self._move(self._base + 1, self._from)
+        elif self._tried != self._base and not self._step:
             self._try(self._base, self._from)
         else:
             self._begin(self._from)
@@ -98,6 +107,7 @@ class LearnedLimit:
 
         What was not good (turned away in there, given up) took room and counts as no answer.
         """
+        self._held_s = held_s
         began = now - held_s
         if began < self._from:
             return False
@@ -235,6 +245,9 @@ class LearnedLimit:
         best = max([self._rates[index] for index in known], default=0.0)
         enough = (KEEP - self._doubt) * best
         lowest = next((index for index in known if self._rates[index] >= enough), self._base)
+        harmless = self._harmless_s * best
+        if harmless >= self._rungs[min(lowest + 1, len(self._rungs) - 1)]:
+            return max(index for index, rung in enumerate(self._rungs) if rung <= harmless)
         if lowest > self._base and self._rates[self._base] >= enough - 0.02 * best:
             return self._base
         return lowest

@@ -97,8 +97,6 @@ class AnswerTimes:
 
     __slots__ = ("_count", "_deviation_s", "_mean_s", "_refused", "fastest_s", "floor")
 
-    EVERY = 4  # once enough is known, one call in so many is looked at
-
     def __init__(self) -> None:
         self.floor = ServiceFloor()
         self.fastest_s = inf
@@ -114,8 +112,6 @@ class AnswerTimes:
         if seconds < self.fastest_s:
             self.fastest_s = seconds
         self._count = count = self._count + 1
-        if count > 4 * SAMPLES and count % self.EVERY:
-            return
         weight = max(0.05, 1.0 / count)
         error = seconds - self._mean_s
         self._mean_s += weight * error

@@ -72,6 +72,26 @@ def test_a_pool_with_free_permits_learns_nothing() -> None:
     assert limit.limit == limit.base == 8
 
 
+def test_before_a_quick_server_as_many_are_held_as_wait_a_few_milliseconds() -> None:
+    limit = LearnedLimit(64)
+    found = run(Rate(slots=1, service_s=0.00005), limit, seconds=2.0)
+    assert limit.base == 32 and found.waiting / found.per_s <= 0.004
+    limit = LearnedLimit(64, most_s=0.0005)
+    run(Rate(slots=1, service_s=0.00005), limit, seconds=2.0)
+    assert limit.base <= 16
+
+
+def test_a_quick_pool_that_is_full_only_for_moments_gets_more_permits() -> None:
+    limit, now = LearnedLimit(64), 1.0
+    for held_s, rungs in ((0.01, 8), (0.0005, 64)):
+        for _ in range(20):
+            for _ in range(8):
+                now += 0.0001
+                limit.ended(held_s, now)
+            limit.calm()
+        assert limit.limit == rungs
+
+
 def test_where_nothing_is_answered_well_nothing_is_concluded() -> None:
     limit = LearnedLimit(CEILING)
     now = 1.0
