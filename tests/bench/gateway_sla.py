@@ -173,7 +173,7 @@ def run(server: str, file: Path, folder: Path, seconds: float) -> dict[str, Any]
         bench = Bench(stack, tiers, capacity, folder, seconds)
         learning = {"gold": GOLD, "silver": SILVER, "bronze": 2.0 - GOLD - SILVER}
         bench.offer([("learning", max(4.0, seconds / 2), learning, True)])
-        loads = []
+        loads: list[dict[str, Any]] = []
         for factor in FACTORS:
             rates = {"gold": GOLD, "silver": SILVER, "bronze": factor - GOLD - SILVER}
             print(f"  {factor:g}x ...", file=sys.stderr, flush=True)
@@ -221,7 +221,7 @@ def judge(found: Mapping[str, Any]) -> list[dict[str, Any]]:
         )
     verdicts.append(_goodput(found, by_load["10x"]))
     after = by_load["0.5x after the flood"]
-    least = lowest([each["attainment"] for each in after["tiers"].values()])
+    slowest = lowest([each["attainment"] for each in after["tiers"].values()])
     verdicts.append(
         verdict("R2 in target, all tiers, from 2 s after the flood", _share(least), ">= 99 %", least and least >= 0.99)
     )
@@ -254,7 +254,7 @@ def _tenants(by_load: Mapping[str, Any], capacity: float) -> list[dict[str, Any]
     idle = noisy * calm["answered_per_s"] / rest
     conserved = calm["answered_per_s"] / max(1e-9, full["answered_per_s"])
     return [
-        verdict("R4 quiet tenant in target", _share(attainment), ">= 99 %", attainment and attainment >= 0.99),
+        verdict("R4 quiet tenant in target", _share(attainment), ">= 99 %", None if attainment is None else attainment >= 0.99),
         verdict("R4 noisy tenant's share while both want more", _share(share), "<= 60 % (half x 1.2)", share <= 0.6),
         verdict("R4 noisy tenant's part of what the quiet one leaves", _share(idle), ">= 95 %", idle >= 0.95),
         verdict("R4 answers of the pool meanwhile, of those when both want more", _share(conserved), ">= 95 %",
