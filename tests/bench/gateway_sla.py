@@ -223,7 +223,12 @@ def judge(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     after = by_load["0.5x after the flood"]
     slowest = lowest([each["attainment"] for each in after["tiers"].values()])
     verdicts.append(
-        verdict("R2 in target, all tiers, from 2 s after the flood", _share(least), ">= 99 %", least and least >= 0.99)
+        verdict(
+            "R2 in target, all tiers, from 2 s after the flood",
+            _share(slowest),
+            ">= 99 %",
+            None if slowest is None else slowest >= 0.99,
+        )
     )
     verdicts += _tenants(by_load, found["capacity"])
     floor = by_load["R8 gold 5x, bronze 0.2x"]
@@ -254,7 +259,8 @@ def _tenants(by_load: Mapping[str, Any], capacity: float) -> list[dict[str, Any]
     idle = noisy * calm["answered_per_s"] / rest
     conserved = calm["answered_per_s"] / max(1e-9, full["answered_per_s"])
     return [
-        verdict("R4 quiet tenant in target", _share(attainment), ">= 99 %", None if attainment is None else attainment >= 0.99),
+        verdict("R4 quiet tenant in target", _share(attainment), ">= 99 %",
+                None if attainment is None else attainment >= 0.99),
         verdict("R4 noisy tenant's share while both want more", _share(share), "<= 60 % (half x 1.2)", share <= 0.6),
         verdict("R4 noisy tenant's part of what the quiet one leaves", _share(idle), ">= 95 %", idle >= 0.95),
         verdict("R4 answers of the pool meanwhile, of those when both want more", _share(conserved), ">= 95 %",
