@@ -152,8 +152,8 @@ class PoolGate:
         *,
         size_bytes: int,
         good: bool | None,
-    ) -> None:
-        """Give a permit back.
+    ) -> float:
+        """Give a permit back; the answer is what the call is charged, in seconds.
 
         held_s: from the permit to the upstream's last byte; cost_us: what it reported, or -1; size_bytes: of the
         request, -1 if how long it took says nothing (a stream); good: answered; None: the caller ended it.
@@ -181,6 +181,7 @@ class PoolGate:
             self.pump()
         else:
             self._full = False
+        return actual_s
 
     def _time(self, work: str, size_bytes: int, held_s: float) -> None:
         times = self._times.get(work)
