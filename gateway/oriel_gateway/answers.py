@@ -24,6 +24,8 @@ STATUS = {
     Outcome.DISPLACED: 503,
     Outcome.UPSTREAM_UNREACHABLE: 502,
     Outcome.UPSTREAM_BROKEN: 502,
+    Outcome.INFEASIBLE: 503,
+    Outcome.DEADLINE_TOO_SHORT: 504,
     Outcome.DEADLINE_EXCEEDED: 504,
 }
 

@@ -30,6 +30,7 @@ from oriel_policies.documents import Tenant
 from oriel_wire.chunked import LAST_CHUNK, chunk
 from oriel_wire.engine.upstream import UpstreamConnection
 from oriel_wire.h1 import RequestHead, ResponseHead
+from oriel_wire.orca import LOAD_FORMAT, LOAD_METRICS
 
 if TYPE_CHECKING:
     from oriel_gateway.extras import Extras
@@ -45,7 +46,7 @@ _STAGES = (
     "receiving the answer",
     "",
 )
-STREAM_IDLE_S = 60.0
+ASK_REPORT = f"{LOAD_FORMAT}: text\r\n"
 _SMALL = 64 * 1024
 _PIECE = 2 * 1024
 
@@ -65,6 +66,7 @@ class Call(Recovery):
     grant: Grant | None = None
     _collected = False  # the body is here, the limiter's answer is not
     extras: "Extras | None" = None  # of a special route
+    _asked = False  # for a load report
 
     def __init__(
         self,
@@ -213,9 +215,15 @@ class Call(Recovery):
         self.state = QUEUED
         if self._pending_bytes > self._held_bytes and not self._hold(self._pending_bytes):
             return  # it came with its head, and is on the budget only now that it has to wait
-        due = min(self.received_s + self.tenant.tier.target_s, self.deadline)
         try:
-            self._ticket = gate.wait(self, self.tenant, self.target.route, due=due, size_bytes=self._pending_bytes)
+            self._ticket = gate.wait(
+                self,
+                self.tenant,
+                self.target,
+                received_s=self.received_s,
+                deadline=self.deadline,
+                size_bytes=self._pending_bytes,
+            )
         except Refused as refused:
             self.refuse(refused)
             return
@@ -235,8 +243,8 @@ class Call(Recovery):
         )
 
     def expired(self) -> None:
-        """The deadline passed; for a stream, it was silent for too long."""
-        if self._streaming and monotonic() < self._data_s + STREAM_IDLE_S:
+        """The deadline passed; for a stream, it was silent or went on for too long."""
+        if self._streaming and monotonic() < self._stream_ends_s():
             self._extend()
             return
         if self._parked:
@@ -285,6 +293,9 @@ class Call(Recovery):
         )
         if mark.state:
             tail += f"tracestate: {mark.state}\r\n"
+        if self._gate.asks:
+            self._gate.asks, self._asked = False, True
+            tail += ASK_REPORT
         if head.chunked:  # it is all here now: its length is known
             tail += f"content-length: {self._pending_bytes}\r\n"
         if self.client.forwarded:
@@ -333,6 +344,8 @@ class Call(Recovery):
         self._pending = None
         self.cost_us = head.cost_us
         client = self.client
+        if self._asked:
+            self._gate.reported(head.get(LOAD_METRICS))
         lines = dressed(head.forward, client.cors) if client.cors else head.forward
         if (grant := self.grant) is not None:
             grant.move(len(data), now)
@@ -381,7 +394,11 @@ class Call(Recovery):
         """An answer without a known length is a stream: its deadline was its first byte; now it may not fall silent."""
         gateway = self._gateway
         gateway.unwatch(self, self._slot)
-        self._slot = gateway.watch(self, self._data_s + STREAM_IDLE_S, self._data_s)
+        self._slot = gateway.watch(self, self._stream_ends_s(), self._data_s)
+
+    def _stream_ends_s(self) -> float:
+        tier = self.tenant.tier
+        return min(self._data_s + tier.stream_idle_s, self.response_s + tier.stream_max_s)
 
     def response_data(self, data: bytes, complete: bool) -> None:
         """More of the answer."""
@@ -458,7 +475,10 @@ class Call(Recovery):
         if state >= SENDING:
             if self._connection is not None or not self.sent_s:
                 self._drop_first(now)
-            cost_s = gate.leave(self.target.route, tenant, ticket, now - self.permit_s, self.cost_us)
+            good = None if outcome is Outcome.CLIENT_LEFT else outcome is Outcome.ANSWERED and self.status < 500
+            size_bytes = -1 if self._streaming or self.status >= 300 else self._pending_bytes
+            held_s = now - self.permit_s
+            cost_s = gate.leave(self.target, tenant, ticket, held_s, self.cost_us, size_bytes=size_bytes, good=good)
         elif ticket is not None:
             gate.forget(ticket)
         elif self._parked:

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from itertools import islice
+from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -38,6 +39,7 @@ _TARGETS = 8192
 _RELEASED = 200  # remembered things let go per turn of the loop
 _BODY_BYTES = 64 * 1024  # smaller bodies leave no memory behind that is worth giving back
 _GIVE_BACK_S = 2.0
+LEARN_SHARE = 0.5  # of the tightest target that calls may spend in a pool so that its concurrency can be learned
 
 
 class Expirable(Protocol):
@@ -72,7 +74,8 @@ class Gateway:
         self.key_sets: KeySets | None = None
         self.fronts: set[HttpServer] = set()  # who remembers credentials
         self.bodies = LargeMessages(least_bytes=_BODY_BYTES, delay_s=_GIVE_BACK_S)
-        self.pools = {name: PoolGate(pool) for name, pool in snapshot.pools.items()}
+        most_s = _most_s(snapshot)
+        self.pools = {name: PoolGate(pool, most_s=most_s) for name, pool in snapshot.pools.items()}
         self.left_pools: list[PoolGate] = []  # not in the documents any more, but calls are still on their way
         self.top_band = min((tier.band for tier in snapshot.tiers.values()), default=0)
         self.draining = False
@@ -96,12 +99,13 @@ class Gateway:
         """
         self._trust(snapshot)
         old, pools = self.snapshot, {}
+        most_s = _most_s(snapshot)
         for name, pool in snapshot.pools.items():
             gate = self.pools.get(name)
             if gate is None:
-                gate = PoolGate(pool)
+                gate = PoolGate(pool, most_s=most_s)
             elif gate.pool != pool:
-                gate.adopt(pool)
+                gate.adopt(pool, most_s=most_s)
             pools[name] = gate
         self.left_pools += [gate for name, gate in self.pools.items() if name not in pools]
         self.snapshot, self.pools = snapshot, pools
@@ -292,3 +296,7 @@ def _tenant_lines(tenant: Tenant) -> bytes:
     if tenant.models and tenant.models != ("*",):
         lines += f"\r\nx-oriel-models: {','.join(tenant.models)}"
     return lines.encode("ascii")
+
+
+def _most_s(snapshot: Snapshot) -> float:
+    return LEARN_SHARE * min((tier.target_s for tier in snapshot.tiers.values()), default=inf)

@@ -24,6 +24,8 @@ class Outcome(StrEnum):
     QUOTA_EXCEEDED = "quota_exceeded"
     QUEUE_FULL = "queue_full"
     DISPLACED = "displaced"
+    INFEASIBLE = "infeasible"
+    DEADLINE_TOO_SHORT = "deadline_too_short"
     DEADLINE_EXCEEDED = "deadline_exceeded"
     UPSTREAM_UNREACHABLE = "upstream_unreachable"
     UPSTREAM_BROKEN = "upstream_broken"

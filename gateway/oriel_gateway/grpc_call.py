@@ -18,11 +18,10 @@ from oriel_policies.budget import MAX_ATTEMPTS
 from oriel_policies.documents import Pool, Tenant
 from oriel_policies.queue import Ticket
 from oriel_wire.context import INTERNAL
-from oriel_wire.orca import LOAD_FORMAT
+from oriel_wire.orca import LOAD_FORMAT, LOAD_METRICS
 
 __all__ = ["GrpcCall", "answer_metadata"]
 
-STREAM_MAX_S = 600.0
 # Ours, the transport's, or set anew for the next hop.
 _DROPPED = INTERNAL | {
     LOAD_FORMAT,
@@ -83,6 +82,9 @@ class GrpcCall:
         self._upstream: aio.Call | None = None
         self._parked = False
         self._ended = False
+        self._asked = False  # for a load report
+        self._first_s = self._heard_s = 0.0  # of a stream: its first answer, its latest message either way
+        self._slot = 0
 
     @property
     def method(self) -> str:
@@ -116,8 +118,6 @@ class GrpcCall:
         if not self.queued_s:
             self.queued_s = monotonic()
             self._gate.retries.requested(self.queued_s)
-        tier = self.tenant.tier
-        due = min(self.received_s + tier.target_s, self.deadline)
         await self.let_through()
         gate = self._gate
         if not gate.grpc.usable:
@@ -126,7 +126,14 @@ class GrpcCall:
         if gate.admission.enter():
             self.admitted()
             return
-        self._ticket = gate.wait(self, self.tenant, self.target.route, due=due, size_bytes=self.size_bytes)
+        self._ticket = gate.wait(
+            self,
+            self.tenant,
+            self.target,
+            received_s=self.received_s,
+            deadline=self.deadline,
+            size_bytes=self.size_bytes,
+        )
         gate.pump()
         await self._answer_of(self._waiting)
 
@@ -182,6 +189,17 @@ class GrpcCall:
             message = "no server of this pool could be reached before the deadline"
             self._fail(Refused(Outcome.UPSTREAM_UNREACHABLE, message, retry_after_s=1))
             return
+        if self._first_s:
+            now = monotonic()
+            if now < (ends_s := self._stream_ends_s()):
+                self._slot = self._gateway.watch(self, ends_s, now)
+            else:
+                self.refuse(
+                    Refused(
+                        Outcome.DEADLINE_EXCEEDED, "the stream was silent, or went on, for longer than its tier may"
+                    )
+                )
+            return
         self._fail(Refused(Outcome.DEADLINE_EXCEEDED, "the deadline passed while waiting for a permit"))
 
     def _fail(self, refused: Refused) -> None:
@@ -219,6 +237,10 @@ class GrpcCall:
                 endpoint.heard = True
                 if lacking is not None:
                     self._gate.grpc.lacks(lacking, self.target.name, now)
+                if self._asked:
+                    self._gate.reported(
+                        next((str(v) for k, v in await call.trailing_metadata() if k == LOAD_METRICS), None)
+                    )
                 self.moved(answer)
                 self.end(Outcome.ANSWERED)
                 return answer
@@ -268,30 +290,38 @@ class GrpcCall:
         return these.pick(now, tried, self.target.name) is not None and self._gate.retries.spend(now)
 
     async def forward_stream(self, method: str, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Both directions at once; the deadline bounds the first answer, then `STREAM_MAX_S` the whole."""
+        """Both directions at once. The deadline bounds the first answer, then the tier says how long the stream may be
+        silent in both directions and how long it may last."""
+        tier = self.tenant.tier
         endpoint = self._pick()
         endpoint.outstanding += 1
         try:
             self.sent_s = now = monotonic()
+            longest_s = max(0.0, self.deadline - now) + tier.stream_max_s
             call = endpoint.channel.stream_stream(method, None, None)(
-                messages, timeout=STREAM_MAX_S, metadata=self._onward()
+                self._heard(messages), timeout=longest_s, metadata=self._onward()
             )
             self._upstream = call
             answers = aiter(call)
             try:
                 async with asyncio.timeout(max(0.0, self.deadline - now)):
-                    first = await anext(answers, None)
+                    answer = await anext(answers, None)
             except TimeoutError:
                 call.cancel()
                 raise Refused(Outcome.DEADLINE_EXCEEDED, "the deadline passed while waiting for the upstream") from None
-            if first is not None:
-                now = monotonic()
-                endpoint.answered(now, now - self.sent_s)
-                endpoint.heard = True
-                yield first
-                async for answer in answers:
+            self._first_s = self._heard_s = monotonic()
+            if answer is not None:
+                endpoint.answered(self._first_s, self._first_s - self.sent_s)
+            slot = self._gateway.watch(self, self._stream_ends_s(), self._first_s)
+            self._slot = slot
+            try:
+                while answer is not None:
                     endpoint.heard = True
                     yield answer
+                    answer = await anext(answers, None)
+                    self._heard_s = monotonic()
+            finally:
+                self._gateway.unwatch(self, self._slot)
             if self.refused is not None:
                 raise self.refused
             self.end(Outcome.ANSWERED)
@@ -309,6 +339,15 @@ class GrpcCall:
             raise self.refused from None
         finally:
             endpoint.outstanding -= 1
+
+    def _stream_ends_s(self) -> float:
+        tier = self.tenant.tier
+        return min(self._heard_s + tier.stream_idle_s, self._first_s + tier.stream_max_s)
+
+    async def _heard(self, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for message in messages:
+            self._heard_s = monotonic()
+            yield message
 
     def refuse(self, refused: Refused) -> None:
         """A later message of a stream is not allowed: stop the upstream's half; `forward_stream` raises `refused`.
@@ -340,6 +379,9 @@ class GrpcCall:
         ]
         if mark.state:
             onward.append(("tracestate", mark.state))
+        if self._gate.asks:
+            self._gate.asks, self._asked = False, True
+            onward.append((LOAD_FORMAT, "text"))
         return tuple(onward)
 
     def answer_metadata(self) -> tuple[tuple[str, str], ...]:
@@ -376,7 +418,16 @@ class GrpcCall:
         self._count(outcome, now, error)
         cost_s = 0.0
         if self.permit_s:
-            cost_s = gate.leave(self.target.route, tenant, self._ticket, now - self.permit_s, -1)
+            good = None if outcome is Outcome.CLIENT_LEFT else outcome is Outcome.ANSWERED
+            cost_s = gate.leave(
+                self.target,
+                tenant,
+                self._ticket,
+                now - self.permit_s,
+                -1,
+                size_bytes=-1 if self._first_s else self.size_bytes,
+                good=good,
+            )
         if (grant := self.grant) is not None:
             executed = self.sent_s > 0.0 or outcome is Outcome.ANSWERED
             self.limits = grant.headers(now) if outcome is Outcome.ANSWERED else ()

@@ -52,6 +52,8 @@ _CODES = {
     Outcome.DISPLACED: grpc.StatusCode.UNAVAILABLE,
     Outcome.UPSTREAM_UNREACHABLE: grpc.StatusCode.UNAVAILABLE,
     Outcome.UPSTREAM_BROKEN: grpc.StatusCode.UNAVAILABLE,
+    Outcome.INFEASIBLE: grpc.StatusCode.UNAVAILABLE,
+    Outcome.DEADLINE_TOO_SHORT: grpc.StatusCode.DEADLINE_EXCEEDED,
     Outcome.DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 if TYPE_CHECKING:
@@ -236,10 +238,13 @@ class GrpcIngress(_GenericHandler):
         target = gateway.grpc_target(tenant, method, "model" if model else "server", name, version)
         if target.choices is not None:
             target = gateway.chosen(target, caller.metadata.get, caller.mark)
-        if not gateway.pools[target.pool].speaks_grpc:
+        gate = gateway.pools[target.pool]
+        if not gate.speaks_grpc:
             raise absent("model", name)
         if target.side:
             gateway.routing.took_side(target.plan.name, target.side)
+        if (left_s := caller.deadline - caller.received_s) < gate.slow_s and method != "ModelStreamInfer":
+            gate.judge(target, len(message), left_s)
         grant = gateway.limiter.take(tenant, target, len(message), monotonic()) if target.allowances else None
         return GrpcCall(
             gateway,

@@ -92,9 +92,12 @@ class ClientConnection(ServerConnection):
             if target.choices is not None:
                 target = gateway.chosen(target, head.get, mark)
             deadline = gateway.deadline(tenant, received_s, head.timeout)
-            bound = gateway.pools[target.pool].pool.max_body_bytes
+            gate = gateway.pools[target.pool]
+            bound = gate.pool.max_body_bytes
             if head.content_length is not None and head.content_length > bound:
                 raise Refused(Outcome.TOO_LARGE, f"the body is larger than {bound} bytes")
+            if deadline - received_s < gate.slow_s:
+                gate.judge(target, head.content_length or 0, deadline - received_s)
             grant = None
             if target.allowances:
                 grant = gateway.limiter.take(tenant, target, head.content_length or 0, received_s)

@@ -1,17 +1,27 @@
 """One pool at run time: its endpoints, its permits and the queue for them."""
 
+from math import ceil, inf
+from time import monotonic
 from typing import Protocol
 
 from oriel_gateway.endpoints import EndpointSet, HttpEndpoint, Standing
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.grpc_endpoint import GrpcEndpoint
+from oriel_gateway.reports import side_of
 from oriel_gateway.sticky import StickyChoice
+from oriel_gateway.targets import Target
 from oriel_policies.admission import Admission, Charges
 from oriel_policies.budget import RetryBudget
+from oriel_policies.concurrency import LearnedLimit
 from oriel_policies.documents import Pool, Tenant
+from oriel_policies.feasibility import AnswerTimes, Verdict
 from oriel_policies.queue import Pushed, SlaQueue, Ticket
 
 __all__ = ["PoolGate", "Waiter"]
+
+LOOK = 4  # one answer in so many is looked at for how long such calls take
+_MAX_WORKS = 4096
+_NO_TIMES = AnswerTimes()
 
 
 class Waiter(Protocol):
@@ -25,9 +35,13 @@ class Waiter(Protocol):
 
 
 class PoolGate:
-    """Admission to one pool, shared by HTTP and gRPC. Single writer: the gateway's loop."""
+    """Admission to one pool, shared by HTTP and gRPC. Single writer: the gateway's loop.
 
-    def __init__(self, pool: Pool) -> None:
+    slow_s: no call with more time than this is judged too late. asks: the next request should ask for a load report.
+    most_s: how long calls may take in the pool for the sake of learning how many it should hold.
+    """
+
+    def __init__(self, pool: Pool, *, most_s: float = inf) -> None:
         self.name = pool.name
         self.pool = pool
         self.endpoints = EndpointSet(
@@ -40,21 +54,28 @@ class PoolGate:
         )
         self.endpoints.became_usable = self.grpc.became_usable = self.pump
         self.retries = RetryBudget()
+        self.learned = LearnedLimit(pool.max_inflight, most_s=most_s) if pool.learn_concurrency else None
+        limit = self.learned.limit if self.learned else pool.max_inflight
         self.admission = Admission(
-            limit=pool.max_inflight, queue=SlaQueue(max_items=pool.max_queue, max_bytes=pool.max_queue_bytes)
+            limit=limit, queue=SlaQueue(max_items=pool.max_queue, max_bytes=pool.max_queue_bytes)
         )
+        self.slow_s = 0.0
+        self.asks = False
+        self._times: dict[str, AnswerTimes] = {}
+        self._answers = 0
+        self._full = False  # something waited when the latest permit came back
         self.charges = Charges()
         self.held_bytes = 0
         self.sticky = StickyChoice[HttpEndpoint](_name)
         self.grpc_sticky = StickyChoice[GrpcEndpoint](_name)
         self.shadows = 0  # copies that hold a permit or wait for one
 
-    def adopt(self, pool: Pool) -> None:
+    def adopt(self, pool: Pool, *, most_s: float = inf) -> None:
         """The documents say something else of this pool: what waits and runs goes on, by the new bounds.
 
         Endpoints that stay keep their connections; from one that is gone nothing new is asked.
         """
-        self.pool = pool
+        old, self.pool = self.pool, pool
         self.endpoints.max_parked = self.grpc.max_parked = pool.max_queue
         for endpoint in self.endpoints:
             endpoint.adopt(pool)
@@ -62,7 +83,9 @@ class PoolGate:
             self.endpoints.assign(pool.endpoints)
         if pool.grpc_discover is None:
             self.grpc.assign(pool.grpc_endpoints)
-        self.admission.limit = pool.max_inflight
+        if (old.max_inflight, old.learn_concurrency) != (pool.max_inflight, pool.learn_concurrency):
+            self.learned = LearnedLimit(pool.max_inflight, most_s=most_s) if pool.learn_concurrency else None
+            self.admission.limit = self.learned.limit if self.learned else pool.max_inflight
         self.admission.queue.max_items = pool.max_queue
         self.admission.queue.max_bytes = pool.max_queue_bytes
         self.pump()
@@ -98,21 +121,61 @@ class PoolGate:
         self.shadows -= 1
         self.held_bytes -= size_bytes
 
-    def wait(self, waiter: Waiter, tenant: Tenant, route: str, *, due: float, size_bytes: int) -> Ticket:
+    def judge(self, target: Target, size_bytes: int, left_s: float) -> None:
+        """Raises Refused if a call cannot end within `left_s` even if it begins now."""
+        times = self._times.get(target.work)
+        verdict = times.judge(size_bytes, left_s) if times is not None else Verdict.ADMIT
+        if verdict is Verdict.TOO_SHORT:
+            raise Refused(
+                Outcome.DEADLINE_TOO_SHORT,
+                f"{left_s * 1e3:.0f} ms are left, less than any such call has ever taken",
+            )
+        if verdict is Verdict.INFEASIBLE:
+            raise Refused(
+                Outcome.INFEASIBLE,
+                f"{left_s * 1e3:.0f} ms are left, and nine of ten such calls take longer now",
+                retry_after_s=self.admission.retry_after_s(),
+            )
+
+    def wait(
+        self, waiter: Waiter, tenant: Tenant, target: Target, *, received_s: float, deadline: float, size_bytes: int
+    ) -> Ticket:
         """Queue for a permit when `admission.enter` gave none; give the ticket to `forget` when leaving the queue.
 
-        due: monotonic time of the tier's target, which orders calls of one tenant. Call `pump` when the ticket is
-        stored. Raises Refused QUEUE_FULL.
+        The tier's target orders calls of one tenant. Call `pump` when the ticket is stored. Raises Refused QUEUE_FULL,
+        or INFEASIBLE if the call would wait past its deadline.
         """
-        admission = self.admission
+        admission, tier = self.admission, tenant.tier
+        due = min(received_s + tier.target_s, deadline)
+        times = self._times.get(target.work, _NO_TIMES)
+        backlog, waiting, behind = admission.queue.backlog(tier.band, tenant.name)
+        if backlog is not None and waiting:
+            now = monotonic()
+            left_s = deadline - now
+            wait_s = backlog.refuses(
+                waiting,
+                now,
+                behind=behind,
+                target_s=due - now,
+                left_s=left_s,
+                quick_s=times.quick_s(size_bytes),
+            )
+            if wait_s:
+                raise Refused(
+                    Outcome.INFEASIBLE,
+                    f"a call would wait about {wait_s * 1e3:.0f} ms now, and this one has {left_s * 1e3:.0f} ms left",
+                    retry_after_s=max(1, min(60, ceil(wait_s))),
+                )
         ticket = Ticket(
-            band=tenant.tier.band,
+            band=tier.band,
             tenant=tenant.name,
             deadline=due,
-            cost=self.charges.estimate(route, tenant.name),
+            cost=self.charges.estimate(target.route, tenant.name),
             weight=tenant.weight,
             size_bytes=size_bytes,
             payload=waiter,
+            late_s=due - times.likely_s,
+            target_s=tier.target_s,
         )
         outcome, displaced = admission.wait(ticket)
         if outcome is Pushed.FULL:
@@ -127,24 +190,69 @@ class PoolGate:
         """A waiter leaves the queue by itself; False when it has a permit already."""
         return self.admission.queue.remove(ticket)
 
-    def leave(self, route: str, tenant: Tenant, ticket: Ticket | None, held_s: float, cost_us: int) -> float:
-        """Give a permit back; the call's charge in seconds.
+    def leave(
+        self,
+        target: Target,
+        tenant: Tenant,
+        ticket: Ticket | None,
+        held_s: float,
+        cost_us: int,
+        *,
+        size_bytes: int,
+        good: bool | None,
+    ) -> float:
+        """Give a permit back; the answer is what the call is charged, in seconds.
 
-        held_s: from the permit to the upstream's last byte; cost_us: what it reported, or -1.
+        held_s: from the permit to the upstream's last byte; cost_us: what it reported, or -1; size_bytes: of the
+        request, -1 if how long it took says nothing (a stream); good: answered; None: the caller ended it.
         """
         admission = self.admission
         actual_s = cost_us * 1e-6 if cost_us >= 0 else held_s / max(1, admission.inflight)
         admission.leave(held_s)
-        self.charges.learn(route, tenant.name, actual_s)
+        self.charges.learn(target.route, tenant.name, actual_s)
+        if good and size_bytes >= 0:
+            self._answers = answers = self._answers + 1
+            if answers % LOOK == 0 and target.work:
+                self._time(target.work, size_bytes, held_s)
         if ticket is not None:
             admission.queue.settle(ticket, actual_s)
         if len(admission.queue):
+            learned = self.learned
+            if learned is not None:
+                if not self._full:
+                    self._full = True
+                    learned.calm()
+                    admission.limit = learned.limit
+                if good is not None and learned.ended(held_s, monotonic(), good=good):
+                    admission.limit = learned.limit
+                    self.asks = True
             self.pump()
+        else:
+            self._full = False
         return actual_s
+
+    def _time(self, work: str, size_bytes: int, held_s: float) -> None:
+        times = self._times.get(work)
+        if times is None:
+            if len(self._times) >= _MAX_WORKS:
+                del self._times[next(iter(self._times))]
+            times = self._times[work] = AnswerTimes()
+        times.observe(size_bytes, held_s)
+        if times.floor.ceiling_s > self.slow_s:
+            self.slow_s = times.floor.ceiling_s
+
+    def reported(self, report: str | None) -> None:
+        """A server's answer to a request that asked for a load report carries this one, or none."""
+        if report and self.learned is not None:
+            self.learned.reported(side_of(report))
 
     def pump(self) -> None:
         """Hand out the permits that are free."""
-        while (ticket := self.admission.next_admitted()) is not None:
+        admission = self.admission
+        if not len(admission.queue) or admission.inflight >= admission.limit:
+            return
+        now = monotonic()
+        while (ticket := admission.next_admitted(now)) is not None:
             ticket.payload.admitted()
 
     def give_back(self, ticket: Ticket | None) -> None:

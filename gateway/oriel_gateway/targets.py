@@ -45,6 +45,7 @@ class Target:
     """One authorised thing to ask one pool for. line: the request line to send upstream; plan: what its route says.
 
     allowances: those of the tenant that count the call.
+    work: calls of one name here take about as long as one another; "": not worth timing.
     choices: not None when the call's headers or its id decide; then `choices.pick` gives the target to use.
     side: of the split, "" without one; version: of the model, "" as the call asks.
     executes: a call to it runs something; keepable: its answer may be kept where the route is deterministic.
@@ -58,6 +59,7 @@ class Target:
     line: bytes
     route: str
     head_only: bool
+    work: str = ""
     allowances: tuple[Allowance, ...] = ()
     choices: Choices | None = None
     side: str = ""
@@ -125,6 +127,7 @@ def resolve(method: str, path: str, query: str, tenant: Tenant, routes: RouteTab
             name=name,
             version=version,
             line=f"{method} {target} HTTP/1.1".encode("ascii"),
+            work=f"{kind}:{where}" if method == "POST" and name else "",
             head_only=method == "HEAD",
             executes=executes,
             keepable=keepable,
@@ -148,6 +151,7 @@ def resolve_grpc(kind: Kind, name: str, version: str, method: str, tenant: Tenan
             name=name,
             version=side.version if side is not None and not version else "",
             line=b"",
+            work=f"model:{name}/{method}" if kind == "model" else "",
             head_only=False,
             executes=method in ("ModelInfer", "ModelStreamInfer"),
             keepable=method == "ModelInfer",
@@ -175,6 +179,7 @@ def _target(
     name: str,
     version: str,
     line: bytes,
+    work: str,
     head_only: bool,
     executes: bool,
     keepable: bool,
@@ -189,6 +194,7 @@ def _target(
         line=line,
         route=f"{kind}:{name}" if name else kind,
         head_only=head_only,
+        work=work,
         allowances=tenant.allowances_for(kind, name, route.name),
         side=side_name(side),
         version=version,

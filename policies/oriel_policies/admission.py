@@ -63,11 +63,11 @@ class Admission:
         """Queue for a permit; see `SlaQueue.push`."""
         return self.queue.push(ticket)
 
-    def next_admitted(self) -> Ticket | None:
-        """The waiting ticket that gets a permit now, if there is one of each."""
+    def next_admitted(self, now: float = 0.0) -> Ticket | None:
+        """The waiting ticket that gets a permit now, if there is one of each. now: see `SlaQueue.pop`."""
         if self.inflight >= self.limit:
             return None
-        ticket = self.queue.pop()
+        ticket = self.queue.pop(now)
         if ticket is not None:
             self.inflight += 1
         return ticket

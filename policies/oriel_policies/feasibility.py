@@ -7,11 +7,12 @@ quick batch would be in time, and one in PROBE is let through all the same, so t
 Quantiles are followed by stochastic approximation (Robbins, Monro 1951) in relative steps: one number, no samples kept.
 """
 
+from enum import Enum
 from math import inf
 
 from oriel_policies.batch import size_class
 
-__all__ = ["LowQuantile", "ServiceFloor"]
+__all__ = ["AnswerTimes", "LowQuantile", "ServiceFloor", "Verdict"]
 
 SAMPLES = 50
 PROBE = 20
@@ -77,3 +78,59 @@ class ServiceFloor:
             return False
         self._refused += 1
         return self._refused % PROBE != 0
+
+
+class Verdict(Enum):
+    """TOO_SHORT: no call has ever been that quick. INFEASIBLE: nine of ten are not."""
+
+    ADMIT = "admit"
+    TOO_SHORT = "too_short"
+    INFEASIBLE = "infeasible"
+
+
+class AnswerTimes:
+    """What the calls of one kind take from their permit to the last byte, by size class of their bodies in bytes.
+
+    fastest_s: the quickest call so far. likely_s: few take longer: the mean and twice the mean deviation, as TCP judges
+    round trips (Jacobson 1988).
+    """
+
+    __slots__ = ("_count", "_deviation_s", "_mean_s", "_refused", "fastest_s", "floor")
+
+    def __init__(self) -> None:
+        self.floor = ServiceFloor()
+        self.fastest_s = inf
+        self._mean_s = self._deviation_s = 0.0
+        self._count = self._refused = 0
+
+    @property
+    def likely_s(self) -> float:
+        return self._mean_s + 2.0 * self._deviation_s
+
+    def observe(self, size_bytes: int, seconds: float) -> None:
+        """A call was answered well."""
+        if seconds < self.fastest_s:
+            self.fastest_s = seconds
+        self._count = count = self._count + 1
+        weight = max(0.05, 1.0 / count)
+        error = seconds - self._mean_s
+        self._mean_s += weight * error
+        self._deviation_s += weight * (abs(error) - self._deviation_s)
+        self.floor.observe(max(1, size_bytes), seconds)
+
+    def quick_s(self, size_bytes: int) -> float:
+        """One in ten calls of this size class takes less; 0.0 while too little is known."""
+        return self.floor.seconds(size_class(max(1, size_bytes)))
+
+    def judge(self, size_bytes: int, left_s: float) -> Verdict:
+        """Whether a call with `left_s` to its deadline should begin. One in PROBE that should not does all the same."""
+        floor = self.floor
+        if left_s >= floor.ceiling_s:
+            return Verdict.ADMIT
+        quick_s = self.quick_s(size_bytes)
+        if not quick_s or left_s >= max(quick_s, self.fastest_s):
+            return Verdict.ADMIT
+        self._refused += 1
+        if self._refused % PROBE == 0:
+            return Verdict.ADMIT
+        return Verdict.TOO_SHORT if left_s < self.fastest_s else Verdict.INFEASIBLE

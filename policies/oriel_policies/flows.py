@@ -6,9 +6,14 @@ ticket: in a long queue nothing is sorted twice, and a ticket that was popped is
 """
 
 from heapq import heapify, heappop, heappush, heapreplace
+from math import inf
 from typing import Any
 
+from oriel_policies.backlog import Backlog
+
 __all__ = ["Expiry", "Flow", "Ticket"]
+
+_BEHIND = 1e9  # seconds: later than any deadline, and the order among those that are late stays
 
 
 class Ticket:
@@ -17,7 +22,8 @@ class Ticket:
     band: 0 is the most urgent. deadline: absolute monotonic seconds. cost: estimated charge, any one unit;
     weight: the tenant's share inside its band. order: rank inside the tenant's flow, the deadline by default; it
     never moves an expiry. rows: counted by `rows_ahead`. admitted: other bounds than this queue's let it in, see above.
-    payload: the caller's own, never looked at.
+    late_s: from then on it cannot be in time any more and goes behind those of its flow that can; target_s: how long
+    a call like it may take to be in time. payload: the caller's own, never looked at.
     """
 
     __slots__ = (
@@ -27,10 +33,12 @@ class Ticket:
         "band",
         "cost",
         "deadline",
+        "late_s",
         "order",
         "payload",
         "rows",
         "size_bytes",
+        "target_s",
         "tenant",
         "weight",
     )
@@ -48,8 +56,12 @@ class Ticket:
         payload: Any = None,
         order: float | None = None,
         admitted: bool = False,
+        late_s: float = inf,
+        target_s: float = 0.0,
     ) -> None:
         self.band = band
+        self.late_s = late_s
+        self.target_s = target_s
         self.admitted = admitted
         self.tenant = tenant
         self.deadline = deadline
@@ -100,17 +112,22 @@ class _Heap:
 
 
 class Flow:
-    """One tenant inside one band. key: its live entry among the band's active flows. watched: see `Expiry`."""
+    """One tenant inside one band. key: its live entry among the band's active flows. watched: see `Expiry`.
 
-    __slots__ = ("_by_deadline", "_tickets", "key", "virtual", "waiting", "watched")
+    waiting: tickets, of which `behind` were found to be late. backlog: only if its turns are timed.
+    """
+
+    __slots__ = ("_by_deadline", "_tickets", "backlog", "behind", "key", "virtual", "waiting", "watched")
 
     def __init__(self) -> None:
         self._tickets = _Heap([])
         self._by_deadline = self._tickets
         self.virtual = 0.0
         self.waiting = 0
+        self.behind = 0
         self.key: tuple[float, int] | None = None
         self.watched: float | None = None
+        self.backlog: Backlog | None = None
 
     def push(self, ticket: Ticket, sequence: int) -> None:
         """One more that waits."""
@@ -124,9 +141,19 @@ class Flow:
         heappush(tickets.entries, (order, sequence, ticket))
         self.waiting += 1
 
-    def head(self) -> Ticket | None:
-        """The next by order."""
-        return self._tickets.head()
+    def head(self, now: float = 0.0) -> Ticket | None:
+        """The next by order; what is late at `now` has gone behind."""
+        while (ticket := self._tickets.head()) is not None and ticket.late_s <= now:
+            ticket.late_s = inf
+            self.behind += 1
+            tickets = self._tickets
+            if self._by_deadline is tickets:
+                self._by_deadline = _Heap([each for each in tickets.entries if each[2]._queued])
+            ticket.order += _BEHIND
+            heapreplace(tickets.entries, (ticket.order, tickets.entries[0][1], ticket))
+            if self.backlog is not None:
+                self.backlog.late(now, ticket.target_s)
+        return ticket
 
     def earliest(self) -> Ticket | None:
         """The next to expire."""
@@ -139,19 +166,22 @@ class Flow:
         ticket._queued = False
         if self._by_deadline is not tickets:
             self._by_deadline.buried()
-        self._one_less()
+        self._one_less(ticket)
 
-    def bury(self) -> None:
+    def bury(self, ticket: Ticket) -> None:
         """Any other has left: its `_queued` is false."""
         self._tickets.buried()
         if self._by_deadline is not self._tickets:
             self._by_deadline.buried()
-        self._one_less()
+        self._one_less(ticket)
 
-    def _one_less(self) -> None:
+    def _one_less(self, ticket: Ticket) -> None:
         self.waiting -= 1
+        self.behind -= ticket.order >= _BEHIND
         if not self.waiting:
             self.key = None
+            if self.backlog is not None:
+                self.backlog.emptied()
             self._tickets.clear()
             self._by_deadline = self._tickets
 

@@ -10,7 +10,8 @@ Rules, in this order:
    earlier than the band's own virtual time, so idling earns nothing; what it owes it still owes until the band
    runs empty, which ends the busy period and all debts.
 4. Inside a flow the earliest deadline goes first (or the lowest `Ticket.order`, where a caller ranks its own calls);
-   equal ones in order of arrival.
+   equal ones in order of arrival. What cannot be in time any more (`Ticket.late_s`, judged when its turn comes) goes
+   behind what can: under overload the place of an answer that is late anyway is worth one that is not.
 
 Bounds: `max_items` and `max_bytes`. When full, an arriving ticket displaces the *newest* tickets of the *lowest*
 bands, if those bands are lower than its own and doing so makes room; otherwise it is refused and nothing changes.
@@ -26,6 +27,7 @@ from bisect import insort
 from enum import Enum
 from heapq import heapify, heappop, heappush
 
+from oriel_policies.backlog import Backlog
 from oriel_policies.flows import Expiry, Flow, Ticket
 
 __all__ = ["Pushed", "SlaQueue", "Ticket"]
@@ -117,6 +119,13 @@ class SlaQueue:
         """Rows that wait in `band` and in more urgent ones."""
         return sum([self._bands[number].rows for number in self._waiting if number <= band])
 
+    def backlog(self, band: int, tenant: str) -> tuple[Backlog | None, int, int]:
+        """What is known of how fast this tenant gets turns in `band`, how many of its tickets wait there, and how many
+        of those were found to be late."""
+        found = self._bands.get(band)
+        flow = found.flows.get(tenant) if found else None
+        return (flow.backlog, flow.waiting, flow.behind) if flow else (None, 0, 0)
+
     def push(self, ticket: Ticket) -> tuple[Pushed, list[Ticket]]:
         """Queue `ticket`; the list holds the tickets it displaced, which have left the queue.
 
@@ -160,18 +169,21 @@ class SlaQueue:
             self._activate(flow, band)
         return Pushed.QUEUED, displaced
 
-    def peek(self) -> Ticket | None:
+    def peek(self, now: float = 0.0) -> Ticket | None:
         """The ticket that `pop` would return now."""
         band = self._choose()
-        return band.next_flow().head() if band else None
+        return band.next_flow().head(now) if band else None
 
-    def pop(self) -> Ticket | None:
-        """Take the ticket whose turn it is and charge its tenant the estimated cost."""
+    def pop(self, now: float = 0.0) -> Ticket | None:
+        """Take the ticket whose turn it is and charge its tenant the estimated cost.
+
+        now: monotonic seconds, by which tickets are late and turns are timed; 0.0: neither.
+        """
         band = self._choose()
         if band is None:
             return None
         flow = band.next_flow()
-        ticket = flow.head()
+        ticket = flow.head(now)
         assert ticket is not None
         top = self._waiting[0]
         for number in self._waiting:
@@ -184,6 +196,10 @@ class SlaQueue:
         flow.virtual += ticket.cost / ticket.weight
         band.finish = max(band.finish, flow.virtual)
         flow.take_head()
+        if now:
+            if flow.backlog is None:
+                flow.backlog = Backlog()
+            flow.backlog.turn(now, flow.waiting > 0)
         self._left(ticket, flow, band)
         if flow.waiting:
             self._activate(flow, band)
@@ -245,7 +261,7 @@ class SlaQueue:
         flow = ticket._flow
         assert flow is not None
         ticket._queued = False
-        flow.bury()
+        flow.bury(ticket)
         self._left(ticket, flow, self._bands[ticket.band])
 
     def _left(self, ticket: Ticket, flow: Flow, band: _Band) -> None:

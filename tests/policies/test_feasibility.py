@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_policies.feasibility import PROBE, SAMPLES, LowQuantile, ServiceFloor
+from oriel_policies.feasibility import PROBE, SAMPLES, AnswerTimes, LowQuantile, ServiceFloor, Verdict
 
 
 def learned(rows: int = 4, seconds: float = 0.010, times: int = SAMPLES) -> ServiceFloor:
@@ -61,3 +61,52 @@ def test_refusal_needs_samples_and_less_time_than_was_ever_needed(
     if floor.refuses(rows, left_s):
         assert len(samples) >= SAMPLES
         assert left_s < max(seconds for _, seconds in samples)
+
+
+def answered(times: int, *, size_bytes: int = 1000) -> AnswerTimes:
+    """Calls of 10 to 19 ms in turn."""
+    found = AnswerTimes()
+    for n in range(times):
+        found.observe(size_bytes, 0.010 + 0.001 * (n % 10))
+    return found
+
+
+def test_a_call_is_admitted_while_too_little_is_known_of_its_size() -> None:
+    assert answered(SAMPLES - 1).judge(1000, 0.0001) is Verdict.ADMIT
+    assert answered(400).judge(100, 0.0001) is Verdict.ADMIT
+
+
+def test_less_than_any_call_has_taken_is_too_short_and_less_than_nine_of_ten_infeasible() -> None:
+    times = answered(2000)
+    assert times.fastest_s == 0.010
+    verdicts = [times.judge(1000, 0.0099) for _ in range(10 * PROBE)]
+    assert verdicts.count(Verdict.ADMIT) == 10 and verdicts.count(Verdict.TOO_SHORT) == 10 * (PROBE - 1)
+    times.fastest_s = 0.002  # once
+    assert times.judge(1000, 0.005) is Verdict.INFEASIBLE
+    assert times.judge(1000, times.quick_s(1000) + 1e-6) is Verdict.ADMIT
+
+
+def test_what_is_likely_covers_most_calls() -> None:
+    times = answered(2000)
+    assert 0.016 < times.likely_s < 0.024
+
+
+def test_a_model_that_became_quicker_is_found_by_the_probes() -> None:
+    times = answered(2000)
+    for _ in range(200_000):
+        if times.judge(1000, 0.005) is Verdict.ADMIT:
+            times.observe(1000, 0.002)
+    assert times.judge(1000, 0.005) is Verdict.ADMIT
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.floats(1e-4, 5.0)), max_size=200), st.integers(0, 10**6))
+def test_a_call_is_judged_too_late_only_with_less_time_than_others_took(
+    samples: list[tuple[int, float]], size_bytes: int
+) -> None:
+    times = AnswerTimes()
+    for size, seconds in samples:
+        times.observe(size, seconds)
+    slowest = max((seconds for _, seconds in samples), default=0.0)
+    assert times.judge(size_bytes, slowest) is Verdict.ADMIT
+    if times.judge(size_bytes, 0.0) is not Verdict.ADMIT:
+        assert len(samples) >= SAMPLES

@@ -163,6 +163,37 @@ def test_tenants_that_come_and_go_leave_no_entries_behind() -> None:
     assert len(q._expiry._entries) < 200
 
 
+def test_what_cannot_be_in_time_goes_behind_what_can_and_keeps_its_order_there() -> None:
+    q = queue()
+    late = [ticket(deadline=float(n), late_s=float(n)) for n in (3, 1, 2)]
+    good = [ticket(deadline=float(n), late_s=float(n)) for n in (9, 7)]
+    for t in (*late, *good):
+        q.push(t)
+    assert q.peek(5.0) is good[1]
+    assert q.next_deadline() == 1.0 and q.backlog(0, "a")[1:] == (5, 3)
+    assert [q.pop(5.0) for _ in range(5)] == [good[1], good[0], late[1], late[2], late[0]]
+
+
+def test_lateness_in_one_tenant_costs_no_other_its_share() -> None:
+    q = queue()
+    for n in range(10):
+        q.push(ticket(tenant="late", deadline=1.0, late_s=1.0))
+        q.push(ticket(tenant="good", deadline=100.0 + n, late_s=100.0))
+    turns = Counter(t.tenant for _ in range(10) if (t := q.pop(50.0)))
+    assert turns == {"late": 5, "good": 5}
+
+
+def test_turns_are_timed_while_a_tenant_waits() -> None:
+    q = queue()
+    for n in range(10):
+        q.push(ticket(deadline=float(n)))
+    for n in range(10):
+        q.pop(1000.0 + 0.5 * n)
+    backlog, waiting, behind = q.backlog(0, "a")
+    assert backlog is not None and waiting == behind == 0 and abs(backlog.turn_s - 0.5) < 1e-9
+    assert q.backlog(0, "nobody") == q.backlog(7, "a") == (None, 0, 0)
+
+
 def test_idle_tenants_are_forgotten() -> None:
     q = queue(max_items=10)
     for n in range(20_000):
@@ -181,7 +212,7 @@ OPERATIONS = st.lists(
             st.integers(0, 40),
             st.sampled_from([None, None, None, 5.0, 30.0]),
         ),
-        st.tuples(st.just("pop")),
+        st.tuples(st.just("pop"), st.sampled_from([0.0, 5.0, 15.0])),
         st.tuples(st.just("remove"), st.integers(0, 50)),
         st.tuples(st.just("expire"), st.integers(0, 20)),
         st.tuples(st.just("settle"), st.integers(0, 50), st.integers(0, 9)),
@@ -217,9 +248,9 @@ def test_any_order_of_operations_keeps_the_rules(operations: list[Any], floor: f
                 else:
                     assert waiting == before
                     finished.append(t)
-            case ("pop",):
-                shown = q.peek()
-                taken = q.pop()
+            case ("pop", moment):
+                shown = q.peek(moment)
+                taken = q.pop(moment)
                 assert taken is shown
                 if taken is None:
                     assert not waiting

@@ -1,0 +1,73 @@
+"""Whether one more call of a flow that waits could still be answered in time. Pure: told when turns came.
+
+How fast a flow gets turns follows from everything at once: the pool's speed, bands, shares, weights. So it is measured
+where it comes out: the mean time between two turns while the flow waited all along.
+
+A burst may wait until its deadlines. A standing queue may not: where everything admitted waits longer than its target,
+waiting only makes every answer late (the observation behind CoDel: Nichols, Jacobson 2012). So once calls have been
+late for as long as their deadline allows, newcomers are judged by the target, until none of them had to be refused for
+a target's length. Then what is admitted is answered in time, and what is not hears so at once. Calls that are late
+already are behind a newcomer: it is never refused while few that are in time wait, or nobody would be answered in time.
+"""
+
+__all__ = ["Backlog"]
+
+TURNS = 20
+PROBE = 20
+WEIGHT = 0.05
+FEW = 0.25  # of the target
+
+
+class Backlog:
+    """Of one flow. turn_s: mean seconds between two turns. One writer."""
+
+    __slots__ = ("_late_from", "_late_s", "_last_s", "_refused", "_strict_s", "turn_s", "turns")
+
+    def __init__(self) -> None:
+        self.turn_s = 0.0
+        self.turns = 0
+        self._last_s = 0.0
+        self._late_from = self._late_s = 0.0
+        self._strict_s = 0.0
+        self._refused = 0
+
+    def turn(self, now: float, waits: bool) -> None:
+        """The flow got a turn at `now`; waits: more of it wait."""
+        if self._last_s:
+            self.turns += 1
+            self.turn_s += max(WEIGHT, 1.0 / self.turns) * (now - self._last_s - self.turn_s)
+        self._last_s = now if waits else 0.0
+
+    def emptied(self) -> None:
+        """Nothing waits any more: the time until the next turn says nothing."""
+        self._last_s = 0.0
+
+    def late(self, now: float, target_s: float) -> None:
+        """A call was found to be late. target_s: how long a call may take to be in time."""
+        if now - self._late_s > target_s:
+            self._late_from = now
+        self._late_s = now
+
+    def refuses(
+        self, waiting: int, now: float, *, behind: int = 0, target_s: float, left_s: float, quick_s: float
+    ) -> float:
+        """Seconds until `waiting` others had their turns, if a newcomer should be refused for that, else 0.0.
+
+        behind: those of the others that are late already; target_s, left_s: from now to the newcomer's target and to
+        its deadline; quick_s: what it takes at least once it runs.
+        One in PROBE that should be refused is admitted all the same.
+        """
+        if self.turns < TURNS or not waiting:
+            return 0.0
+        wait_s = waiting * max(self.turn_s, (now - self._last_s) / waiting if self._last_s else 0.0)
+        ahead_s = wait_s * (waiting - behind) / waiting
+        over = wait_s + quick_s > left_s and (not behind or ahead_s > FEW * target_s)
+        if not over and ahead_s + quick_s > target_s:
+            standing = now - self._late_s <= target_s and now - self._late_from >= left_s
+            over = standing or now - self._strict_s <= target_s
+            if over:
+                self._strict_s = now
+        if not over:
+            return 0.0
+        self._refused += 1
+        return wait_s if self._refused % PROBE else 0.0

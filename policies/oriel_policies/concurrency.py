@@ -1,0 +1,253 @@
+"""How many calls a pool should hold at once, learned from their latency. Pure: told what ended, says how many may run.
+
+What a pool holds beyond what it can work on only waits there, where nobody can reorder it any more. Latency tells:
+
+* By Little's law (1961) a full pool of limit L and mean latency W answers L / W calls a second. The gradient of latency
+  over the limit is therefore all there is to know: 0 (W stays while L grows) is free room, 1 (W grows as L does) is
+  waiting. TCP Vegas (Brakmo, Peterson 1995) and Netflix's concurrency-limits (Gradient2) read it off one unloaded
+  latency. A server that batches has none: its latency grows with the batch *and* so does what it answers. So two
+  limits are compared directly, one after the other, by L / W.
+* The limits tried are a ladder of steps of about the square root of two. Wanted is the lowest rung that gives KEEP of
+  the best.
+
+A *window* is so many calls, all of them begun while the limit stood and calls of the limit before had left. It counts
+only if the pool was full all the time; a pool with free permits learns nothing and keeps its limit. The search halves
+first and then doubles, or halves on, whichever pays. From then on windows at the base alternate with windows at a rung
+beside it, rarer and rarer while nothing is found. What the base window says of the pool's mood (another mix of calls,
+a neighbour on the machine) scales everything known, so that rungs are compared with each other and not with yesterday;
+how much it scatters is the doubt in which the lower rung is preferred. Higher limits are not tried at the cost of the
+promises: only where the answers would still come within `most_s` if nothing were gained, or where the rung below has
+shown that there is room. And where a wait in the pool is no longer than HARMLESS_S, as before very quick servers,
+as many are held there as that allows: there is no order to lose, and fewer calls have to queue at all. Load reports
+(ORCA) say on which side to look; latencies decide, so a false report does no harm.
+"""
+
+from itertools import cycle
+from math import inf
+
+__all__ = ["LearnedLimit", "ladder"]
+
+KEEP = 0.98  # share of the best rate that is worth keeping with fewer calls in the pool
+CLIMB = 1.05  # a doubled limit has to bring so much
+FAST = 1.2  # a rung beside the base that brings so much is taken at once
+ROOM = 0.6  # of what free room would bring, and it is taken for that
+DOUBT = 0.02  # at most, taken off KEEP
+MOOD = 0.6  # a base whose rate falls to this share, or rises to its inverse, is searched anew
+WEIGHT = 0.3  # of the newest window in what is known of a rung
+ENOUGH = 2  # windows before a rung may become the base
+REST = 12  # base windows between two looks beside it, at most
+HARMLESS_S = 0.004
+LEAST_CALLS = 16
+LEAST_S = 0.05
+START = 8
+_OVER, _FIRST, _BELOW, _UP, _DOWN = range(5)
+
+
+def ladder(ceiling: int) -> tuple[int, ...]:
+    """The limits that are tried, ascending: 1 to `ceiling` in steps of about the square root of two."""
+    rungs = {min(ceiling, round(2.0 ** (half / 2.0))) for half in range(2 * ceiling.bit_length() + 1)}
+    return tuple(sorted(rungs | {ceiling}))
+
+
+class LearnedLimit:
+    """`limit` is between 1 and `ceiling`; read it after every call of a method. One writer.
+
+    most_s: how long answers may take for the sake of learning; a part of the tightest promise.
+    """
+
+    def __init__(self, ceiling: int, *, start: int = START, most_s: float = inf) -> None:
+        self._rungs = ladder(max(1, ceiling))
+        self._most_s = most_s
+        self._harmless_s = min(HARMLESS_S, most_s / 5.0)
+        self._base = max(index for index, rung in enumerate(self._rungs) if rung <= max(1, start))
+        self._tried = self._base
+        self._rates = [0.0] * len(self._rungs)
+        self._seen = [0] * len(self._rungs)
+        self._step = _FIRST  # of the search
+        self._doubt = 0.0
+        self._offsets = cycle((1, -1, 1, -1, 2, -1, 1, -2))
+        self._side = 0
+        self._rest = 1
+        self._rested = 0
+        self._mood = 1.0  # of the latest base window: its rate over what was known
+        self._moody = 0
+        self.limit = self._rungs[self._base]
+        self._from = 0.0
+        self._settling = True
+        self._count = self._good = 0
+        self._sum_s = 0.0
+        self._held_s = 0.0  # of the latest call
+
+    def __repr__(self) -> str:
+        return f"<LearnedLimit {self.limit} base={self._rungs[self._base]}>"
+
+    @property
+    def base(self) -> int:
+        """The limit that is held for good; `limit` differs from it while another one is tried."""
+        return self._rungs[self._base]
+
+    def calm(self) -> None:
+        """The pool had a free permit: what was being measured is void, and nothing is tried while nobody waits.
+
+        Before a quick server that happens again and again without end: then one rung more, as long as it is harmless.
+        """
+        if 0.0 < 2.0 * self._held_s <= self._harmless_s and self._base + 1 < len(self._rungs):
+            self._move(self._base + 1, self._from)
+        elif self._tried != self._base and not self._step:
+            self._try(self._base, self._from)
+        else:
+            self._begin(self._from)
+
+    def reported(self, side: int) -> None:
+        """A server says it has room (1), more than it can use (-1), or neither (0)."""
+        self._side = side
+
+    def ended(self, held_s: float, now: float, *, good: bool = True) -> bool:
+        """A call held its permit for `held_s` until `now`, while others waited. True if `limit` is another one now.
+
+        What was not good (turned away in there, given up) took room and counts as no answer.
+        """
+        self._held_s = held_s
+        began = now - held_s
+        if began < self._from:
+            return False
+        if self._settling:
+            # All that runs now began under this limit, beside calls that may not have: the next ones count.
+            self._settling = False
+            self._from = now
+            return False
+        self._count += 1
+        self._good += good
+        self._sum_s += held_s
+        if self._count < max(LEAST_CALLS, 2 * self.limit) or now - self._from < LEAST_S:
+            return False
+        before = self.limit
+        if self._good:
+            self._window(self.limit * self._good / max(self._sum_s, 1e-9), now)
+        else:
+            self._begin(now)
+        return self.limit != before
+
+    # Windows ---------------------------------------------------------------------------------------------------
+
+    def _begin(self, now: float) -> None:
+        self._from = now
+        self._settling = True
+        self._count = self._good = 0
+        self._sum_s = 0.0
+
+    def _try(self, index: int, now: float) -> None:
+        self._tried = index
+        self.limit = self._rungs[index]
+        self._begin(now)
+
+    def _move(self, index: int, now: float) -> None:
+        self._base = index
+        self._rest, self._rested = 1, 0
+        self._try(index, now)
+
+    def _window(self, rate: float, now: float) -> None:
+        if self._step:
+            self._search(rate, now)
+        elif self._tried == self._base:
+            self._held(rate, now)
+        else:
+            self._looked(rate, now)
+
+    def _search(self, rate: float, now: float) -> None:
+        tried, step = self._tried, self._step
+        best = max(self._rates)
+        self._rates[tried], self._seen[tried] = rate, ENOUGH
+        if step == _FIRST:
+            self._step = _BELOW if tried else _UP
+        elif step == _BELOW:
+            self._step = _UP if rate < KEEP * best else _DOWN
+        elif rate < (CLIMB if step == _UP else KEEP) * best:
+            self._step = _OVER
+        if self._step == _DOWN or (self._step == _UP and step == _UP):
+            self._base = tried
+        index = self._base + (2 if self._step == _UP else -2)
+        if self._step == _UP:
+            index = min(index, len(self._rungs) - 1)
+        elif self._base:
+            index = max(index, 0)
+        if self._step == _OVER or index < 0 or self._seen[index] or not self._worth(index):
+            self._step = _OVER
+            self._move(self._lowest(), now)
+        else:
+            self._try(index, now)
+
+    def _worth(self, index: int) -> bool:
+        """Whether a rung may be tried: it harms no promise, or there is room."""
+        rungs, rates, base = self._rungs, self._rates, self._base
+        if index <= base or not rates[base] or rungs[index] / rates[base] <= self._most_s:
+            return True
+        below = [(rungs[base] / rungs[i], rates[base] / rates[i]) for i in range(base) if rates[i]]
+        return any(brought >= 1.0 + ROOM * (more - 1.0) for more, brought in below)
+
+    def _held(self, rate: float, now: float) -> None:
+        known = self._rates[self._base] or rate
+        self._mood = rate / known
+        self._doubt += WEIGHT * (min(DOUBT, abs(self._mood - 1.0)) - self._doubt)
+        if not MOOD < self._mood < 1.0 / MOOD:
+            self._moody += 1
+            if self._moody < 2:
+                self._begin(now)
+            else:
+                self._restart(now)
+            return
+        self._moody = 0
+        change = 1.0 + WEIGHT * (self._mood - 1.0)
+        self._rates = [each * change for each in self._rates]
+        self._rates[self._base] = self._rates[self._base] or rate
+        self._seen[self._base] = max(self._seen[self._base], ENOUGH)
+        self._rested += 1
+        if self._rested < self._rest:
+            self._begin(now)
+            return
+        beside = self._base + (self._side or next(self._offsets))
+        self._side = 0
+        if 0 <= beside < len(self._rungs) and self._worth(beside):
+            self._rested = 0
+            self._try(beside, now)
+        else:
+            self._begin(now)
+
+    def _looked(self, rate: float, now: float) -> None:
+        tried, base = self._tried, self._base
+        rate /= self._mood  # in the mood in which all else is known
+        known = self._rates[tried]
+        self._rates[tried] = known + WEIGHT * (rate - known) if known else rate
+        self._seen[tried] += 1
+        if tried > base and rate > FAST * self._rates[base]:
+            self._seen[tried] = ENOUGH
+            self._side = 1
+            self._move(tried, now)
+            return
+        found = self._lowest()
+        if found != base:
+            self._move(found, now)
+        else:
+            self._rest = min(2 * self._rest, REST)
+            self._try(base, now)
+
+    def _restart(self, now: float) -> None:
+        """Forget all rungs and search from the base."""
+        self._rates = [0.0] * len(self._rungs)
+        self._seen = [0] * len(self._rungs)
+        self._step = _FIRST
+        self._moody = 0
+        self._move(self._base, now)
+
+    def _lowest(self) -> int:
+        """The lowest rung that gives KEEP of the best; the base keeps its place for a little less."""
+        known = [index for index, seen in enumerate(self._seen) if seen >= ENOUGH]
+        best = max([self._rates[index] for index in known], default=0.0)
+        enough = (KEEP - self._doubt) * best
+        lowest = next((index for index in known if self._rates[index] >= enough), self._base)
+        harmless = self._harmless_s * best
+        if harmless >= self._rungs[min(lowest + 1, len(self._rungs) - 1)]:
+            return max(index for index, rung in enumerate(self._rungs) if rung <= harmless)
+        if lowest > self._base and self._rates[self._base] >= enough - 0.02 * best:
+            return self._base
+        return lowest

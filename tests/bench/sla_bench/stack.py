@@ -1,0 +1,110 @@
+"""What is measured: a gateway before one inference server, both of the same model."""
+
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import onnx
+from inference_bench.contenders import Contender, oriel, triton
+from inference_bench.models import IR_VERSION, OPSET, Model
+from inference_bench.processes import free_port, serving
+from inference_bench.targets import http_target, is_listening
+from onnx import TensorProto, helper, numpy_helper
+
+__all__ = ["LAYERS", "MODEL", "SERVERS", "TENANTS", "Stack", "Tier", "started", "write_model"]
+
+WIDTH = 256
+SERVERS = {"oriel": oriel, "triton": triton}
+TENANTS = {"gold": "gold", "silver": "silver", "bronze": "bronze", "quiet": "silver", "noisy": "silver"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    band: int
+    target_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """url: of the model through the gateway; direct: at the server. Pids: of the two."""
+
+    url: str
+    direct: str
+    gateway_pid: int
+    server_pid: int
+
+
+def _graph(layers: int) -> onnx.GraphProto:
+    """Every row is spread over a fixed square matrix that goes through `layers` products: a row's work is its own."""
+    rng = np.random.default_rng(5)
+    weights = {"spread": rng.standard_normal((WIDTH, WIDTH), np.float32) * np.float32(0.1)}
+    nodes = [helper.make_node("Unsqueeze", ["x", "one"], ["wide"]), helper.make_node("Add", ["wide", "spread"], ["h0"])]
+    for index in range(layers):
+        weights[f"w{index}"] = rng.standard_normal((WIDTH, WIDTH), np.float32) * np.float32(WIDTH**-0.5)
+        nodes.append(helper.make_node("MatMul", [f"h{index}", f"w{index}"], [f"m{index}"]))
+        nodes.append(helper.make_node("Tanh", [f"m{index}"], [f"h{index + 1}"]))
+    nodes.append(helper.make_node("ReduceMean", [f"h{layers}"], ["y"], axes=[1], keepdims=0))
+    tensors = [numpy_helper.from_array(value, name) for name, value in weights.items()]
+    tensors.append(numpy_helper.from_array(np.array([1], np.int64), "one"))
+    return helper.make_graph(
+        nodes,
+        "work",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", WIDTH])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", WIDTH])],
+        tensors,
+    )
+
+
+LAYERS = 60
+MODEL = Model(name="work", datatype="FP32", dims=(WIDTH,), outputs=(WIDTH,), max_batch=4, graph=lambda: _graph(LAYERS))
+
+
+def write_model(path: Path, layers: int) -> Path:
+    """An ONNX file whose one row takes about as long as `layers` says."""
+    made = helper.make_model(_graph(layers), opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
+    onnx.checker.check_model(made)
+    onnx.save(made, str(path))
+    return path
+
+
+def _policies(folder: Path, port: int, tiers: dict[str, Tier]) -> Path:
+    lines = []
+    for name, tier in tiers.items():
+        lines += [f"[tiers.{name}]", f"band = {tier.band}", f"target_ms = {tier.target_ms}"]
+    for tenant, name in TENANTS.items():
+        digest = sha256(f"bench-{tenant}".encode()).hexdigest()
+        lines += [f"[tenants.{tenant}]", f'tier = "{name}"', f'models = ["*"]\nkeys = [{{ sha256 = "{digest}" }}]']
+    lines += ["[pools.p]", f'endpoints = ["127.0.0.1:{port}"]', '[[routes]]\nmodel = "*"\npool = "p"']
+    folder.mkdir()
+    (folder / "bench.toml").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def _accepts(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextmanager
+def started(server: str, file: Path, folder: Path, tiers: dict[str, Tier]) -> Iterator[Stack]:
+    """The server and a gateway with its default bounds before it."""
+    contender: Contender = SERVERS[server](folder, MODEL, file, 1)
+    direct = http_target(server, contender.http_port, contender.path, MODEL, binary=True)
+    print(f"starting {server} ...", file=sys.stderr, flush=True)
+    with serving(contender.command, contender.environment, lambda: is_listening(direct)) as server_pid:
+        port = free_port()
+        command = [sys.executable, "-m", "oriel_cli.main", "gateway"]
+        command += ["--policies", str(_policies(folder / "policies", contender.http_port, tiers))]
+        command += ["--http-port", str(port), "--grpc-port", str(free_port()), "--admin-port", str(free_port())]
+        with serving(command, {"OTEL_TRACES_SAMPLER_ARG": "0"}, lambda: _accepts(port)) as gateway_pid:
+            yield Stack(
+                url=f"http://127.0.0.1:{port}{contender.path}",
+                direct=f"http://127.0.0.1:{contender.http_port}{contender.path}",
+                gateway_pid=gateway_pid,
+                server_pid=server_pid,
+            )

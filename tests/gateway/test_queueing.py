@@ -1,0 +1,254 @@
+"""The queue on the whole path: what is refused as infeasible, what the pool holds, how long a stream may last."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2
+
+from oriel_gateway import pools
+from oriel_gateway.core import Gateway
+from oriel_gateway.errors import Outcome
+from oriel_gateway.pools import PoolGate
+from oriel_gateway.reports import side_of
+from oriel_gateway.targets import resolve
+from oriel_policies.backlog import Backlog
+from oriel_policies.documents import compile_documents
+
+from .stack import BRONZE, GOLD, Client, Seen, Upstream, documents, gateway, upstream
+from .test_ingress_grpc import Backend, headers, stack
+from .test_ingress_http import INFER, Gate, idle, settle
+
+WORK = "model:/v2/models/digits/infer"
+
+
+@pytest.fixture
+async def up() -> AsyncIterator[Upstream]:
+    async with upstream() as it:
+        yield it
+
+
+def written(files: dict[str, bytes], before: str, after: str) -> dict[str, bytes]:
+    text = files["all.toml"].decode()
+    assert before in text
+    return {"all.toml": text.replace(before, after).encode()}
+
+
+def seen_before(core: Gateway, work: str, seconds: float, *, fastest_s: float = 0.0) -> None:
+    """As if many small calls had taken so long."""
+    gate = core.pools["p"]
+    for size in (1, 4):
+        for _ in range(60):
+            gate._time(work, size, seconds)
+    if fastest_s:
+        gate._times[work].fastest_s = fastest_s
+
+
+async def test_a_deadline_that_no_call_ever_met_is_refused_before_the_body(up: Upstream) -> None:
+    async with gateway(documents([up.port])) as (port, core), Client(port) as client:
+        seen_before(core, WORK, 0.5)
+        assert (await client.ask(INFER, b"body", headers="x-request-timeout-ms: 600\r\n")).status == 200
+        core.pools["p"]._times[WORK].fastest_s = 0.5  # but for that one
+        client.writer.write(
+            b"POST /v2/models/digits/infer HTTP/1.1\r\nhost: x\r\nauthorization: Bearer key-gold\r\n"
+            b"x-request-timeout-ms: 100\r\ncontent-length: 5000\r\n\r\n"
+        )
+        reply = await client.reply()
+        assert reply.status == 504 and json.loads(reply.body)["reason"] == "deadline_too_short"
+        assert "retry-after" not in reply.headers and len(up.seen) == 1
+    async with gateway(documents([up.port])) as (port, core), Client(port) as client:
+        seen_before(core, WORK, 0.5, fastest_s=0.05)
+        reply = await client.ask(INFER, b"body", headers="x-request-timeout-ms: 100\r\n")
+        assert reply.status == 503 and json.loads(reply.body)["reason"] == "infeasible"
+        assert 1 <= int(reply.headers["retry-after"]) <= 60 and len(up.seen) == 1
+        assert core.stats.refused[Outcome.INFEASIBLE] == 1 and idle(core)
+
+
+async def test_a_call_that_would_wait_past_its_deadline_is_refused_at_once(up: Upstream) -> None:
+    gate = Gate()
+    up.answer = gate
+    async with gateway(documents([up.port], max_inflight=1)) as (port, core):
+        queue = core.pools["p"].admission.queue
+        async with Client(port) as a, Client(port) as b, Client(port) as c, Client(port) as d:
+            a.send(INFER, b"x")
+            await settle(lambda: len(gate.order) == 1)
+            b.send(INFER, b"x")
+            await settle(lambda: len(queue) == 1)
+            slow = Backlog()
+            slow.turn_s, slow.turns = 20.0, 100
+            queue._bands[0].flows["g"].backlog = slow
+            reply = await c.ask(INFER, b"x")
+            assert reply.status == 503 and json.loads(reply.body)["reason"] == "infeasible"
+            assert reply.headers["retry-after"] == "20" and len(queue) == 1
+            d.send(INFER, b"x", key=BRONZE)  # of whose turns nothing is known
+            await settle(lambda: len(queue) == 2)
+            for _ in range(3):
+                gate.go.release()
+            assert [(await each.reply()).status for each in (a, b, d)] == [200] * 3
+        assert idle(core)
+
+
+async def test_bytes_that_wait_are_bounded_and_a_higher_tier_displaces(up: Upstream) -> None:
+    gate = Gate()
+    up.answer = gate
+    files = written(documents([up.port], max_inflight=1), "max_queue = 100", "max_queue = 100\nmax_queue_bytes = 1000")
+    async with gateway(files) as (port, core):
+        async with Client(port) as a, Client(port) as b, Client(port) as c, Client(port) as d:
+            a.send(INFER, b"x")
+            await settle(lambda: len(gate.order) == 1)
+            b.send(INFER, bytes(700), key=BRONZE)
+            await settle(lambda: len(core.pools["p"].admission.queue) == 1)
+            full = await c.ask(INFER, bytes(700), key=BRONZE)
+            assert full.status == 503 and json.loads(full.body)["reason"] == "queue_full"
+            d.send(INFER, bytes(700), key=GOLD)
+            lost = await b.reply()
+            assert lost.status == 503 and json.loads(lost.body)["reason"] == "displaced"
+            gate.go.release()
+            gate.go.release()
+            assert (await a.reply()).status == (await d.reply()).status == 200
+        assert idle(core)
+
+
+async def test_an_upstream_is_asked_for_its_load_and_no_client_hears_of_it(up: Upstream) -> None:
+    async def answer(_: Seen) -> bytes:
+        return (
+            b"HTTP/1.1 200 OK\r\nendpoint-load-metrics: TEXT application_utilization=0.2\r\ncontent-length: 0\r\n\r\n"
+        )
+
+    up.answer = answer
+    async with gateway(documents([up.port])) as (port, core), Client(port) as client:
+        gate = core.pools["p"]
+        assert gate.learned is not None
+        gate.asks = True
+        for _ in range(2):
+            assert "endpoint-load-metrics" not in (await client.ask(INFER, b"x")).headers
+        assert [seen.get("endpoint-load-metrics-format") for seen in up.seen] == ["text", None]
+        assert gate.learned._side == 1
+
+
+def test_what_a_load_report_says() -> None:
+    assert side_of("TEXT application_utilization=1.3, named_metrics.queue_depth=0") == -1
+    assert side_of('JSON {"named_metrics": {"queue_depth": 0}}') == 1
+    assert side_of("TEXT named_metrics.queue_depth=12") == -1
+    assert side_of("TEXT cpu_utilization=0.9") == side_of("nonsense") == side_of("TEXT a=b") == 0
+
+
+@pytest.mark.parametrize("learn", [True, False])
+def test_what_waits_in_the_pool_is_unlearned(monkeypatch: pytest.MonkeyPatch, learn: bool) -> None:
+    """One server that answers a call every 10 ms, whatever it holds: two permits are plenty."""
+    text = documents([1], max_inflight=16)
+    snapshot = compile_documents(written(text, "max_queue", f"learn_concurrency = {str(learn).lower()}\nmax_queue"))
+    tenant = snapshot.tenants["g"]
+    target = resolve("POST", INFER, "", tenant, snapshot)
+    gate = PoolGate(snapshot.pools["p"])
+    now = 1000.0
+    monkeypatch.setattr(pools, "monotonic", lambda: now)
+    running: list[float] = []
+
+    class Waiting:
+        def admitted(self) -> None:
+            running.append(now)
+
+        def displaced(self) -> None:
+            raise AssertionError("there is room")
+
+    for _ in range(50):
+        gate.wait(Waiting(), tenant, target, received_s=now, deadline=now + 60.0, size_bytes=1)
+    gate.pump()
+    for _ in range(4000):
+        now += 0.01
+        began = running.pop(0)
+        gate.wait(Waiting(), tenant, target, received_s=now, deadline=now + 60.0, size_bytes=1)
+        gate.leave(target, tenant, None, now - began, -1, size_bytes=1, good=True)
+    assert gate.admission.limit == gate.admission.inflight == len(running)
+    if learn:
+        assert gate.learned is not None and gate.learned.base <= 3
+    else:
+        assert gate.admission.limit == 16
+
+
+TIER = "band = 0\ntarget_ms = 2000"
+
+
+@pytest.mark.parametrize("rule", ["stream_idle_ms = 40", "stream_idle_ms = 30\nstream_max_ms = 60"])
+async def test_a_stream_ends_as_its_tier_says(up: Upstream, rule: str) -> None:
+    """The first falls silent; the second talks on."""
+    talks = "stream_max_ms" in rule
+    stop, stopped = asyncio.Event(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nfirst\r\n")
+        while talks and not stop.is_set():
+            writer.write(b"1\r\nx\r\n")
+            await asyncio.sleep(0.01)
+        await stop.wait()
+        writer.close()
+        stopped.set()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with gateway(written(documents([port]), TIER, f"{TIER}\n{rule}")) as (gateway_port, core):
+        async with Client(gateway_port) as client:
+            client.send(INFER, b"")
+            async with asyncio.timeout(10):
+                await client.reader.readuntil(b"first")
+                try:
+                    await client.reader.read(-1)  # until the gateway cuts it
+                except ConnectionError:
+                    pass
+        assert idle(core)
+        assert [outcome for _, _, outcome, _ in core.stats.series] == [Outcome.DEADLINE_EXCEEDED]
+        stop.set()
+        await stopped.wait()
+    server.close()
+
+
+class Silent(Backend):
+    """A stream that says one thing and then nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.silence = asyncio.Event()
+
+    async def stream(self, messages: AsyncIterator[bytes], context: object) -> AsyncIterator[bytes]:
+        async for message in super().stream(messages, context):
+            yield message
+            await self.silence.wait()
+
+
+async def test_a_silent_grpc_stream_ends_as_its_tier_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Silent()
+    async with stack(backend) as (address, core):
+        tier = core.snapshot.tiers["gold"]
+        object.__setattr__(tier, "stream_idle_s", 0.05)
+        request = service_pb2.ModelInferRequest(model_name="digits").SerializeToString()
+        async with grpc.aio.insecure_channel(address) as channel:
+            call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer", None, None)(
+                metadata=tuple(headers(GOLD).items())
+            )
+            await call.write(request)
+            assert await call.read()
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await call.read()
+        assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await settle(lambda: core.pools["p"].admission.inflight == 0 and not len(core._wheel))
+
+
+async def test_grpc_is_judged_by_the_same_rules() -> None:
+    backend = Backend()
+    async with stack(backend) as (address, core):
+        seen_before(core, "model:digits/ModelInfer", 0.5)
+        request = service_pb2.ModelInferRequest(model_name="digits").SerializeToString()
+        async with grpc.aio.insecure_channel(address) as channel:
+            infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", None, None)
+            metadata = tuple(headers(GOLD).items())
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await infer(request, timeout=0.2, metadata=metadata)
+            assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED and not backend.seen
+            assert ("x-oriel-reason", "deadline_too_short") in tuple(raised.value.trailing_metadata() or ())
+            core.pools["p"].asks = True
+            await infer(request, timeout=5.0, metadata=metadata)
+            assert backend.seen[0][2]["endpoint-load-metrics-format"] == "text"

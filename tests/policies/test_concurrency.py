@@ -1,0 +1,135 @@
+"""The learned limit: against simulated servers in virtual time, and whatever it is told, it stays within its bounds."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oriel_policies.concurrency import LearnedLimit, ladder
+
+from .pool_sim import Batches, Rate, Server, run
+
+CEILING = 32
+SERVERS = [
+    Rate(slots=1, service_s=0.020),
+    Rate(slots=5, service_s=0.020),
+    Rate(slots=12, service_s=0.040),
+    Batches(fixed_s=0.020, row_s=0.002, most=8),
+    Batches(fixed_s=0.020, row_s=0.004, most=32),
+    Batches(fixed_s=0.0, row_s=0.010, most=16),
+]
+
+
+@pytest.mark.parametrize("server", SERVERS, ids=repr)
+def test_throughput_stays_near_the_best_fixed_limit_and_little_waits_in_the_server(server: Server) -> None:
+    limits = sorted({*ladder(CEILING), *range(1, 13), 24})
+    best = max((run(server, limit, seconds=30.0) for limit in limits), key=lambda each: each.per_s)
+    runs = [run(server, LearnedLimit(CEILING), seconds=60.0, skip_s=20.0, seed=seed) for seed in range(2)]
+    assert sum(each.per_s for each in runs) / len(runs) >= 0.95 * best.per_s
+    all_in = run(server, CEILING, seconds=8.0)
+    for each in runs:
+        # As many as a fixed limit needs for nearly the same, and a rung of the ladder more; or it is all worth it.
+        enough = min(
+            (r.limit for r in (run(server, n, seconds=8.0) for n in limits) if r.per_s >= 0.99 * best.per_s),
+        )
+        assert each.limit <= 2.0 * enough + 2.0
+        assert each.waiting <= all_in.waiting
+
+
+def test_a_pool_that_grows_and_shrinks_is_followed() -> None:
+    limit = LearnedLimit(CEILING)
+    run(Rate(slots=2, service_s=0.02), limit, seconds=20.0)
+    assert limit.base <= 6
+    grown = run(Rate(slots=16, service_s=0.02), limit, seconds=40.0, skip_s=20.0, start_s=20.0)
+    assert grown.per_s >= 0.9 * 16 / 0.0205
+    run(Rate(slots=2, service_s=0.02), limit, seconds=60.0, start_s=60.0)
+    assert limit.base <= 8
+
+
+def test_a_report_chooses_the_side_and_latency_decides() -> None:
+    server = Rate(slots=4, service_s=0.02)
+    limit = LearnedLimit(CEILING)
+    now = 20.0
+    run(server, limit, seconds=now)
+    for lie in (1, -1):
+        for _ in range(20):
+            limit.reported(lie)
+            now += 3.0
+            told = run(server, limit, seconds=3.0, skip_s=1.0, start_s=now)
+        assert told.per_s >= 0.75 * 4 / 0.0205
+        assert limit.base <= 11
+
+
+def test_a_pool_with_free_permits_learns_nothing() -> None:
+    limit = LearnedLimit(CEILING)
+    now = 1.0
+    for number in range(2000):
+        now += 0.01
+        if number % 10 == 0:
+            limit.calm()
+        assert not limit.ended(0.005, now)
+    assert limit.limit == limit.base == 8
+
+
+def test_before_a_quick_server_as_many_are_held_as_wait_a_few_milliseconds() -> None:
+    limit = LearnedLimit(64)
+    found = run(Rate(slots=1, service_s=0.00005), limit, seconds=2.0)
+    assert limit.base == 32 and found.waiting / found.per_s <= 0.004
+    limit = LearnedLimit(64, most_s=0.0005)
+    run(Rate(slots=1, service_s=0.00005), limit, seconds=2.0)
+    assert limit.base <= 16
+
+
+def test_a_quick_pool_that_is_full_only_for_moments_gets_more_permits() -> None:
+    limit, now = LearnedLimit(64), 1.0
+    for held_s, rungs in ((0.01, 8), (0.0005, 64)):
+        for _ in range(20):
+            for _ in range(8):
+                now += 0.0001
+                limit.ended(held_s, now)
+            limit.calm()
+        assert limit.limit == rungs
+
+
+def test_where_nothing_is_answered_well_nothing_is_concluded() -> None:
+    limit = LearnedLimit(CEILING)
+    now = 1.0
+    for _ in range(3000):
+        now += 0.001
+        assert not limit.ended(0.0005, now, good=False)
+
+
+def test_the_ladder_rises_in_steps_to_the_ceiling() -> None:
+    for ceiling in (1, 2, 7, 32, 1000):
+        rungs = ladder(ceiling)
+        assert rungs[0] == 1 and rungs[-1] == ceiling
+        assert all(low < high <= max(low + 1, 1.5 * low) for low, high in pairwise(rungs))
+
+
+TOLD = st.one_of(
+    st.tuples(st.just("ended"), st.floats(0.0, 2.0), st.booleans()),
+    st.tuples(st.just("many"), st.floats(0.0, 0.2), st.booleans()),
+    st.tuples(st.just("calm")),
+    st.tuples(st.just("reported"), st.sampled_from([-1, 0, 1])),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(TOLD, max_size=80), st.integers(1, 100))
+def test_whatever_it_is_told_it_stays_within_its_bounds(told: list[tuple[object, ...]], ceiling: int) -> None:
+    limit = LearnedLimit(ceiling)
+    now = 10.0
+    for what in told:
+        match what:
+            case ("ended" | "many" as how, float(held_s), bool(good)):
+                for _ in range(1 if how == "ended" else 60):
+                    now += 0.003
+                    before = limit.limit
+                    assert limit.ended(held_s, now, good=good) is (limit.limit != before)
+            case ("calm",):
+                limit.calm()
+                assert limit.limit in (limit.base, limit.limit)
+            case ("reported", int(side)):
+                limit.reported(side)
+        assert 1 <= limit.limit <= ceiling and 1 <= limit.base <= ceiling
