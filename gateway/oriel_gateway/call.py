@@ -23,7 +23,7 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.hedge import Hedge
 from oriel_gateway.limits import Grant
 from oriel_gateway.pools import PoolGate
-from oriel_gateway.recovery import ANSWERING, COLLECT, DONE, JOINED, QUEUED, SENDING, Recovery
+from oriel_gateway.recovery import ANSWERING, COLLECT, DONE, QUEUED, SENDING, Recovery
 from oriel_gateway.targets import Target
 from oriel_gateway.tracing import Mark, record_call
 from oriel_policies.documents import Tenant

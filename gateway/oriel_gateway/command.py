@@ -37,6 +37,8 @@ def _quota_file(chosen: Path | None) -> Path | None:
         return Path(state) / "quotas.db"
     home = os.environ.get("XDG_STATE_HOME")
     return (Path(home) if home else Path.home() / ".local" / "state") / "oriel" / "quotas.db"
+
+
 def _count(text: str) -> int:
     if not text.isdecimal() or len(text) > 15:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes")

@@ -10,11 +10,12 @@ from dataclasses import replace
 from hashlib import blake2b
 from time import monotonic
 
-from oriel_gateway.call import ANSWERING, DONE, Call
+from oriel_gateway.call import Call
 from oriel_gateway.core import Gateway
 from oriel_gateway.detached import DetachedCall
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.pools import PoolGate
+from oriel_gateway.recovery import ANSWERING, DONE
 from oriel_gateway.routing_state import KEPT_BYTES, SHADOWS
 from oriel_gateway.tracing import Mark
 from oriel_policies.documents import Route, Tenant

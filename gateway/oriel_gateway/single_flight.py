@@ -14,10 +14,11 @@ large ones, cookies) is for the founder alone: the rest go on their own, as they
 from hashlib import blake2b
 from time import monotonic
 
-from oriel_gateway.call import ANSWERING, COLLECT, DONE, JOINED, SENDING, Call
+from oriel_gateway.call import Call
 from oriel_gateway.cors import dressed
 from oriel_gateway.detached import DetachedCall
 from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.recovery import ANSWERING, COLLECT, DONE, JOINED, SENDING
 from oriel_gateway.routing_state import KEPT_BYTES, KeptAnswer
 from oriel_policies.flights import Flight
 from oriel_wire.h1 import ResponseHead
