@@ -21,6 +21,7 @@ from oriel_wire.orca import LOAD_FORMAT
 __all__ = ["GrpcCall", "GrpcUpstreams", "answer_metadata"]
 
 STREAM_MAX_S = 600.0
+_ASK_AGAIN_S = 0.01  # the meter knows by now how long a message has to wait
 _OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -69,6 +70,23 @@ class GrpcUpstreams:
         for channel in self._channels.values():
             await channel.close(None)
         self._channels.clear()
+
+
+class _Answer:
+    """What the limiter's ledger says about one message."""
+
+    __slots__ = ("heard",)
+
+    def __init__(self) -> None:
+        self.heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def granted(self) -> None:
+        if not self.heard.done():
+            self.heard.set_result(None)
+
+    def refuse(self, refused: Refused) -> None:
+        if not self.heard.done():
+            self.heard.set_exception(refused)
 
 
 class GrpcCall:
@@ -159,6 +177,24 @@ class GrpcCall:
         """Bytes that the limiter has not counted yet: an answer, a later message of a stream."""
         if self.grant is not None:
             self.grant.move(len(message), monotonic())
+
+    async def further(self, tenant: Tenant, target: Target, size_bytes: int) -> float:
+        """Count a later message of the stream: 0.0, or the seconds until its rate allows it. Raises Refused."""
+        got = self._gateway.limiter.further(tenant, target, size_bytes, monotonic())
+        if got is None or isinstance(got, float):
+            return got or 0.0
+        answer = _Answer()
+        got.waiter = answer
+        try:
+            await answer.heard
+        except Refused as refused:
+            if refused.outcome is not Outcome.RATE_LIMITED:
+                raise
+            return _ASK_AGAIN_S
+        finally:
+            if not got.ready:
+                got.settle(0, False, monotonic())
+        return 0.0
 
     def displaced(self) -> None:
         self._fail(

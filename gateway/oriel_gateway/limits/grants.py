@@ -41,6 +41,14 @@ class Limiter(Protocol):
         QUOTA_EXCEEDED with the true wait; then nothing was counted by any allowance.
         """
 
+    def further(self, tenant: Tenant, target: "Target", size_bytes: int, now: float) -> "Grant | float | None":
+        """Count a further message of a stream that holds a grant: one more request, of perhaps another model.
+
+        None: counted. A number: nothing was counted, it would be within its rate after so many seconds. A grant that is
+        not ready: its waiter will hear. The stream's one slot and its computing are those of its own grant. Raises
+        Refused QUOTA_EXCEEDED.
+        """
+
     async def close(self) -> None:
         """Save or give back what is held. Bounded in time."""
 

@@ -121,6 +121,40 @@ class MeteredLimiter:
             self._ask(grant, asked, amounts, now)
         return grant
 
+    def further(self, tenant: Tenant, target: Target, size_bytes: int, now: float) -> Grant | float | None:
+        """See `Limiter.further`."""
+        taken: list[Meter] = []
+        asked: list[Meter] = []
+        moved: list[Meter] = []
+        for allowance in target.allowances:
+            account = self._accounts.get((tenant.name, allowance.name))
+            if account is None or account.allowance is not allowance:
+                account = self._account(tenant.name, allowance, now)
+            for meter in account.meters:
+                counts = meter.bound.counts
+                if counts is Counts.BYTES:
+                    moved.append(meter)
+                if counts is not Counts.REQUESTS or meter.bound.slots:
+                    continue
+                wait_s = meter.take(1, now)
+                if wait_s == 0.0:
+                    taken.append(meter)
+                elif wait_s == ASK:
+                    asked.append(meter)
+                else:
+                    for other in taken:
+                        other.undo(1, now)
+                    if meter.bound.rate is not None:
+                        return wait_s
+                    raise refusal(meter, wait_s, now)
+        for meter in moved:
+            meter.charge(size_bytes, now)
+        if not asked:
+            return None
+        grant = Grant(self, taken, (1, 0, 0), "", tenant.name, target.route, now)
+        self._ask(grant, asked, (1, 0, 0), now)
+        return grant
+
     def learn(self, route: str, tenant: str, cost_us: int) -> None:
         """A call of a tenant with a quota of computing cost this much."""
         self._charges.learn(route, tenant, cost_us * 1e-6)
