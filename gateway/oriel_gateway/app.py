@@ -50,10 +50,14 @@ async def load(settings: Settings) -> Snapshot:
     return replace(snapshot, pools=pools)
 
 
-def _limiter(settings: Settings) -> Limiter:
+async def _limiter(settings: Settings) -> Limiter:
     """Raises StartFailed for a limiter that cannot be; one that does not answer is no reason not to start."""
     if settings.limiter == "embedded":
-        return EmbeddedLimiter(file=QuotaFile(settings.quota_file) if settings.quota_file is not None else None)
+        if settings.quota_file is None:
+            return EmbeddedLimiter()
+        file = QuotaFile(settings.quota_file)
+        await file.prepare()
+        return EmbeddedLimiter(file=file)
     parts = urlsplit(settings.limiter)
     if parts.scheme not in ("redis", "rediss") or not parts.hostname:
         raise StartFailed("the limiter is neither 'embedded' nor redis://HOST:PORT/DB: mend --limiter or ORIEL_LIMITER")
@@ -83,7 +87,8 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     grpc_socket = listen(settings.host, settings.grpc_port, "gateway gRPC")
     admin_socket = listen(settings.admin_host, settings.admin_port, "gateway admin")
     sink = open_sink("oriel-gateway")
-    gateway = Gateway(snapshot, limiter=_limiter(settings), sink=sink, sample_ratio=settings.trace_sample_ratio)
+    limiter = await _limiter(settings)
+    gateway = Gateway(snapshot, limiter=limiter, sink=sink, sample_ratio=settings.trace_sample_ratio)
     try:
         http: HttpServer = HttpServer(HttpLimits())
         await http.open(lambda: ClientConnection(http, gateway), http_socket)

@@ -189,7 +189,7 @@ class GrpcIngress(_GenericHandler):
             call.refuse(refused)
 
     async def _judge(self, caller: "_Caller", call: GrpcCall, message: bytes) -> bool:
-        """A further message of a stream: whether it may pass; if not, it has been held back for a while. Raises Refused.
+        """Whether a further message of a stream may pass; if not, it was held back for a while. Raises Refused.
 
         A stream outlives keys, tokens and documents: a revoked sender sends no further message. Nor may one stream be
         the way around the limits of requests, or of another model than its first.

@@ -9,11 +9,13 @@ from time import monotonic, time
 
 import pytest
 
+from oriel_gateway.app import _limiter
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter
 from oriel_gateway.limits.ledger import MemoryLedger, Question
 from oriel_gateway.limits.quota_file import QuotaFile
+from oriel_gateway.settings import Settings
 from oriel_gateway.targets import Target, resolve
 from oriel_policies.documents import Snapshot, Tenant, compile_documents
 from oriel_policies.ledger import Answer
@@ -288,6 +290,26 @@ async def test_quotas_survive_a_restart(tmp_path: Path) -> None:
     tomorrow = Desk(limits, file=QuotaFile(path), wall=lambda: NOON + 86400)
     assert '"requests-day";r=2;' in dict(tomorrow.take().headers(tomorrow.now))["ratelimit"]
     await tomorrow.limiter.close()
+
+
+async def test_a_quota_file_is_read_before_the_first_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a million counters take half a second, in which the first limited call used to hold up all others."""
+    path = tmp_path / "quotas.db"
+    settings = Settings(policies=tmp_path, quota_file=path)
+    await (await _limiter(settings)).close()
+    assert not path.exists(), "nothing has a quota yet"
+    await make_file(path)
+    limiter = await _limiter(settings)
+    monkeypatch.setattr(QuotaFile, "_read", None)
+    desk = Desk("limit = { requests_per_day = 3 }")
+    limiter.take(desk.tenant, desk.target(), 0, 1.0)
+    await limiter.close()
+
+
+async def make_file(path: Path) -> None:
+    desk = Desk("limit = { requests_per_day = 3 }", file=QuotaFile(path))
+    desk.take()
+    await desk.limiter.close()
 
 
 def _rows(path: Path) -> list[tuple[object, ...]]:
