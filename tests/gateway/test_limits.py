@@ -4,6 +4,7 @@ import asyncio
 import gc
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic, time
 
@@ -146,6 +147,29 @@ def test_computing_is_reserved_by_estimate_and_settled_by_charge() -> None:
     assert '"compute-day";r=8' in dict(desk.take().headers(desk.now))["ratelimit"]  # 100 - 10 - the estimate, 1 to 10
     desk.take().settle(95_000, True, desk.now)
     assert desk.refused().retry_after_s == 43200
+
+
+@pytest.mark.parametrize("period", ["day", "month"])
+def test_what_was_reserved_before_midnight_is_not_given_back_after_it(period: str) -> None:
+    """A hundred calls that had waited over midnight and were refused used to buy sixty more of the new day."""
+    clock = [100.0]
+    last = datetime(2026, 11, 30, 23, 59, 50, tzinfo=UTC).timestamp() - clock[0]
+    desk = Desk(
+        f"limit = {{ requests_per_{period} = 100, compute_ms_per_{period} = 10000 }}", wall=lambda: last + clock[0]
+    )
+    waiting = [desk.take() for _ in range(100)]
+    desk.now = clock[0] = 112.0
+    fresh = [desk.take() for _ in range(60)]
+    for grant in waiting:
+        grant.settle(0, False, desk.now)
+    for grant in fresh[:10]:
+        grant.settle(0, False, desk.now)
+    state = dict(desk.take().headers(desk.now))["ratelimit"]
+    assert f'"requests-{period}";r=49;' in state and f'"compute-{period}";r=9490;' in state
+    long = desk.take()
+    desk.now = clock[0] = 112.0 + 86400 * 40
+    long.settle(2_000_000, True, desk.now)  # what it cost beyond that is paid when it is known
+    assert f'"compute-{period}";r=6010;' in dict(desk.take().headers(desk.now))["ratelimit"]
 
 
 def test_a_reload_forgives_nothing_and_takes_new_numbers_at_once() -> None:

@@ -114,9 +114,12 @@ class Grant:
                 meter.leave(now - self._since, now)
             elif bound.period is not None:
                 if bound.counts is Counts.COMPUTE_US:
-                    meter.charge((cost_us if executed else 0) - self._amounts[Counts.COMPUTE_US], now)
-                elif not executed:
-                    meter.charge(-1, now)
+                    units = (cost_us if executed else 0) - self._amounts[Counts.COMPUTE_US]
+                else:
+                    units = 0 if executed else -1
+                # What was reserved of a window that is over is gone with it: the next one does not owe it.
+                if units > 0 or (units and meter.began(now) <= self._since):
+                    meter.charge(units, now)
         if executed and self._amounts[Counts.COMPUTE_US]:
             self._limiter.learn(self._route, self._tenant, cost_us)
 

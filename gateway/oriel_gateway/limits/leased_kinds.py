@@ -207,6 +207,11 @@ class LeasedQuota(LeasedMeter):
     def quiet(self, now: float) -> bool:
         return super().idle(now)
 
+    def began(self, now: float) -> float:
+        period = self.bound.period
+        assert period is not None
+        return 0.0 if self._ends_s is None else self._ends_s - self._clock.length(period, now)
+
     def left(self, now: float) -> tuple[float, float]:
         return max(0.0, self._left + self.balance), max(0.0, (self._ends_s or now) - now)
 
