@@ -182,6 +182,31 @@ def test_a_reload_forgives_nothing_and_takes_new_numbers_at_once() -> None:
     assert desk.refused().outcome is Outcome.CONCURRENCY_LIMITED
 
 
+@pytest.mark.parametrize(
+    "between", ["limit = { requests_per_s = 1000 }", 'limits = [{ model = "x", concurrency = 1 }]']
+)
+def test_a_bound_that_is_away_for_one_reload_forgives_nothing(between: str) -> None:
+    """A month's quota began anew when its line was commented out and put back."""
+    limits = "limit = { requests_per_s = 1000, burst = 10, concurrency = 2, requests_per_month = 3 }"
+    desk = Desk(limits)
+    for _ in range(2):
+        desk.take().settle(0, True, desk.now)
+    running = desk.take()
+    desk.load(between)
+    for _ in range(2):
+        meanwhile = desk.take()
+        if meanwhile is not None:
+            meanwhile.settle(0, True, desk.now)
+        desk.now += 1.0
+    desk.load(limits)
+    assert desk.refused().outcome is Outcome.QUOTA_EXCEEDED
+    desk.load(limits.replace("= 3 }", "= 9 }"))
+    desk.take()
+    assert desk.refused().outcome is Outcome.CONCURRENCY_LIMITED
+    running.settle(0, True, desk.now)
+    desk.take()
+
+
 def test_accounts_are_bounded_and_those_that_owe_are_kept_longest() -> None:
     desk = Desk("limit = { requests_per_s = 1, burst = 1 }", max_accounts=100)
     debtor = desk.tenant
