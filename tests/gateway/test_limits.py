@@ -183,7 +183,7 @@ def test_a_reload_forgives_nothing_and_takes_new_numbers_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "between", ["limit = { requests_per_s = 1000 }", 'limits = [{ model = "x", concurrency = 1 }]']
+    "between", ["limit = { requests_per_s = 1000, burst = 9 }", 'limits = [{ model = "x", concurrency = 1 }]']
 )
 def test_a_bound_that_is_away_for_one_reload_forgives_nothing(between: str) -> None:
     """A month's quota began anew when its line was commented out and put back."""

@@ -34,12 +34,18 @@ class _Plan:
 
 
 class _Account:
-    """An allowance of one tenant. Its meters outlive a reload of the documents, so that it forgives nothing."""
+    """An allowance of one tenant. Its meters outlive a reload of the documents, so that it forgives nothing.
 
-    __slots__ = ("allowance", "meters", "plan")
+    retired: those whose bounds the documents do not have just now; they may be back with the next.
+    """
 
-    def __init__(self, allowance: Allowance, plan: _Plan, meters: tuple[Meter, ...]) -> None:
+    __slots__ = ("allowance", "meters", "plan", "retired")
+
+    def __init__(
+        self, allowance: Allowance, plan: _Plan, meters: tuple[Meter, ...], retired: tuple[Meter, ...]
+    ) -> None:
         self.allowance = allowance
+        self.retired = retired
         self.plan = plan
         self.meters = meters
 
@@ -168,7 +174,7 @@ class MeteredLimiter:
     def _account(self, tenant: str, allowance: Allowance, now: float) -> _Account:
         key = (tenant, allowance.name)
         known = self._accounts.get(key)
-        old = {} if known is None else {meter.bound.name: meter for meter in known.meters}
+        old = {} if known is None else {meter.bound.name: meter for meter in (*known.retired, *known.meters)}
         a = allowance
         plan = _plan(
             (
@@ -178,12 +184,12 @@ class MeteredLimiter:
         )
         meters = []
         for bound in plan.bounds:
-            meter = old.get(bound.name) or self._make(tenant, bound)
+            meter = old.pop(bound.name, None) or self._make(tenant, bound)
             meter.bound = bound
             meters.append(meter)
         if known is None and len(self._accounts) >= min(_MANY, self._max_accounts):
             self._make_room(now)
-        account = self._accounts[key] = _Account(allowance, plan, tuple(meters))
+        account = self._accounts[key] = _Account(allowance, plan, tuple(meters), tuple(old.values()))
         return account
 
     def _make_room(self, now: float) -> None:
@@ -191,7 +197,7 @@ class MeteredLimiter:
         accounts = self._accounts
         for _ in range(min(_LOOKED_AT, len(accounts))):
             key, account = accounts.popitem(last=False)
-            if not all(self._idle(meter, now) for meter in account.meters):
+            if not all(self._idle(meter, now) for meter in (*account.meters, *account.retired)):
                 accounts[key] = account
         if len(accounts) >= self._max_accounts:
             accounts.popitem(last=False)
