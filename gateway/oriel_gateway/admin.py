@@ -12,6 +12,7 @@ from oriel_gateway.core import Gateway
 from oriel_gateway.documents import TokensReport
 from oriel_gateway.limits import SharedLimiter
 from oriel_gateway.limits.metrics import CourierCollector
+from oriel_gateway.routing_stats import RoutingCollector
 from oriel_gateway.stats import StatsCollector
 from oriel_wire.engine.control import health_routes
 
@@ -22,6 +23,7 @@ def admin_app(gateway: Gateway) -> Starlette:
     """`/health/live`, `/health/ready`, `/metrics`, `/queues`, `/policies`."""
     registry = CollectorRegistry()
     registry.register(StatsCollector(gateway.stats, lambda: gateway.pools))
+    registry.register(RoutingCollector(lambda: gateway.routing))
     registry.register(gateway.documents)
 
     def key_sets() -> list[dict[str, Any]]:

@@ -57,7 +57,9 @@ def small_answer(
     status: int, headers: list[tuple[str, str]], body: bytes, *, close: bool, head_only: bool = False
 ) -> bytes:
     """A whole JSON answer; only its head for an answer to HEAD."""
-    lines = [f"HTTP/1.1 {status} {reason_phrase(status)}", f"content-length: {len(body)}"]
+    lines = [f"HTTP/1.1 {status} {reason_phrase(status)}"]
+    if status != 204:
+        lines.append(f"content-length: {len(body)}")
     if body:
         lines.append("content-type: application/json")
     lines += [f"{name}: {value}" for name, value in headers]

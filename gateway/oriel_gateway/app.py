@@ -23,8 +23,9 @@ from oriel_policies.errors import BadDocument
 from oriel_wire.engine.control import serve_control
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer
-from oriel_wire.engine.process import listen
+from oriel_wire.engine.process import connection_places, listen
 from oriel_wire.engine.spans import open_sink
+from oriel_wire.engine.tls import Certificates
 from oriel_wire.errors import StartFailed
 
 __all__ = ["load", "serve"]
@@ -83,22 +84,32 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     except BadDocument as error:
         more = f" (and {len(error.others)} more: `oriel policies check` names them)" if error.others else ""
         raise StartFailed(f"the policies are not usable: {error}{more}") from error
+    certificates = _certificates(settings)
+    limits = HttpLimits(max_connections=connection_places(HttpLimits().max_connections))
     http_socket = listen(settings.host, settings.http_port, "gateway HTTP")
     grpc_socket = listen(settings.host, settings.grpc_port, "gateway gRPC")
     admin_socket = listen(settings.admin_host, settings.admin_port, "gateway admin")
     sink = open_sink("oriel-gateway")
     limiter = await _limiter(settings)
-    gateway = Gateway(snapshot, limiter=limiter, sink=sink, sample_ratio=settings.trace_sample_ratio)
+    gateway = Gateway(
+        snapshot,
+        limiter=limiter,
+        sink=sink,
+        sample_ratio=settings.trace_sample_ratio,
+        cache_bytes=settings.cache_bytes,
+    )
     try:
-        http: HttpServer = HttpServer(HttpLimits())
-        await http.open(lambda: ClientConnection(http, gateway), http_socket)
-        grpc = await serve_grpc(gateway, grpc_socket)
+        http: HttpServer = HttpServer(limits)
+        tls = certificates.context if certificates is not None else None
+        await http.open(lambda: ClientConnection(http, gateway), http_socket, tls=tls)
+        grpc = await serve_grpc(gateway, grpc_socket, certificates)
         # What exists now lives as long as the process: keep it out of every later collection.
         gc.collect()
         gc.freeze()
         _log.info(
-            "serving %d tenants on HTTP %s:%d and gRPC %s:%d",
+            "serving %d tenants on HTTP%s %s:%d and gRPC %s:%d",
             len(snapshot.tenants),
+            "S" if http.secure else "",
             settings.host,
             http.port,
             settings.host,
@@ -109,12 +120,23 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.ask)
         async with asyncio.TaskGroup() as group:
             group.create_task(serve_control(admin_app(gateway), admin_socket, control_stop))
-            watching = group.create_task(reloader.run())
+            watching = [group.create_task(reloader.run())]
+            if certificates is not None:
+                watching.append(group.create_task(certificates.watch()))
             await stop.wait()
-            watching.cancel()
+            for task in watching:
+                task.cancel()
             gateway.draining = True
             await asyncio.gather(http.drain(DRAIN_S), grpc.drain(DRAIN_S))
             control_stop.set()
     finally:
         await gateway.close()
         sink.close()
+
+
+def _certificates(settings: Settings) -> Certificates | None:
+    if settings.tls_cert is None and settings.tls_key is None:
+        return None
+    if settings.tls_cert is None or settings.tls_key is None:
+        raise StartFailed("a certificate goes with its key: pass both --tls-cert and --tls-key")
+    return Certificates(settings.tls_cert, settings.tls_key)

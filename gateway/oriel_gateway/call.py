@@ -2,6 +2,7 @@
 
     COLLECT   the body is coming in, on the pool's byte budget; a slow sender holds memory, never a permit
     QUEUED    the request is here and waits for a permit
+    JOINED    an equal call is being made, whose answer will be this one's as well (`single_flight`)
     SENDING   has a permit and an endpoint; a connection is being made, or the answer is awaited
     ANSWERING the upstream's head went to the client
     DONE
@@ -17,8 +18,10 @@ from typing import TYPE_CHECKING
 
 from oriel_gateway.answers import STATUS
 from oriel_gateway.core import Gateway
+from oriel_gateway.cors import dressed
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.limits import Grant
+from oriel_gateway.pools import PoolGate
 from oriel_gateway.targets import Target
 from oriel_gateway.tracing import Mark, record_call
 from oriel_policies.documents import Tenant
@@ -29,14 +32,23 @@ from oriel_wire.errors import UpstreamError, UpstreamHungUp, UpstreamUnreachable
 from oriel_wire.h1 import RequestHead, ResponseHead
 
 if TYPE_CHECKING:
+    from oriel_gateway.extras import Extras
     from oriel_gateway.ingress_http import ClientConnection
 
 __all__ = ["Call"]
 
-COLLECT, QUEUED, SENDING, ANSWERING, DONE = range(5)
-_STAGES = ("receiving the request", "waiting for a permit", "waiting for the upstream", "receiving the answer", "")
+COLLECT, QUEUED, JOINED, SENDING, ANSWERING, DONE = range(6)
+_STAGES = (
+    "receiving the request",
+    "waiting for a permit",
+    "waiting for the answer to an equal request",
+    "waiting for the upstream",
+    "receiving the answer",
+    "",
+)
 STREAM_IDLE_S = 60.0
 _SMALL = 64 * 1024
+_PIECE = 2 * 1024
 
 
 class Call:
@@ -51,7 +63,7 @@ class Call:
     permit_s = 0.0
     sent_s = 0.0
     response_s = 0.0
-    _pending: list[bytes] | None = None
+    _pending: list[bytes | bytearray] | None = None
     _pending_bytes = 0
     _held_bytes = 0  # of the pool's byte budget
     _close = False  # the answer that has begun ends its connection
@@ -65,6 +77,8 @@ class Call:
     _retried = False
     grant: Grant | None = None
     _collected = False  # the body is here, the limiter's answer is not
+    extras: "Extras | None" = None  # of a special route
+    stick = ""  # what chooses the endpoint, "" = whichever is least busy
 
     def __init__(
         self,
@@ -93,24 +107,46 @@ class Call:
         """The HTTP method."""
         return self.head.method
 
+    @property
+    def gateway(self) -> Gateway:
+        """The gateway it came to."""
+        return self._gateway
+
+    @property
+    def gate(self) -> PoolGate:
+        """The pool it goes to."""
+        return self._gate
+
     # The client's side -----------------------------------------------------------------------------------------
 
     def data(self, data: bytes) -> None:
         """Some bytes of the body."""
         size = len(data)
-        gate = self._gate
-        if self._pending is None:
-            self._pending = []
-        self._pending.append(data)
-        self._pending_bytes += size
-        if self._pending_bytes > gate.pool.max_body_bytes:
-            bound = gate.pool.max_body_bytes
-            self.refuse(Refused(Outcome.TOO_LARGE, f"the body is larger than {bound} bytes"))
-        elif not gate.hold(size, urgent=self.tenant.tier.band == self._gateway.top_band):
-            retry_after_s = gate.admission.retry_after_s()
-            self.refuse(Refused(Outcome.QUEUE_FULL, "too many bytes wait for this pool", retry_after_s=retry_after_s))
+        pending = self._pending
+        if pending is None:
+            pending = self._pending = []
+        if size >= _PIECE:
+            pending.append(data)
+        elif pending and isinstance(last := pending[-1], bytearray) and len(last) < _SMALL:
+            last += data  # an object per piece would weigh more than a small piece
         else:
+            pending.append(bytearray(data))
+        self._pending_bytes += size
+        bound = self._gate.pool.max_body_bytes
+        if self._pending_bytes > bound:
+            self.refuse(Refused(Outcome.TOO_LARGE, f"the body is larger than {bound} bytes"))
+        else:
+            self._hold(size)
+
+    def _hold(self, size: int) -> bool:
+        """Take bytes from the pool's budget; False: there are none, and the call is refused."""
+        gate = self._gate
+        if gate.hold(size, urgent=self.tenant.tier.band == self._gateway.top_band):
             self._held_bytes += size
+            return True
+        retry_after_s = gate.admission.retry_after_s()
+        self.refuse(Refused(Outcome.QUEUE_FULL, "too many bytes wait for this pool", retry_after_s=retry_after_s))
+        return False
 
     def whole(self, data: bytes) -> None:
         """The whole body at once."""
@@ -150,6 +186,33 @@ class Call:
                 return
             if self.head.chunked:
                 grant.move(self._pending_bytes, monotonic())
+        if self.extras is None or self.extras.before_queue(self):
+            self.enter()
+
+    @property
+    def body_bytes(self) -> int:
+        """How much of the body is here."""
+        return self._pending_bytes
+
+    def body(self) -> bytes:
+        """The whole body, while the call has not been sent."""
+        pending = self._pending
+        if not pending:
+            return b""
+        body = bytes(pending[0]) if len(pending) == 1 else b"".join(pending)
+        self._pending = [body]
+        return body
+
+    def hold_body(self) -> bool:
+        """Put the body on the byte budget if it came with the head; False: there are not enough bytes."""
+        size = self._pending_bytes - self._held_bytes
+        if size and not self._gate.hold(size, urgent=False):
+            return False
+        self._held_bytes = self._pending_bytes
+        return True
+
+    def enter(self) -> None:
+        """Take a permit or queue for one."""
         gate = self._gate
         self.queued_s = now = monotonic()
         if gate.admission.enter():
@@ -158,6 +221,8 @@ class Call:
             self._send(now)
             return
         self.state = QUEUED
+        if self._pending_bytes > self._held_bytes and not self._hold(self._pending_bytes):
+            return  # it came with its head, and is on the budget only now that it has to wait
         due = min(self.received_s + self.tenant.tier.target_s, self.deadline)
         try:
             self._ticket = gate.wait(self, self.tenant, self.target.route, due=due, size_bytes=self._pending_bytes)
@@ -190,7 +255,8 @@ class Call:
     # The upstream's side ---------------------------------------------------------------------------------------
 
     def _send(self, now: float) -> None:
-        endpoint = self._gate.pick(self._tried)
+        gate = self._gate
+        endpoint = gate.sticky.pick(gate.endpoints, self.stick, self._tried) if self.stick else gate.pick(self._tried)
         if endpoint is None:
             self.refuse(Refused(Outcome.UPSTREAM_UNREACHABLE, "no server of this pool can be reached", retry_after_s=1))
             return
@@ -218,12 +284,14 @@ class Call:
             tail += f"tracestate: {mark.state}\r\n"
         if head.chunked:  # it is all here now: its length is known
             tail += f"content-length: {self._pending_bytes}\r\n"
-        parts = [
+        if self.client.forwarded:
+            tail += self.client.forwarded
+        parts: list[bytes | bytearray] = [
             self.target.line,
             connection.endpoint.host_line,
             *head.forward,
             self._gateway.tenant_lines(self.tenant),
-            tail.encode("ascii"),
+            tail.encode("latin-1"),
         ]
         pending = self._pending
         if pending is None:
@@ -243,12 +311,14 @@ class Call:
 
     def response(self, head: ResponseHead, data: bytes, complete: bool) -> None:
         """The upstream's head, and the body bytes that came with it."""
+        if self.extras is not None:
+            self.extras.response(self, head, data)
         self.response_s = now = monotonic()
         self.state = ANSWERING
         self.status = head.status
         self.cost_us = head.cost_us
         client = self.client
-        lines = head.forward
+        lines = dressed(head.forward, client.cors) if client.cors else head.forward
         if (grant := self.grant) is not None:
             grant.move(len(data), now)
             lines.append(grant.lines(now))
@@ -300,6 +370,8 @@ class Call:
 
     def response_data(self, data: bytes, complete: bool) -> None:
         """More of the answer."""
+        if self.extras is not None:
+            self.extras.data(data)
         client = self.client
         if complete:
             self._connection = None
@@ -308,7 +380,9 @@ class Call:
         if self.grant is not None:
             self.grant.move(len(data), monotonic())
         if self._rechunk:
-            if data:
+            if len(data) > _SMALL:
+                client.transport.writelines((b"%x\r\n" % len(data), data, b"\r\n"))
+            elif data:
                 client.transport.write(chunk(data))
             if complete:
                 client.transport.write(LAST_CHUNK)
@@ -358,6 +432,20 @@ class Call:
             client.write_refusal(refused, self.mark, v2=self.target.kind != "service", queued_s=queued_s)
             client.answered(close=client.must_close)
 
+    def end_unsent(self, status: int) -> None:
+        """The call was answered without being made."""
+        self.status = status
+        self._end(Outcome.ANSWERED)
+
+    def _count(self, outcome: Outcome, now: float, error: str) -> None:
+        """Tell everybody who counts or records calls."""
+        gateway, tenant = self._gateway, self.tenant
+        seconds = now - self.received_s
+        on_time = outcome is Outcome.ANSWERED and self.status < 500 and seconds <= tenant.tier.target_s
+        gateway.stats.ended(self._gate.name, tenant.tier.name, outcome, self.status, seconds, on_time)
+        if self.mark.sampled and gateway.sink.enabled:
+            record_call(self, gateway.sink, now, error)
+
     def _end(self, outcome: Outcome, error: str = "") -> None:
         state = self.state
         if state == DONE:
@@ -368,13 +456,10 @@ class Call:
         gateway, gate, tenant = self._gateway, self._gate, self.tenant
         gateway.unwatch(self, self._slot)
         now = monotonic()
-        seconds = now - self.received_s
-        on_time = outcome is Outcome.ANSWERED and self.status < 500 and seconds <= tenant.tier.target_s
-        gateway.stats.ended(gate.name, tenant.tier.name, outcome, self.status, seconds, on_time)
-        if self.mark.sampled and gateway.sink.enabled:
-            record_call(self, gateway.sink, now, error)
+        self._count(outcome, now, error)
         if self._held_bytes:
             gate.release(self._held_bytes)
+            gateway.bodies.ended(self._held_bytes)
         ticket = self._ticket
         cost_s = 0.0
         if state >= SENDING:
@@ -391,3 +476,5 @@ class Call:
             self.grant.settle(int(cost_s * 1e6), executed, now)
         if ticket is not None:
             ticket.payload = None  # the queue may keep a dead ticket for a while, but not the body
+        if self.extras is not None:
+            self.extras.ended(self)

@@ -39,6 +39,12 @@ def _quota_file(chosen: Path | None) -> Path | None:
     return (Path(home) if home else Path.home() / ".local" / "state") / "oriel" / "quotas.db"
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or len(text) > 15:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes")
+    return int(text)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The gateway's flags."""
     parser.add_argument("--policies", type=Path, required=True, metavar="DIR", help="folder of policy documents (TOML)")
@@ -47,6 +53,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--grpc-port", type=int, default=8081, help="public gRPC (default %(default)s)")
     parser.add_argument("--admin-host", default="127.0.0.1", help="address of the admin port (default %(default)s)")
     parser.add_argument("--admin-port", type=int, default=8082, help="health, metrics, queues (default %(default)s)")
+    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate chain of both public ports, PEM")
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key, PEM; both are reloaded when they change")
+    parser.add_argument(
+        "--cache-bytes",
+        type=_count,
+        default=64 << 20,
+        metavar="N",
+        help="memory for kept answers of deterministic routes, 0: keep none (default %(default)s)",
+    )
     for flag, what in (("--endpoint", "HTTP"), ("--grpc-endpoint", "gRPC")):
         parser.add_argument(
             flag,
@@ -96,8 +111,11 @@ def run(args: argparse.Namespace) -> int:
         grpc_port=args.grpc_port,
         admin_host=args.admin_host,
         admin_port=args.admin_port,
+        tls_cert=args.tls_cert,
+        tls_key=args.tls_key,
         endpoints=_grouped(args.endpoint),
         grpc_endpoints=_grouped(args.grpc_endpoint),
+        cache_bytes=args.cache_bytes,
         trace_sample_ratio=_ratio(os.environ.get("OTEL_TRACES_SAMPLER_ARG", "")),
         quota_file=_quota_file(args.quota_file),
         limiter=args.limiter or os.environ.get("ORIEL_LIMITER") or "embedded",

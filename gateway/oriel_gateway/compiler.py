@@ -34,7 +34,7 @@ async def compile_folder(folder: Path) -> Snapshot:
     with out:
         try:
             # From a thread: asyncio forks on the loop, which stands still while a large process is copied.
-            child = await asyncio.to_thread(_start, folder, out)
+            child = await _started(folder, out)
         except OSError as error:
             raise BadDocument(folder.name, "", f"the compiler cannot be started: {error.strerror}") from error
         try:
@@ -60,6 +60,17 @@ def _unnamed_file() -> IO[bytes]:
         if not hasattr(os, "memfd_create"):
             raise
         return os.fdopen(os.memfd_create("oriel-policies"), "w+b")
+
+
+async def _started(folder: Path, out: IO[bytes]) -> "subprocess.Popen[bytes]":
+    starting = asyncio.ensure_future(asyncio.to_thread(_start, folder, out))
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        child = await starting  # the thread goes on: what it starts has to be ended
+        child.kill()
+        await asyncio.to_thread(child.communicate)
+        raise
 
 
 def _start(folder: Path, out: IO[bytes]) -> "subprocess.Popen[bytes]":

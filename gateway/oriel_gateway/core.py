@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,13 +12,17 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.identity import identify, still_valid
 from oriel_gateway.limits import Limiter
 from oriel_gateway.pools import PoolGate
+from oriel_gateway.routing_state import CACHE_BYTES, RoutingState
 from oriel_gateway.stats import Stats
-from oriel_gateway.targets import Target, resolve
+from oriel_gateway.targets import Kind, Target, absent, resolve, resolve_grpc
 from oriel_gateway.tracing import Mark, record_refusal
+from oriel_policies.answer_cache import AnswerCache
 from oriel_policies.deadlines import DeadlineWheel
 from oriel_policies.documents import ApiKey, Snapshot, Tenant
 from oriel_policies.documents.packed import decoded
+from oriel_policies.routing import RouteTable
 from oriel_wire.context import parse_timeout_ms, valid_request_id
+from oriel_wire.engine.large_messages import LargeMessages
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.h1 import Field, LineMemo
 from oriel_wire.trace import SpanSink, parse_traceparent, random_bits
@@ -31,6 +35,8 @@ __all__ = ["Expirable", "Gateway"]
 
 _TARGETS = 8192
 _RELEASED = 200  # remembered things let go per turn of the loop
+_BODY_BYTES = 64 * 1024  # smaller bodies leave no memory behind that is worth giving back
+_GIVE_BACK_S = 2.0
 
 
 class Expirable(Protocol):
@@ -43,17 +49,28 @@ class Expirable(Protocol):
 class Gateway:
     """The rooms before `forward`. Single writer: the loop it was built on."""
 
-    def __init__(self, snapshot: Snapshot, *, limiter: Limiter, sink: SpanSink, sample_ratio: float = 1.0) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        *,
+        limiter: Limiter,
+        sink: SpanSink,
+        sample_ratio: float = 1.0,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
         self.snapshot = snapshot
+        self.routes = RouteTable(snapshot.routes)
         self.limiter = limiter
         self.sink = sink
         self.sample_ratio = sample_ratio
         self.stats = Stats()
+        self.routing = RoutingState(cache=AnswerCache(max_bytes=cache_bytes))
         self.documents = DocumentsInForce()
         self.tokens: Tokens | None = None
         self.tokens_refused: dict[str, int] = {}
         self.key_sets: KeySets | None = None
         self.fronts: set[HttpServer] = set()  # who remembers credentials
+        self.bodies = LargeMessages(least_bytes=_BODY_BYTES, delay_s=_GIVE_BACK_S)
         self.pools = {name: PoolGate(pool) for name, pool in snapshot.pools.items()}
         self.left_pools: list[PoolGate] = []  # not in the documents any more, but calls are still on their way
         self.top_band = min((tier.band for tier in snapshot.tiers.values()), default=0)
@@ -86,6 +103,8 @@ class Gateway:
             pools[name] = gate
         self.left_pools += [gate for name, gate in self.pools.items() if name not in pools]
         self.snapshot, self.pools = snapshot, pools
+        self.routes = RouteTable(snapshot.routes)
+        self.routing.adopted()
         self.top_band = min((tier.band for tier in snapshot.tiers.values()), default=0)
         self._release(self._targets, self._old_targets, self._tenant_lines, *decoded(old))
         self._targets, self._old_targets, self._tenant_lines = {}, {}, {}
@@ -159,12 +178,34 @@ class Gateway:
         key = (tenant, line)
         found = self._targets.get(key)
         if found is None:
-            found = self._old_targets.get(key) or resolve(method, path, query, tenant, self.snapshot)
+            found = self._old_targets.get(key) or resolve(method, path, query, tenant, self.routes)
             if len(line) <= 256:
-                if len(self._targets) >= _TARGETS:
-                    self._old_targets, self._targets = self._targets, {}
-                self._targets[key] = found
+                self._remember(key, found)
         return found
+
+    def grpc_target(self, tenant: Tenant, method: str, kind: Kind, name: str, version: str) -> Target:
+        """The same for a gRPC method and the model that its message names. Raises Refused NOT_FOUND."""
+        line = f"{method} {name} {version}".encode("ascii")
+        key = (tenant, line)  # no HTTP request line looks like this
+        found = self._targets.get(key)
+        if found is None:
+            found = self._old_targets.get(key) or resolve_grpc(kind, name, version, method, tenant, self.routes)
+            if len(line) <= 256:
+                self._remember(key, found)
+        return found
+
+    def chosen(self, target: Target, header: Callable[[str], str | None], mark: Mark) -> Target:
+        """Of a target with choices, the one for a call with these headers and ids. Raises Refused NOT_FOUND."""
+        assert target.choices is not None
+        found = target.choices.pick(header, mark.request_id)
+        if found is None:
+            raise absent(target.kind, target.name)
+        return found
+
+    def _remember(self, key: tuple[Tenant, bytes], target: Target) -> None:
+        if len(self._targets) >= _TARGETS:
+            self._old_targets, self._targets = self._targets, {}
+        self._targets[key] = target
 
     def tenant_lines(self, tenant: Tenant) -> bytes:
         """The header lines by which the next hop knows tier, band and tenant."""
@@ -227,6 +268,7 @@ class Gateway:
 
     async def close(self) -> None:
         """Stop the clock and close idle upstream connections."""
+        self.routing.close()
         if self._ticking is not None:
             self._ticking.cancel()
         await self.limiter.close()

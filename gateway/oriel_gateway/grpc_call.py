@@ -10,6 +10,7 @@ from grpc import aio
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.limits import Grant
+from oriel_gateway.sticky import StickyChoice
 from oriel_gateway.targets import Target
 from oriel_gateway.tracing import Mark, record_call
 from oriel_policies.documents import Pool, Tenant
@@ -40,6 +41,8 @@ _DROPPED = INTERNAL | {
     "user-agent",
     "te",
     "content-type",
+    "forwarded",
+    "x-real-ip",
 }
 
 
@@ -50,11 +53,15 @@ class GrpcUpstreams:
         self._channels: dict[tuple[str, int], aio.Channel] = {}
         self._outstanding: dict[tuple[str, int], int] = {}
         self._turn = 0
+        self._sticky = StickyChoice[tuple[str, int]](lambda address: f"{address[0]}:{address[1]}")
 
-    def acquire(self, addresses: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], aio.Channel]:
-        """The channel with the least outstanding calls; give the address to `release`."""
+    def acquire(self, addresses: tuple[tuple[str, int], ...], stick: str = "") -> tuple[tuple[str, int], aio.Channel]:
+        """The channel with the least outstanding calls, or the one that `stick` chooses; give the address to
+        `release`."""
         self._turn += 1
-        address = addresses[least_outstanding([self._outstanding.get(a, 0) for a in addresses], self._turn)]
+        address = self._sticky.pick(addresses, stick) if stick else None
+        if address is None:
+            address = addresses[least_outstanding([self._outstanding.get(a, 0) for a in addresses], self._turn)]
         channel = self._channels.get(address)
         if channel is None:
             host = f"[{address[0]}]" if ":" in address[0] else address[0]
@@ -117,10 +124,15 @@ class GrpcCall:
         self.status = 0
         self.queued_s = self.permit_s = self.sent_s = 0.0
         self.refused: Refused | None = None
-        self._metadata = metadata
-        self._size_bytes = size_bytes
+        self.metadata = metadata
+        self.size_bytes = size_bytes
         self.grant = grant
         self.limits: tuple[tuple[str, str], ...] = ()  # `RateLimit` and its policy, for the answer
+        sticky = target.plan.sticky if target.special else ""
+        self.stick = metadata.get(sticky) or "" if sticky else ""
+        self.notes: tuple[tuple[str, str], ...] = ()  # for the answer's metadata
+        if target.side and "operator" in tenant.scopes:
+            self.notes = (("x-oriel-route", f"{target.plan.name}; side={target.side}"),)
         self._ticket: Ticket | None = None
         self._waiting: asyncio.Future[None] | None = None
         self._upstream: aio.Call | None = None
@@ -132,6 +144,11 @@ class GrpcCall:
         return self._method
 
     @property
+    def gateway(self) -> Gateway:
+        """The gateway it came to."""
+        return self._gateway
+
+    @property
     def infers(self) -> bool:
         """Whether its messages are `ModelInferRequest`s."""
         return self._method in ("ModelInfer", "ModelStreamInfer")
@@ -141,21 +158,25 @@ class GrpcCall:
         """What the documents say of the pool it goes to."""
         return self._gate.pool
 
+    async def let_through(self) -> None:
+        """Wait for the limiter's ledger, if the call depends on it. Raises Refused."""
+        if self.grant is not None and not self.grant.ready:
+            self._waiting = asyncio.get_running_loop().create_future()
+            self.grant.waiter = self
+            await self._waiting
+
     async def permit(self) -> None:
         """Wait for a permit. Raises Refused; cancelled, the place in the queue is free at once (by `end`)."""
         self.queued_s = monotonic()
         tier = self.tenant.tier
         due = min(self.received_s + tier.target_s, self.deadline)
-        if self.grant is not None and not self.grant.ready:
-            self._waiting = asyncio.get_running_loop().create_future()
-            self.grant.waiter = self
-            await self._waiting
+        await self.let_through()
         self._waiting = asyncio.get_running_loop().create_future()
         gate = self._gate
         if gate.admission.enter():
             self.admitted()
             return
-        self._ticket = gate.wait(self, self.tenant, self.target.route, due=due, size_bytes=self._size_bytes)
+        self._ticket = gate.wait(self, self.tenant, self.target.route, due=due, size_bytes=self.size_bytes)
         gate.pump()
         slot = self._gateway.watch(self, self.deadline, self.queued_s)
         try:
@@ -214,7 +235,7 @@ class GrpcCall:
 
     async def forward_unary(self, upstreams: GrpcUpstreams, method: str, message: bytes) -> bytes:
         """Send and wait for the answer. Raises AioRpcError as the upstream ended it."""
-        address, channel = upstreams.acquire(self._gate.pool.grpc_endpoints)
+        address, channel = upstreams.acquire(self._gate.pool.grpc_endpoints, self.stick)
         try:
             self.sent_s = now = monotonic()
             send = channel.unary_unary(method, None, None)
@@ -231,7 +252,7 @@ class GrpcCall:
         self, upstreams: GrpcUpstreams, method: str, messages: AsyncIterator[bytes]
     ) -> AsyncIterator[bytes]:
         """Both directions at once; the deadline bounds the first answer, then `STREAM_MAX_S` the whole."""
-        address, channel = upstreams.acquire(self._gate.pool.grpc_endpoints)
+        address, channel = upstreams.acquire(self._gate.pool.grpc_endpoints, self.stick)
         try:
             self.sent_s = now = monotonic()
             call = channel.stream_stream(method, None, None)(messages, timeout=STREAM_MAX_S, metadata=self._onward())
@@ -274,8 +295,11 @@ class GrpcCall:
         mark, tenant = self.mark, self.tenant
         onward = [
             (key, value)
-            for key, value in self._metadata.items()
-            if key not in _DROPPED and not key.startswith("grpc-") and key[:8].replace("_", "-") != "x-oriel-"
+            for key, value in self.metadata.items()
+            if key not in _DROPPED
+            and not key.startswith("grpc-")
+            and key[:8].replace("_", "-") != "x-oriel-"
+            and key[:12].replace("_", "-") != "x-forwarded-"
         ]
         onward += [
             ("x-request-id", mark.request_id),
@@ -292,8 +316,16 @@ class GrpcCall:
         """What every answer carries."""
         now = monotonic()
         queue_s = (self.permit_s or now) - self.queued_s if self.queued_s else 0.0
-        metadata = answer_metadata(self.mark, queue_s, now - self.sent_s if self.sent_s else 0.0)
-        return metadata + self.limits if self.limits else metadata
+        return answer_metadata(self.mark, queue_s, now - self.sent_s if self.sent_s else 0.0) + self.limits + self.notes
+
+    def _count(self, outcome: Outcome, now: float, error: str) -> None:
+        """Tell everybody who counts or records calls."""
+        gateway, tenant = self._gateway, self.tenant
+        seconds = now - self.received_s
+        on_time = outcome is Outcome.ANSWERED and seconds <= tenant.tier.target_s
+        gateway.stats.ended(self._gate.name, tenant.tier.name, outcome, self.status, seconds, on_time)
+        if self.mark.sampled and gateway.sink.enabled:
+            record_call(self, gateway.sink, now, error)
 
     def end(self, outcome: Outcome, error: str = "") -> None:
         """Give back the place or the permit, count, trace."""
@@ -302,7 +334,7 @@ class GrpcCall:
         self._ended = True
         self.outcome = outcome
         now = monotonic()
-        gateway, gate, tenant = self._gateway, self._gate, self.tenant
+        gate, tenant = self._gate, self.tenant
         waiting = self._waiting
         if waiting is not None and waiting.done() and not waiting.cancelled():
             with suppress(Refused):
@@ -311,11 +343,7 @@ class GrpcCall:
             gate.forget(self._ticket)
         if self._ticket is not None:
             self._ticket.payload = None
-        seconds = now - self.received_s
-        on_time = outcome is Outcome.ANSWERED and seconds <= tenant.tier.target_s
-        gateway.stats.ended(gate.name, tenant.tier.name, outcome, self.status, seconds, on_time)
-        if self.mark.sampled and gateway.sink.enabled:
-            record_call(self, gateway.sink, now, error)
+        self._count(outcome, now, error)
         cost_s = 0.0
         if self.permit_s:
             cost_s = gate.leave(self.target.route, tenant, self._ticket, now - self.permit_s, -1)

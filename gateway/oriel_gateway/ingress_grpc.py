@@ -18,9 +18,11 @@ from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.grpc_call import GrpcCall, GrpcUpstreams, answer_metadata
 from oriel_gateway.grpc_model import append_model, append_schedule, peek_model
-from oriel_gateway.targets import Target, valid_name, valid_version
+from oriel_gateway.grpc_special import GrpcSpecial
+from oriel_gateway.targets import absent, valid_name, valid_version
 from oriel_gateway.tracing import Mark
 from oriel_policies.documents import ApiKey, Tenant
+from oriel_wire.engine.tls import Certificates
 from oriel_wire.errors import BadMessage
 
 __all__ = ["GrpcLimits", "serve_grpc"]
@@ -70,10 +72,10 @@ class GrpcLimits:
     PACE_S = 1.0  # a message that is held back is judged again after this
 
 
-async def serve_grpc(gateway: Gateway, sock: socket.socket) -> "GrpcIngress":
-    """Listen where `sock` is bound; the socket is closed in favour of gRPC's own."""
+async def serve_grpc(gateway: Gateway, sock: socket.socket, certificates: Certificates | None = None) -> "GrpcIngress":
+    """Listen where `sock` is bound, over TLS with `certificates`; the socket is closed in favour of gRPC's own."""
     ingress = GrpcIngress(gateway)
-    await ingress.open(sock)
+    await ingress.open(sock, certificates)
     return ingress
 
 
@@ -83,10 +85,11 @@ class GrpcIngress(_GenericHandler):
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._upstreams = GrpcUpstreams()
+        self._special = GrpcSpecial(gateway, self._forward)
         self._server: aio.Server | None = None
         self.port = 0
 
-    async def open(self, sock: socket.socket) -> None:
+    async def open(self, sock: socket.socket, certificates: Certificates | None = None) -> None:
         host, port = sock.getsockname()[:2]
         sock.close()
         self._server = aio.server(
@@ -104,13 +107,17 @@ class GrpcIngress(_GenericHandler):
         )
         self._server.add_generic_rpc_handlers((self,))
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self.port = self._server.add_insecure_port(address)
+        if certificates is None:
+            self.port = self._server.add_insecure_port(address)
+        else:
+            self.port = self._server.add_secure_port(address, _credentials(certificates))
         await self._server.start()
 
     async def drain(self, grace_s: float) -> None:
         """Refuse new calls, let those in flight finish, close."""
         if self._server is not None:
             await self._server.stop(grace_s)
+        await self._special.close()
         await self._upstreams.close()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
@@ -148,16 +155,17 @@ class GrpcIngress(_GenericHandler):
                 first = await _first_message(caller, context)
                 self._identify(caller, method)  # again: the key may have been revoked while the message was awaited
                 call = self._begin(caller, method, first)
-                await call.permit()
-                path = f"/{SERVICE}/{method}"
                 if method == "ModelStreamInfer":
+                    await call.permit()
+                    path = f"/{SERVICE}/{method}"
                     messages = self._authorised_stream(caller, call, first, context)
                     async for answer in call.forward_stream(self._upstreams, path, messages):
                         call.moved(answer)
                         await context.write(answer)
                     context.set_trailing_metadata(call.answer_metadata())
                 else:
-                    answer = await call.forward_unary(self._upstreams, path, self._authorised(call, first))
+                    forward = self._special.unary if call.target.special else self._forward
+                    answer = await forward(call, first)
                     context.set_trailing_metadata(call.answer_metadata())
                     await context.write(answer)
             except Refused as refused:
@@ -175,6 +183,10 @@ class GrpcIngress(_GenericHandler):
                     call.end(Outcome.CLIENT_LEFT)  # nothing if it has ended before
 
         return handle
+
+    async def _forward(self, call: GrpcCall, message: bytes) -> bytes:
+        await call.permit()
+        return await call.forward_unary(self._upstreams, f"/{SERVICE}/{call.method}", self._authorised(call, message))
 
     async def _authorised_stream(
         self, caller: "_Caller", call: GrpcCall, first: bytes, context: "Context"
@@ -201,7 +213,7 @@ class GrpcIngress(_GenericHandler):
         if not tenant.allowances:
             call.moved(message)
             return True
-        target = self._target(tenant, "ModelStreamInfer", name, version)
+        target = gateway.grpc_target(tenant, "ModelStreamInfer", "model", name, version)
         wait_s = await call.further(tenant, target, len(message))
         if wait_s > 0.0:
             await asyncio.sleep(min(wait_s, GrpcLimits.PACE_S))
@@ -232,7 +244,13 @@ class GrpcIngress(_GenericHandler):
         assert tenant is not None
         model = method in _MODEL_METHODS or method == "ModelStreamInfer"
         name, version = self._authorise(tenant, message) if model else ("", "")
-        target = self._target(tenant, method, name, version)
+        target = gateway.grpc_target(tenant, method, "model" if model else "server", name, version)
+        if target.choices is not None:
+            target = gateway.chosen(target, caller.metadata.get, caller.mark)
+        if not gateway.pools[target.pool].pool.grpc_endpoints:
+            raise absent("model", name)
+        if target.side:
+            gateway.routing.took_side(target.plan.name, target.side)
         grant = gateway.limiter.take(tenant, target, len(message), monotonic()) if target.allowances else None
         return GrpcCall(
             gateway,
@@ -247,23 +265,6 @@ class GrpcIngress(_GenericHandler):
             grant,
         )
 
-    def _target(self, tenant: Tenant, method: str, name: str, version: str) -> Target:
-        gateway = self._gateway
-        model = method in _MODEL_METHODS or method == "ModelStreamInfer"
-        route = gateway.snapshot.route_for_model(name, version)
-        if route is None or not gateway.pools[route.pool].pool.grpc_endpoints:
-            raise Refused(Outcome.NOT_FOUND, f"there is no model {name!r} here for this key")
-        return Target(
-            kind="model" if model else "server",
-            name=name,
-            pool=route.pool,
-            plan=route,
-            line=b"",
-            route=f"model:{name}" if model else "server",
-            head_only=False,
-            allowances=tenant.allowances_for("model" if model else "server", name, route.name),
-        )
-
     def _authorise(self, tenant: Tenant, message: bytes) -> tuple[str, str]:
         """The model and version a message names, if this tenant may use it."""
         try:
@@ -273,20 +274,39 @@ class GrpcIngress(_GenericHandler):
         if not name and "operator" in tenant.scopes:
             return name, version
         if not valid_name(name) or not tenant.may_use_model(name) or (version and not valid_version(version)):
-            raise Refused(Outcome.NOT_FOUND, f"there is no model {name[:128]!r} here for this key")
+            raise absent("model", name)
         return name, version
 
     def _authorised(self, call: GrpcCall, message: bytes) -> bytes:
         """The message with what was authorised in force: the model, and the tier's priority where the pool maps it."""
         if call.target.kind != "model":
             return message
-        message = append_model(message, *peek_model(message))
+        name, version = peek_model(message)
+        if not version and name == call.target.name:
+            version = call.target.version  # the side of a split
+        message = append_model(message, name, version)
         priorities = call.pool.triton_priorities if call.infers else None
         if priorities and (priority := priorities.get(call.tenant.tier.name)) is not None:
             # A stream's deadline bounds its first answer only.
             left_s = None if call.method == "ModelStreamInfer" else call.deadline - monotonic()
             message = append_schedule(message, priority, left_s)
         return message
+
+
+def _credentials(certificates: Certificates) -> grpc.ServerCredentials:
+    """gRPC asks before each handshake, on a thread of its own; None keeps what it has."""
+    given = certificates.pem
+
+    def configuration() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal given
+        chain, key = pem = certificates.pem
+        if pem is given:
+            return None
+        given = pem
+        return grpc.ssl_server_certificate_configuration([(key, chain)])
+
+    first = grpc.ssl_server_certificate_configuration([(given[1], given[0])])
+    return grpc.dynamic_ssl_server_credentials(first, configuration)  # type: ignore[arg-type]
 
 
 @dataclass(slots=True)

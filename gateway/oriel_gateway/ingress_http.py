@@ -7,7 +7,10 @@ from typing import NamedTuple
 from oriel_gateway.answers import STATUS, refusal_bytes, small_answer
 from oriel_gateway.call import Call
 from oriel_gateway.core import Gateway
+from oriel_gateway.cors import answer_lines, is_preflight, preflight_lines
 from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.extras import attach
+from oriel_gateway.forwarded import forwarded_for
 from oriel_gateway.identity import still_valid
 from oriel_gateway.targets import Target
 from oriel_gateway.tracing import Mark
@@ -33,21 +36,29 @@ class _Judged(NamedTuple):
 
 
 class ClientConnection(ServerConnection):
-    """One public connection; at most one `call` at a time."""
+    """One public connection; at most one `call` at a time.
 
-    __slots__ = ("_judged", "_strikes", "call", "gateway")
+    address: the client's, as trusted proxies tell it; cors, forwarded: header lines of the request under way, for its
+    answer and for the next hop.
+    """
+
+    __slots__ = ("_judged", "_strikes", "address", "call", "cors", "forwarded", "gateway")
 
     def __init__(self, server: HttpServer, gateway: Gateway) -> None:
         super().__init__(server)
         self.gateway = gateway
         self.call: Call | None = None
         gateway.fronts.add(server)
+        self.address = ""
+        self.cors = b""
+        self.forwarded = ""
         self._strikes = 0
         self._judged: _Judged | None = None  # what the head in `_known` was found to be
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self.transport.set_write_buffer_limits(high=_WRITE_HIGH)
+        self.address = self.peer
 
     def forget_head(self) -> None:
         super().forget_head()
@@ -58,6 +69,9 @@ class ClientConnection(ServerConnection):
         received_s = monotonic()
         mark: Mark | None = None
         tenant: Tenant | None = None
+        http = gateway.snapshot.http
+        if (http.cors_origins or http.trusted_proxies or self.cors or self.forwarded) and self._fronted(head):
+            return
         try:
             if head is self._known and self._judged is not None and self._judged.snapshot is gateway.snapshot:
                 judged = self._judged
@@ -75,6 +89,8 @@ class ClientConnection(ServerConnection):
                 if self.authenticated(head):
                     self._judged = _Judged(gateway.snapshot, key, target)
             mark = gateway.mark(head.request_id, head.traceparent, head.tracestate)
+            if target.choices is not None:
+                target = gateway.chosen(target, head.get, mark)
             deadline = gateway.deadline(tenant, received_s, head.timeout)
             bound = gateway.pools[target.pool].pool.max_body_bytes
             if head.content_length is not None and head.content_length > bound:
@@ -85,9 +101,13 @@ class ClientConnection(ServerConnection):
         except Refused as refused:
             mark = mark or gateway.mark(head.request_id, head.traceparent, head.tracestate)
             gateway.turned_away(refused, mark, tenant, head.line.method, received_s)
-            self._strikes = self._strikes + 1 if refused.outcome is Outcome.UNAUTHENTICATED else 0
-            if self._strikes >= _MAX_STRIKES:
-                head.close = True
+            if refused.outcome is Outcome.UNAUTHENTICATED:
+                self._strikes += 1
+                self.unwanted(head)
+                if self._strikes >= _MAX_STRIKES:
+                    head.close = True
+            else:
+                self._strikes = 0
             self.write_refusal(refused, mark, v2=head.line.path.startswith("/v2"), queued_s=0.0)
             self.answered(close=False)
             return
@@ -96,8 +116,37 @@ class ClientConnection(ServerConnection):
             call.grant = grant
             if not grant.ready:
                 grant.waiter = call
+        if target.special:
+            attach(call)
         if head.expect_continue:
             self.continue_body()
+
+    def _fronted(self, head: RequestHead) -> bool:
+        """Who asks, as browsers and proxies tell it; True: it was a preflight and is answered."""
+        snapshot = self.gateway.snapshot
+        http = snapshot.http
+        self.address, self.forwarded = self.peer, ""
+        if http.trusted_proxies:
+            self.address, self.forwarded = forwarded_for(
+                head, self.peer, secure=self.server.secure, networks=http.trusted_proxies
+            )
+        self.cors = answer_lines(head, http.cors_origins) if http.cors_origins else b""
+        if not http.cors_origins or not is_preflight(head):
+            return False
+        allowed = self.cors.startswith(b"access-control-")
+        mark = self.gateway.mark(head.request_id, None, None)
+        headers = [*preflight_lines(allowed, snapshot), ("x-request-id", mark.request_id)]
+        headers += [("traceresponse", mark.traceresponse()), ("server-timing", _NOT_QUEUED)]
+        self._write(small_answer(204, headers, b"", close=self.must_close))
+        self.answered(close=False)
+        return True
+
+    def _write(self, answer: bytes) -> None:
+        """Write an answer of our own, with what pages may know of it."""
+        if self.cors:
+            status, _, rest = answer.partition(b"\r\n")
+            answer = b"\r\n".join((status, self.cors, rest))
+        self.transport.write(answer)
 
     def on_data(self, data: bytes) -> None:
         if self.call is not None:
@@ -127,7 +176,9 @@ class ClientConnection(ServerConnection):
         # Without a head nobody knows what was asked for; v2 clients are the ones that cannot read an object.
         v2 = head is None or head.line.path.startswith("/v2")
         refused = Refused(outcome, message)
-        self.transport.write(
+        http = self.gateway.snapshot.http
+        self.cors = answer_lines(head, http.cors_origins) if head is not None and http.cors_origins else b""
+        self._write(
             refusal_bytes(
                 refused,
                 status=status,
@@ -143,7 +194,7 @@ class ClientConnection(ServerConnection):
     def write_refusal(self, refused: Refused, mark: Mark, *, v2: bool, queued_s: float) -> None:
         """Write a whole error answer; `answered` is the caller's to call."""
         head = self.head
-        self.transport.write(
+        self._write(
             refusal_bytes(
                 refused,
                 status=STATUS[refused.outcome],
@@ -169,5 +220,5 @@ class ClientConnection(ServerConnection):
         ]
         if status == 503:
             headers.append(("retry-after", "1"))
-        self.transport.write(small_answer(status, headers, b"", close=self.must_close))
+        self._write(small_answer(status, headers, b"", close=self.must_close))
         self.answered(close=False)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.sticky import StickyChoice
 from oriel_policies.admission import Admission, Charges
 from oriel_policies.documents import Pool, Tenant
 from oriel_policies.picking import least_outstanding
@@ -37,6 +38,8 @@ class PoolGate:
         self.held_bytes = 0
         self._left: list[Endpoint] = []  # not in the documents any more
         self._turn = 0
+        self.sticky = StickyChoice[Endpoint](lambda endpoint: f"{endpoint.host}:{endpoint.port}")
+        self.shadows = 0  # copies that hold a permit or wait for one
 
     def adopt(self, pool: Pool) -> None:
         """The documents say something else of this pool: what waits and runs goes on, by the new bounds.
@@ -70,6 +73,11 @@ class PoolGate:
 
     def release(self, size_bytes: int) -> None:
         """Give bytes back to the budget."""
+        self.held_bytes -= size_bytes
+
+    def copy_done(self, size_bytes: int) -> None:
+        """A shadow copy is over: see `shadow.place_for_copy`."""
+        self.shadows -= 1
         self.held_bytes -= size_bytes
 
     def wait(self, waiter: Waiter, tenant: Tenant, route: str, *, due: float, size_bytes: int) -> Ticket:

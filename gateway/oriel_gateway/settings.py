@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from oriel_gateway.routing_state import CACHE_BYTES
+
 __all__ = ["Settings"]
 
 Addresses = Mapping[str, tuple[tuple[str, int], ...]]
@@ -15,6 +17,8 @@ class Settings:
 
     quota_file: where the embedded limiter keeps its quotas, None: nowhere. limiter: "embedded" or the URL of a Redis;
     limiter_replicas: gateways that share it, as long as it has not said how many there are.
+    tls_cert, tls_key: PEM files of both public ports, or neither; they are looked at each second.
+    cache_bytes: for kept answers of deterministic routes, 0 = keep none.
     """
 
     policies: Path
@@ -23,6 +27,8 @@ class Settings:
     grpc_port: int = 8081
     admin_host: str = "127.0.0.1"
     admin_port: int = 8082
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
     endpoints: Addresses = field(default_factory=dict)
     grpc_endpoints: Addresses = field(default_factory=dict)
     trace_sample_ratio: float = 1.0
@@ -30,3 +36,4 @@ class Settings:
     limiter: str = field(default="embedded", repr=False)
     limiter_password: str | None = field(default=None, repr=False)
     limiter_replicas: int = 1
+    cache_bytes: int = CACHE_BYTES

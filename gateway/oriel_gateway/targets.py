@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import unquote_to_bytes
 
+from oriel_gateway.choices import Choices, Make, first_target, side_name
 from oriel_gateway.errors import Outcome, Refused
-from oriel_policies.documents import Allowance, Route, Snapshot, Tenant
+from oriel_policies.documents import Allowance, Route, Split, Tenant
+from oriel_policies.routing import RouteTable
 
-__all__ = ["Kind", "Target", "resolve", "valid_name", "valid_version"]
+__all__ = ["Kind", "Target", "absent", "resolve", "resolve_grpc", "valid_name", "valid_version"]
 
 Kind = Literal["service", "model", "server"]
 
@@ -29,6 +31,7 @@ _OPERATOR = re.compile(
     r"|(?:system|cuda)sharedmemory(?:/region/[A-Za-z0-9_-][A-Za-z0-9._-]{0,127})?/(?:status|register|unregister))\Z"
 )
 _GET = frozenset({"GET", "HEAD"})
+_EXECUTING = frozenset({"infer", "generate", "generate_stream"})
 _VERBS = {
     None: _GET,
     "ready": _GET,
@@ -45,6 +48,10 @@ class Target:
     """One authorised thing to ask one pool for. line: the request line to send upstream; plan: what its route says.
 
     allowances: those of the tenant that count the call.
+    choices: not None when the call's headers or its id decide; then `choices.pick` gives the target to use.
+    side: of the split, "" without one; version: of the model, "" as the call asks.
+    executes: a call to it runs something; keepable: its answer may be kept where the route is deterministic.
+    special: a call needs `Extras`.
     """
 
     kind: Kind
@@ -54,7 +61,13 @@ class Target:
     line: bytes
     route: str
     head_only: bool
-    allowances: tuple[Allowance, ...]
+    allowances: tuple[Allowance, ...] = ()
+    choices: Choices | None = None
+    side: str = ""
+    version: str = ""
+    executes: bool = False
+    keepable: bool = False
+    special: bool = False
 
 
 def valid_name(name: str) -> bool:
@@ -67,52 +80,136 @@ def valid_version(version: str) -> bool:
     return _ONLY_VERSION.match(version) is not None
 
 
-def resolve(method: str, path: str, query: str, tenant: Tenant, snapshot: Snapshot) -> Target:
+def resolve(method: str, path: str, query: str, tenant: Tenant, routes: RouteTable) -> Target:
     """Raises Refused NOT_FOUND (also for what the tenant may not use) or METHOD_NOT_ALLOWED."""
     if "%" in path:
         try:
             path = unquote_to_bytes(path).decode("ascii")
         except UnicodeDecodeError:
-            raise _absent() from None
+            raise _nothing() from None
     kind: Kind = "model"
-    name, route = "", None
+    name, verb = "", None
+    found: tuple[Route, ...] = ()
+    match: re.Match[str] | None = None
     if match := _SERVICE.match(path):
         kind, name, allowed = "service", match["name"], frozenset({"GET", "POST"})
         if tenant.may_use_service(name):
-            route = snapshot.route_for_service(name)
-        absent = f"there is no service {name!r} here for this key"
+            found = routes.for_service(name)
+        missing = absent(kind, name)
     elif path == "/v2":
-        kind, allowed, absent = "server", _GET, "nothing is served here"
-        route = snapshot.route_for_model("")
+        kind, allowed, missing = "server", _GET, _nothing()
+        found = routes.for_model("")
     elif _OPERATOR.match(path):
-        kind, absent = "server", "nothing is served at this path"
+        kind, missing = "server", _nothing()
         allowed = frozenset({"GET", "POST"})
         if "operator" in tenant.scopes:
-            route = snapshot.route_for_model("")
+            found = routes.for_model("")
     elif (match := _MODEL.match(path)) and match["verb"] in _VERBS:
-        name, allowed = match["name"], _VERBS[match["verb"]]
+        name, verb, allowed = match["name"], match["verb"], _VERBS[match["verb"]]
         if tenant.may_use_model(name):
-            route = snapshot.route_for_model(name, match["version"] or "")
-        absent = f"there is no model {name!r} here for this key"
+            found = routes.for_model(name, match["version"] or "")
+        missing = absent(kind, name)
     else:
-        raise _absent()
-    if route is None:
-        raise Refused(Outcome.NOT_FOUND, absent)
+        raise _nothing()
+    if not found:
+        raise missing
     if method not in allowed:
         allow = ", ".join(sorted(allowed))
         raise Refused(Outcome.METHOD_NOT_ALLOWED, f"this path takes {allow}, not {method}", headers=(("allow", allow),))
-    target = f"{path}?{query}" if query else path
+    asked = match["version"] or "" if kind == "model" and match is not None else ""
+    executes = kind == "service" or verb in _EXECUTING
+    keepable = executes and method != "HEAD" and verb != "generate_stream"
+
+    def make(route: Route, side: Split | None) -> Target:
+        # A call that names a version gets it: only one that leaves the choice to us takes the side's.
+        version = side.version if side is not None and not asked else ""
+        where = f"/v2/models/{name}/versions/{version}{f'/{verb}' if verb else ''}" if version and name else path
+        target = f"{where}?{query}" if query else where
+        return _target(
+            tenant,
+            route,
+            side,
+            kind=kind,
+            name=name,
+            version=version,
+            line=f"{method} {target} HTTP/1.1".encode("ascii"),
+            head_only=method == "HEAD",
+            executes=executes,
+            keepable=keepable,
+        )
+
+    return _first(found, make, tenant, kind, name)
+
+
+def resolve_grpc(kind: Kind, name: str, version: str, method: str, tenant: Tenant, routes: RouteTable) -> Target:
+    """The same for a gRPC method; name: of a model this tenant may use, or "". Raises Refused NOT_FOUND."""
+    found = routes.for_model(name, version)
+    if not found:
+        raise absent(kind, name)
+
+    def make(route: Route, side: Split | None) -> Target:
+        return _target(
+            tenant,
+            route,
+            side,
+            kind=kind,
+            name=name,
+            version=side.version if side is not None and not version else "",
+            line=b"",
+            head_only=False,
+            executes=method in ("ModelInfer", "ModelStreamInfer"),
+            keepable=method == "ModelInfer",
+        )
+
+    return _first(found, make, tenant, kind, name)
+
+
+def _first(found: tuple[Route, ...], make: Make, tenant: Tenant, kind: Kind, name: str) -> Target:
+    target, choices = first_target(found, make, tenant.name)
+    if target is not None:
+        return target
+    route = found[0]
     return Target(
-        kind=kind,
-        name=name,
-        pool=route.pool,
-        plan=route,
-        line=f"{method} {target} HTTP/1.1".encode("ascii"),
-        route=f"{kind}:{name}" if name else kind,
-        head_only=method == "HEAD",
-        allowances=tenant.allowances_for(kind, name, route.name),
+        kind=kind, name=name, pool=route.pool, plan=route, line=b"", route="", head_only=False, choices=choices
     )
 
 
-def _absent() -> Refused:
+def _target(
+    tenant: Tenant,
+    route: Route,
+    side: Split | None,
+    *,
+    kind: Kind,
+    name: str,
+    version: str,
+    line: bytes,
+    head_only: bool,
+    executes: bool,
+    keepable: bool,
+) -> Target:
+    keepable = keepable and route.deterministic
+    shadowed = executes and bool(route.shadow_pool)
+    return Target(
+        kind=kind,
+        name=name,
+        pool=side.pool if side is not None else route.pool,
+        plan=route,
+        line=line,
+        route=f"{kind}:{name}" if name else kind,
+        head_only=head_only,
+        allowances=tenant.allowances_for(kind, name, route.name),
+        side=side_name(side),
+        version=version,
+        executes=executes,
+        keepable=keepable,
+        special=keepable or shadowed or side is not None or route.sticky not in ("", "stream"),
+    )
+
+
+def absent(kind: Kind, name: str) -> Refused:
+    """What is said of something this key cannot see, whether it is there or not."""
+    return Refused(Outcome.NOT_FOUND, f"there is no {kind} {name[:128]!r} here for this key")
+
+
+def _nothing() -> Refused:
     return Refused(Outcome.NOT_FOUND, "nothing is served at this path")

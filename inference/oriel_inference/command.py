@@ -212,7 +212,7 @@ def _level(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop; the process's exit code. Raises StartFailed."""
-    from oriel_inference.servers.large_messages import share_memory
+    from oriel_wire.engine.large_messages import share_memory
 
     share_memory()  # before imports begin threads
     from oriel_inference.app import serve

@@ -85,7 +85,8 @@ async def test_five_silent_batches_open_the_breaker_and_then_nobody_waits(caplog
         it.waits.clear()
         for _ in range(20):
             assert await it.admitted()
-        assert not limiter.courier.up and not it.waits and len(ledger.batches) == asked
+        # A second may have passed: then one of them has been a probe.
+        assert not limiter.courier.up and len(it.waits) <= len(ledger.batches) - asked <= 1
         assert caplog.text.count("does not answer") == 1
 
 

@@ -1,4 +1,4 @@
-"""Byte-level fuzzing of the v2 codecs: `make fuzz ARGS="--seconds 60"`.
+"""Byte-level fuzzing of the v2 codecs and of HTTP/1.1: `make fuzz ARGS="--seconds 60"`.
 
 Starts from the corpus, changes inputs at random, and keeps those that bring a refusal or a kind of message not seen
 before. What breaks a rule of `targets` is written into the corpus: mend the codec and leave the file there, the test
@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
+CODECS = ("http", "grpc", "config", "http1")
 MAX_POOL = 4000
 LATE_S = 10.0
 
@@ -105,7 +106,7 @@ def with_atheris(codec: str, words: list[str]) -> None:
     """libFuzzer's own flags follow `--`. Never returns."""
     import atheris
 
-    with atheris.instrument_imports(include=["oriel_wire.v2", "oriel_inference"]):
+    with atheris.instrument_imports(include=["oriel_wire", "oriel_inference"]):
         from targets import check
 
     # What only covers more is for this run; what breaks a rule goes into the corpus.
@@ -119,12 +120,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=None, help="of the random changes (printed)")
-    parser.add_argument("--codec", choices=("http", "grpc", "config"), action="append", help="repeatable; default all")
+    parser.add_argument("--codec", choices=CODECS, action="append", help="repeatable; default all")
     parser.add_argument("--atheris", action="store_true", help="search by coverage; one --codec")
     parser.add_argument("rest", nargs="*", help=argparse.SUPPRESS)
     args = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
-    codecs = args.codec or ["http", "grpc", "config"]
+    codecs = args.codec or list(CODECS)
     if args.atheris:
         with_atheris(codecs[0], args.rest)
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(2**32)

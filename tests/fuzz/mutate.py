@@ -35,6 +35,19 @@ _WORDS: dict[str, tuple[bytes, ...]] = {
         b'"onnxruntime"', b'"x"', b'"y"', b"true", b"-1", b"0", b"{", b"}", b"[", b"]", b"<", b">", b'"', b"\\", b"'",
         b"\xff", b"\x00", b"input {" * 70, b'"input":[', b'"dims":["1"]', b"nan", b"1e400", b"0x7fffffff", b"\n",
     ),
+    "http1": (
+        b"\r\n", b"\n", b"\r", b"\r\n\r\n", b" ", b"\t", b":", b";", b",", b"\x00", b"\x0b", b"\xff", b"0\r\n\r\n",
+        b"5\r\nabcde\r\n", b"Content-Length: 3\r\n", b"content-length: 0\r\n", b"Content-Length : 3\r\n",
+        b"Content_Length: 3\r\n", b"+3", b"-1", b"0x3", b"Transfer-Encoding: chunked\r\n",
+        b"transfer-encoding: identity\r\n", b"Transfer-Encoding:\x0bchunked\r\n", b"gzip, ", b"Host: x\r\n",
+        b"Host: a b\r\n", b"Connection: close\r\n", b"Connection: keep-alive, x-a\r\n",
+        b"Connection: content-length\r\n", b"Expect: 100-continue\r\n", b"Upgrade: h2c\r\n", b"TE: trailers\r\n",
+        b"Trailer: a\r\n", b"x-oriel-tier: gold\r\n", b"x_oriel_tier: g\r\n", b"X-Forwarded-For: 1.2.3.4\r\n",
+        b"Forwarded: for=x\r\n", b"x-api-key: k\r\n", b"authorization: Bearer k\r\n", b" folded\r\n",
+        b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n", b"POST ", b"OPTIONS * ", b"http://h/", b"HTTP/1.0", b"HTTP/1.1",
+        b"HTTP/2.0", b"/../", b"%00", b"%2F", b"a: " + b"b" * 300 + b"\r\n", b"a: b\r\n" * 25, b"x" * 4097,
+        b";ext=1", b"ffffffff\r\n", b"1000000000\r\n", b"trailer: 1\r\n",
+    ),
 }  # fmt: skip
 
 

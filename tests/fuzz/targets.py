@@ -1,4 +1,6 @@
-"""What must hold for every byte string given to the three v2 codecs. `check(codec, data)` raises Broken if it does not.
+"""What must hold for every byte string given to the three v2 codecs and to an HTTP/1.1 port.
+
+`check(codec, data)` raises Broken if it does not:
 
 1. A codec gives a message or a refusal (BadMessage, for configurations ConfigInvalid); nothing else escapes.
 2. A refusal is one printable sentence of at most 500 characters without paths and names of classes.
@@ -7,7 +9,8 @@
 5. A body that is recognised by its text is what the full decoder makes of it.
 
 Codecs: "http" (a line with Inference-Header-Content-Length, or an empty one, then the body), "grpc" (a message
-ModelInferRequest or -Response), "config" (a model configuration as text or JSON).
+ModelInferRequest or -Response), "config" (a model configuration as text or JSON), "http1" (what a client sends on one
+connection; its rules are in `http1`).
 """
 
 import random
@@ -32,6 +35,11 @@ from oriel_wire.v2.datatypes import DATATYPES
 from oriel_wire.v2.messages import InferRequest, InferResponse, Tensor
 from oriel_wire.v2.proto import v2_pb2
 from oriel_wire.v2.recognise import Templates
+
+if __package__:
+    from . import http1
+else:  # run as a script, from its own folder
+    import http1  # type: ignore[no-redef]
 
 __all__ = ["CODECS", "Broken", "check"]
 
@@ -263,7 +271,18 @@ def _config(data: bytes) -> None:
     metadata.encode_metadata(metadata.describe(config, ["1"]))
 
 
-CODECS: dict[str, Callable[[bytes], None]] = {"http": _http, "grpc": _grpc, "config": _config}
+# HTTP/1.1 -----------------------------------------------------------------------------------------------------------
+
+
+def _http1(data: bytes) -> None:
+    refusal, broken = http1.judge(data)
+    if broken:
+        raise Broken(broken)
+    if refusal:
+        raise BadMessage(refusal)
+
+
+CODECS: dict[str, Callable[[bytes], None]] = {"http": _http, "grpc": _grpc, "config": _config, "http1": _http1}
 
 
 # Rules --------------------------------------------------------------------------------------------------------------

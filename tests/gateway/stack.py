@@ -108,6 +108,7 @@ class Upstream:
                 self.seen.append(seen)
                 answering = asyncio.ensure_future(self.answer(seen))
                 leaving = asyncio.ensure_future(reader.read(1))
+                leaving.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may ask
                 await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
                 if not answering.done():
                     self.departures += 1
@@ -187,11 +188,13 @@ class Client:
         head = f"{method} {target} HTTP/1.1\r\nhost: x\r\n{auth}{headers}content-length: {len(body)}\r\n\r\n"
         self.writer.write(head.encode("latin-1") + body)
 
-    async def reply(self) -> Reply:
-        async with asyncio.timeout(10):
+    async def reply(self, timeout_s: float = 10.0) -> Reply:
+        async with asyncio.timeout(timeout_s):
             head = await self.reader.readuntil(b"\r\n\r\n")
             reply = Reply(head[:-4], b"")
-            if reply.headers.get("transfer-encoding") == "chunked":
+            if reply.status == 204:
+                pass
+            elif reply.headers.get("transfer-encoding") == "chunked":
                 while size := int((await self.reader.readuntil(b"\r\n"))[:-2], 16):
                     reply.body += await self.reader.readexactly(size)
                     await self.reader.readexactly(2)

@@ -20,7 +20,7 @@ from oriel_wire.engine.upstream import UpstreamConnection
 from oriel_wire.trace import ListSink
 
 from .stack import BRONZE, GOLD, Client, Seen, Upstream, documents, gateway, upstream
-from .test_ingress_http import INFER, idle, settle
+from .test_ingress_http import INFER, Gate, idle, settle
 
 HEAD = b"POST /v2/models/digits/infer HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\n"
 
@@ -276,3 +276,26 @@ async def test_a_new_connection_takes_the_place_of_an_idle_one(up: Upstream) -> 
             assert (await client.ask(INFER)).status == 200
         for stranger in strangers:
             stranger.writer.close()
+
+
+async def test_an_incomplete_head_makes_room_and_a_request_under_way_does_not(up: Upstream) -> None:
+    """Slow heads used to hold every place until their time was over."""
+    gate = Gate()
+    up.answer = gate
+    async with gateway(documents([up.port]), limits=HttpLimits(max_connections=3)) as (port, core):
+        busy = await Client(port).__aenter__()
+        busy.send(INFER)
+        await settle(lambda: len(gate.order) == 1)
+        slow = [await Client(port).__aenter__() for _ in range(2)]
+        for client in slow:
+            client.writer.write(b"GET /v2 HT")
+            await client.writer.drain()
+        await settle(lambda: len(core_connections(core)) == 3 and sum(not c.idle for c in core_connections(core)) == 3)
+        async with Client(port) as late:
+            late.send(INFER)
+            await settle(lambda: len(gate.order) == 2)
+            gate.go.release()
+            gate.go.release()
+            assert (await busy.reply()).status == (await late.reply()).status == 200
+        for client in (busy, *slow):
+            client.writer.close()

@@ -128,13 +128,15 @@ async def test_tritonclient_infers_through_the_gateway() -> None:
                 "x-request-id": "abc",
                 "x-mine": "1",
                 "x-oriel-tier": "forged",
+                "x-forwarded-for": "1.2.3.4",
+                "forwarded": "for=1.2.3.4",
                 "endpoint-load-metrics-format": "text",
             },
         )
         assert result.get_response().model_name == "digits" and result.get_response().id == "7"
         _, request, metadata, remaining_s = backend.seen[0]
         assert request.raw_input_contents == [np.array([1, 2], np.float32).tobytes()]
-        assert "endpoint-load-metrics-format" not in metadata
+        assert not {"endpoint-load-metrics-format", "x-forwarded-for", "forwarded"} & set(metadata)
         assert "authorization" not in metadata and metadata["x-mine"] == "1" and metadata["x-request-id"] == "abc"
         assert metadata["x-oriel-tier"] == "gold" and metadata["x-oriel-priority"] == "0"
         assert metadata["x-oriel-tenant"] == "g"

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +21,7 @@ from oriel_gateway.settings import Settings
 from oriel_gateway.targets import Target, resolve
 from oriel_policies.documents import Snapshot, Tenant, compile_documents
 from oriel_policies.ledger import Answer
+from oriel_policies.routing import RouteTable
 
 from .stack import LIMITED, Client, Seen, Upstream, digest, documents, gateway, upstream
 
@@ -59,7 +61,7 @@ class Desk:
         self.tenant: Tenant = self.snapshot.tenants["t"]
 
     def target(self, model: str = "m") -> Target:
-        return resolve("POST", f"/v2/models/{model}/infer", "", self.tenant, self.snapshot)
+        return resolve("POST", f"/v2/models/{model}/infer", "", self.tenant, RouteTable(self.snapshot.routes))
 
     def take(self, model: str = "m", size: int = 0):  # type: ignore[no-untyped-def]
         return self.limiter.take(self.tenant, self.target(model), size, self.now)
@@ -488,3 +490,30 @@ async def test_a_limited_call_leaves_nothing_for_the_garbage_collector(up: Upstr
                 assert not collected or gc.collect() < 30
             finally:
                 gc.enable()
+
+
+async def test_a_quota_file_is_not_closed_under_a_write(tmp_path: Path) -> None:
+    """SQLite dies of it, and the gateway with it."""
+    entered, go = threading.Event(), threading.Event()
+    writing: list[int] = []
+
+    class Held(QuotaFile):
+        def _write(self, rows: list[tuple[str, str, str, int, int]]) -> None:
+            writing.append(writing[-1] + 1 if writing else 1)
+            entered.set()
+            go.wait(10)
+            super()._write(rows)
+            writing.append(writing[-1] - 1)
+
+    desk = Desk("limit = { requests_per_day = 9 }", file=Held(tmp_path / "quotas.db", save_s=0.0), wall=lambda: NOON)
+    desk.take()
+    await asyncio.to_thread(entered.wait, 10)
+    desk.take()  # while the first is being written
+    closing = asyncio.ensure_future(desk.limiter.close())
+    await asyncio.sleep(0)
+    go.set()
+    await closing
+    assert writing == [1, 0, 1, 0]
+    with sqlite3.connect(tmp_path / "quotas.db") as database:
+        assert database.execute("SELECT used FROM quotas").fetchall() == [(2,)]
+    database.close()

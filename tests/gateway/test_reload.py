@@ -3,9 +3,12 @@
 import asyncio
 import json
 import os
+import subprocess
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -435,3 +438,25 @@ async def test_a_source_that_never_holds_still_is_taken_after_a_while() -> None:
             clock[0] += passed_s
             await reloader.look()
             assert core.documents.adopted == adopted
+
+
+async def test_a_compiler_whose_start_is_cancelled_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, documents([1]))
+    real = compiler._start
+    started: list[subprocess.Popen[bytes]] = []
+    entered, go = threading.Event(), threading.Event()
+
+    def start(folder: Path, out: IO[bytes]) -> "subprocess.Popen[bytes]":
+        entered.set()
+        go.wait(10)
+        started.append(real(folder, out))
+        return started[0]
+
+    monkeypatch.setattr(compiler, "_start", start)
+    running = asyncio.ensure_future(compile_folder(tmp_path))
+    await asyncio.to_thread(entered.wait, 10)
+    running.cancel()
+    go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert started[0].returncode is not None

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from oriel_inference.servers import large_messages
-from oriel_inference.servers.large_messages import GIVE_BACK_BYTES, LARGE_BYTES, LargeMessages
+from oriel_wire.engine import large_messages
+from oriel_wire.engine.large_messages import GIVE_BACK_BYTES, LARGE_BYTES, LargeMessages
 
 from .test_unit import until
 

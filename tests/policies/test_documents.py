@@ -1,7 +1,6 @@
 """Policy documents: what compiles, and what a mistake says."""
 
 import json
-import re
 import tomllib
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from oriel_policies.documents import compile_documents, schema
 from oriel_policies.documents.promises import fits
 from oriel_policies.errors import BadDocument
+from oriel_policies.routing import RouteTable
 
 EXAMPLES = Path(__file__).parents[2] / "policies" / "examples"
 GOOD = b"""
@@ -40,8 +40,9 @@ def test_the_examples_compile() -> None:
         ("birch", "silver"),
         ("cedar", "bronze"),
     ]
-    service, model = snapshot.route_for_service("digits"), snapshot.route_for_model("mlp")
-    assert service is not None and service.pool == "logic" and model is not None and model.pool == "inference"
+    routes = RouteTable(snapshot.routes)
+    (service,), (model,) = routes.for_service("digits"), routes.for_model("mlp")
+    assert service.pool == "logic" and model.pool == "inference"
     assert not snapshot.tenants["cedar"].may_use_model("mlp")
 
 
@@ -60,29 +61,20 @@ def test_a_pattern_fits_as_in_a_shell(pattern: str, name: str) -> None:
     assert fits(pattern, name) == fnmatchcase(name, pattern)
 
 
-def test_names_are_looked_up_without_a_regular_expression_for_each_pattern() -> None:
-    """More patterns than `fnmatch` remembers cost 7 ms per call of a tenant with 1,000 models past 1,000 routes."""
-    models = ", ".join(f'"m{number}"' for number in range(1000))
-    routes = b"".join(b"[[routes]]\nmodel = 'r%d*'\npool = 'p'\n" % number for number in range(1000))
-    document = GOOD.replace(b'"a*", "b"', models.encode()) + routes + b"[[routes]]\nmodel = '*'\npool = 'p'\n"
+def test_names_are_looked_up_without_regular_expressions() -> None:
+    """Eight stars in a route held the loop for a minute with a name of sixty letters, and more patterns than `fnmatch`
+    remembers cost 7 ms per call of a tenant with 1,000 models past 1,000 routes."""
+    document = GOOD.replace(b'"a*", "b"', b'"%b*b*"' % (b"*a" * 30)).replace(b'"a*"', b'"%b*b*"' % (b"*a" * 30))
     snapshot = compile_documents({"a.toml": document})
-    compiled = re.compile
-    try:
-        re.compile = None  # type: ignore[assignment]  # whoever needs it fails
-        assert snapshot.tenants["t"].may_use_model("m999") and not snapshot.tenants["t"].may_use_model("m1000")
-        route = snapshot.route_for_model("m999")
-        assert route is not None and route.model == "*"
-    finally:
-        re.compile = compiled
+    routes = RouteTable(snapshot.routes)
+    assert not routes.for_model("a" * 120) and not snapshot.tenants["t"].may_use_model("a" * 120)
+    assert routes.for_model("a" * 120 + "b") and snapshot.tenants["t"].may_use_model("a" * 120 + "b")
 
 
 @pytest.mark.parametrize("name", ["a b", 'a"', "a/b", "für", "a\r\nx: y", "", "a" * 129, "a,b", "a;b"])
 def test_a_routes_name_may_stand_in_headers(name: str) -> None:
     """It is the name of its limits: `RateLimit-Policy` carried whatever was written, or the answer failed on it."""
     document = GOOD.replace(b'model = "a*"', f'model = "a*"\nname = {json.dumps(name)}'.encode())
-    if not name:
-        compile_documents({"a.toml": document})  # the same as none
-        return
     with pytest.raises(BadDocument) as caught:
         compile_documents({"a.toml": document})
     assert caught.value.path == "routes[0].name"

@@ -10,6 +10,7 @@ from oriel_wire.errors import BadMessage, TooLarge
 __all__ = ["ChunkedDecoder", "LAST_CHUNK", "chunk"]
 
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})(?:[ \t]*;[\x20-\x7e\x80-\xff\t]*)?\Z")
+_TRAILER = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\x20-\x7e\x80-\xff\t]*\Z")
 _MAX_LINE = 256
 _MAX_TRAILERS = 4096
 LAST_CHUNK = b"0\r\n\r\n"
@@ -53,7 +54,7 @@ class ChunkedDecoder:
             stop = data.find(b"\r\n", position, position + _MAX_LINE + 2)
             if stop < 0:
                 self._buffer = data[position:]
-                if len(self._buffer) > _MAX_LINE or b"\n" in self._buffer:
+                if len(self._buffer) > _MAX_LINE + 1 or b"\n" in self._buffer:
                     raise BadMessage("a chunk is malformed")
                 break
             line = data[position:stop]
@@ -62,7 +63,7 @@ class ChunkedDecoder:
                 self._trailer_bytes += len(line) + 2
                 if self._trailer_bytes > _MAX_TRAILERS:
                     raise TooLarge("the trailers are too long")
-                if b"\n" in line or b"\r" in line or b"\0" in line:
+                if line and _TRAILER.match(line) is None:
                     raise BadMessage("a trailer is malformed")
                 if not line:
                     self.done = True

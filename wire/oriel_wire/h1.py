@@ -5,7 +5,8 @@ Rules (RFC 9112, and stricter where leniency is how requests are smuggled):
 * A head is its lines joined by CRLF. A bare CR or LF, a NUL, a control character, a folded line, white space before
   the colon, an empty name: `BadMessage`.
 * `Content-Length` at most once, digits only. `Transfer-Encoding` only as the single word `chunked`, only in HTTP/1.1,
-  never together with `Content-Length`. `Host` exactly once in HTTP/1.1.
+  never together with `Content-Length`. `Host` exactly once in HTTP/1.1, and a name or an address.
+* A target is a path, `*` for OPTIONS, or an absolute http URL without user information, of which the path counts.
 * The bounds (bytes, fields, target) are checked by whoever reads the socket, before this module sees a byte.
 
 The memo: real clients send the same header lines again and again. A line of at most 256 bytes is validated once and
@@ -46,6 +47,7 @@ class Kind(IntEnum):
     SERVER_TIMING = 13
     COST = 14
     CONTENT_ENCODING = 15
+    FORWARDED = 16  # what proxies say of the client: true only from a proxy that is trusted
 
 
 _REQUEST_KINDS: dict[str, int] = {
@@ -59,6 +61,9 @@ _REQUEST_KINDS: dict[str, int] = {
     "proxy-authorization": Kind.HOP,
     "content-length": Kind.CONTENT_LENGTH,
     "transfer-encoding": Kind.TRANSFER_ENCODING,
+    # Servers that turn dashes and underscores into one another would frame another message.
+    "content_length": Kind.HOP,
+    "transfer_encoding": Kind.HOP,
     "host": Kind.HOST,
     "expect": Kind.EXPECT,
     "authorization": Kind.CREDENTIAL,
@@ -68,6 +73,8 @@ _REQUEST_KINDS: dict[str, int] = {
     "x-request-id": Kind.REQUEST_ID,
     "x-request-timeout-ms": Kind.TIMEOUT,
     "content-encoding": Kind.CONTENT_ENCODING,
+    "forwarded": Kind.FORWARDED,
+    "x-real-ip": Kind.FORWARDED,
     "endpoint-load-metrics-format": Kind.INTERNAL,  # how loaded a server is concerns no tenant
 }
 _RESPONSE_KINDS: dict[str, int] = {
@@ -104,11 +111,15 @@ _HOP = int(Kind.HOP)
 _INTERNAL = int(Kind.INTERNAL)
 _SERVER_TIMING = int(Kind.SERVER_TIMING)
 _COST = int(Kind.COST)
+_FORWARDED = int(Kind.FORWARDED)
 _PER_REQUEST = frozenset({_CREDENTIAL, _TRACEPARENT, _TRACESTATE, _REQUEST_ID, _SERVER_TIMING, _COST})
 _MAX_LINE = 256
 
 _FIELD = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):([\x20-\x7e\x80-\xff\t]*)\Z")
 _REQUEST_LINE = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]{1,24}) ([\x21-\x22\x24-\x7e]+) HTTP/1\.([01])\Z")
+_AUTHORITY = rb"(?:[A-Za-z0-9._~!$&'()*+;=%-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{0,5})?"
+_ABSOLUTE = re.compile(rb"(?i:https?)://" + _AUTHORITY + rb"((?:[/?].*)?)\Z")
+_HOST_VALUE = re.compile(rb"(?:" + _AUTHORITY + rb")?\Z")
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [\x20-\x7e\x80-\xff\t]*)?\Z")
 
 
@@ -142,11 +153,11 @@ class _Line:
         if match is None:
             raise BadMessage("the request line is not METHOD TARGET HTTP/1.1")
         method, target, minor = match.groups()
-        if target[:7].lower() == b"http://" or target[:8].lower() == b"https://":
-            slash = target.find(b"/", 8)
-            target = target[slash:] if slash > 0 else b"/"
         if target[:1] != b"/" and not (target == b"*" and method == b"OPTIONS"):
-            raise BadMessage("the request target has to begin with /")
+            absolute = _ABSOLUTE.match(target)
+            if absolute is None:
+                raise BadMessage("the request target has to begin with /")
+            target = absolute[1] if absolute[1][:1] == b"/" else b"/" + absolute[1]
         self.line = line
         self.method = method.decode("ascii")
         self.target = target.decode("ascii")
@@ -235,11 +246,15 @@ class LineMemo:
         # Some servers read an underscore as a dash.
         if kind == 0 and name[:8].replace("_", "-") == "x-oriel-":
             kind = _INTERNAL
+        elif kind == 0 and name[:12].replace("_", "-") == "x-forwarded-" and self.kinds is _REQUEST_KINDS:
+            kind = _FORWARDED
         number = -1
         if kind == _CONTENT_LENGTH:
             if not raw.isdigit() or len(raw) > 15:
                 raise BadMessage("Content-Length is not a plain number")
             number = int(raw)
+        elif kind == _HOST and _HOST_VALUE.match(raw) is None:
+            raise BadMessage("Host is not a name or an address")
         return Field(line, name, raw.decode("latin-1"), kind, number)
 
 
@@ -263,6 +278,7 @@ class RequestHead:
     request_id: str | None = None
     timeout: str | None = None
     content_encoding: str | None = None
+    forwarded: list[Field] | None = None
     plan: Any = None
     _by_name: dict[str, str] | None = None
 
@@ -396,6 +412,11 @@ def _note(head: RequestHead, field: Field) -> None:
         seen = head.content_encoding
         head.content_encoding = field.value if seen is None else f"{seen}, {field.value}"
         head.forward.append(field.line)
+    elif kind == _FORWARDED:
+        if head.forwarded is None:
+            head.forwarded = [field]
+        else:
+            head.forwarded.append(field)
 
 
 class ResponseHead:

@@ -47,6 +47,7 @@ class QuotaFile:
         self._writing: asyncio.Future[None] | None = None
         self._purged: dict[str, int] = {}
         self._failing = False
+        self._closing = False
 
     async def prepare(self) -> None:
         """Open it before the first call does, which would hold up the loop: half a million counters take half a second.
@@ -89,11 +90,12 @@ class QuotaFile:
             meter.saved = True
             return
         self._unsaved.append(meter)
-        if self._timer is None and self._writing is None:
+        if self._timer is None and self._writing is None and not self._closing:
             self._timer = asyncio.get_running_loop().call_later(self._save_s, self._save)
 
     async def close(self) -> None:
-        """Save the rest."""
+        """Save the rest. One that is written already is waited for: SQLite dies of a close under a write."""
+        self._closing = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -129,7 +131,7 @@ class QuotaFile:
         elif self._failing:
             _log.info("quota counters are saved again")
         self._failing = error is not None
-        if self._unsaved and self._timer is None and self._database is not None:
+        if self._unsaved and self._timer is None and self._database is not None and not self._closing:
             wait_s = RETRY_S if error is not None else 0.0 if len(self._unsaved) >= _SLICE else self._save_s
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._save)
 

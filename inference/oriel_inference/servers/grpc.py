@@ -12,12 +12,12 @@ from oriel_inference.errors import BackendFailed, InferenceError, UnknownModel
 from oriel_inference.servers.grpc_call import Context, abort
 from oriel_inference.servers.grpc_infer import GrpcInfer
 from oriel_inference.servers.health import HealthWatch, is_serving
-from oriel_inference.servers.large_messages import LargeMessages
 from oriel_inference.servers.not_served import METHODS_NOT_SERVED, refusing
 from oriel_inference.servers.repository_api import GrpcRepository
 from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.stream import StreamFrontend
 from oriel_inference.servers.surface import EXTENSIONS, SERVER_VERSION, Surface
+from oriel_wire.engine.large_messages import LargeMessages
 from oriel_wire.errors import BadMessage, StartFailed
 from oriel_wire.v2.grpc import HEALTH_METHODS, HEALTH_SERVICE, METHODS, SERVICE
 from oriel_wire.v2.metadata import metadata_message

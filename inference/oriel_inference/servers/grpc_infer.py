@@ -19,11 +19,11 @@ from oriel_inference.fitting import Fitted
 from oriel_inference.lifecycle import ServingModel
 from oriel_inference.servers.gather import Gather
 from oriel_inference.servers.grpc_call import Context, ContextPlans, abort
-from oriel_inference.servers.large_messages import LARGE_BYTES, LargeMessages
 from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.surface import Surface
 from oriel_inference.servers.trail import Trail
 from oriel_wire.context import CallContext
+from oriel_wire.engine.large_messages import LARGE_BYTES, LargeMessages
 from oriel_wire.errors import BadMessage
 from oriel_wire.orca import report_form
 from oriel_wire.v2.grpc import decode_infer, encode_infer

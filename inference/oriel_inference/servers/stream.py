@@ -20,11 +20,11 @@ from msgspec.structs import replace
 from oriel_inference.dataplane import Completion
 from oriel_inference.errors import BackendFailed, InferenceError, InvalidRequest, ServerStopping
 from oriel_inference.servers.grpc_call import Context, abort, context_of, metadata_of
-from oriel_inference.servers.large_messages import LargeMessages
 from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.surface import Surface
 from oriel_inference.servers.trail import Trail
 from oriel_wire.context import REQUEST_ID
+from oriel_wire.engine.large_messages import LargeMessages
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import quoted
 from oriel_wire.v2.grpc import SERVICE, decode_infer, encode_infer

@@ -23,11 +23,12 @@ __all__ = ["compile_documents"]
 
 _HEADER = re.compile(r"[a-z0-9-]{1,64}\Z")
 _VERSION = re.compile(r"(?:0|[1-9][0-9]{0,17})\Z")
-_ROUTE = re.compile(r"[A-Za-z0-9._:*-]{1,128}\Z")  # it is part of headers and of keys of counters
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})\Z")
 _PATH = re.compile(r"/[!-~]{0,255}\Z")
 _GIVE_UP_FACTOR = 4
 _DAY_MS = 24 * 3_600_000
+_ROUTE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
+_CREDENTIALS = frozenset({"authorization", "proxy-authorization", "x-api-key"})
 _PROBE_V2 = "/v2/health/ready"
 _MAX_MISTAKES = 100
 _MAX_PRIORITY = 2**31 - 1
@@ -222,8 +223,8 @@ def _route(
     assert pattern is not None
     check_pattern(file, path, pattern)
     name = route.name or f"{'model' if route.model is not None else 'service'}:{pattern}"
-    if not _ROUTE.match(name):
-        raise BadDocument(file, f"{path}.name", "a name has 1 to 128 letters, digits or any of . _ - : *")
+    if route.name is not None and not _ROUTE_NAME.match(route.name):
+        raise BadDocument(file, f"{path}.name", "a name has 1 to 128 letters, digits, dots, dashes or underscores")
     if name in names and route.name is not None:
         raise BadDocument(file, f"{path}.name", f"another route is named {name!r}")
     names.add(name)
@@ -244,6 +245,8 @@ def _route(
     for header, value in headers:
         if not _HEADER.match(header) or len(value) > 256 or not value.isascii() or not value.isprintable():
             raise BadDocument(file, f"{path}.headers", "a condition is a header name and its exact ASCII value")
+        if header in _CREDENTIALS:
+            raise BadDocument(file, f"{path}.headers", "a credential says who calls; it cannot choose a route")
     by = route.split_by
     if by not in ("tenant", "request"):
         by = _header_of(file, f"{path}.split_by", by, 'split_by is "tenant", "request" or "header:NAME"')
@@ -300,7 +303,7 @@ def _split(file: str, path: str, sides: list[SplitTable]) -> tuple[Split, ...]:
 
 def _header_of(file: str, path: str, text: str, help_text: str) -> str:
     scheme, _, name = text.partition(":")
-    if scheme != "header" or not _HEADER.match(name.lower()):
+    if scheme != "header" or not _HEADER.match(name.lower()) or name.lower() in _CREDENTIALS:
         raise BadDocument(file, path, help_text)
     return name.lower()
 

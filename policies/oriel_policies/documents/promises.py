@@ -238,17 +238,3 @@ class Snapshot:
     routes: tuple[Route, ...]
     http: Http
     keys: Mapping[bytes, ApiKey] = field(repr=False)
-
-    def route_for_model(self, name: str, version: str = "") -> Route | None:
-        """The first route whose model pattern, and version if it names one, fit; its headers are not looked at."""
-        for route in self.routes:
-            if route.model is not None and fits(route.model, name) and route.version in (None, version):
-                return route
-        return None
-
-    def route_for_service(self, name: str) -> Route | None:
-        """The first route whose service pattern fits."""
-        for route in self.routes:
-            if route.service is not None and fits(route.service, name):
-                return route
-        return None

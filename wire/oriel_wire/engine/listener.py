@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -20,7 +21,9 @@ __all__ = ["HttpServer"]
 
 LAME_DUCK_S = 0.5
 _SWEEP_S = 0.25
+_SHUTDOWN_S = 5.0  # a TLS client's last word
 _EVICTION_SAMPLE = 64
+_EVICTION_SEARCH = 1024  # if none of the sample can go
 
 
 class HttpServer:
@@ -31,6 +34,7 @@ class HttpServer:
         self.memo = LineMemo()
         self.connections: set[ServerConnection] = set()
         self.draining = False
+        self.secure = False
         self.accepting = True
         self.emptied = asyncio.Event()  # set when the last connection of a draining server has gone
         self.date = b""
@@ -40,19 +44,43 @@ class HttpServer:
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    async def open(self, factory: "Callable[[], ServerConnection]", sock: socket.socket) -> None:
-        """Start accepting on `sock` (bound, not yet listening), which the server owns from here on."""
+    async def open(
+        self,
+        factory: "Callable[[], ServerConnection]",
+        sock: socket.socket,
+        *,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """Start accepting on `sock` (bound, not yet listening), which the server owns from here on.
+
+        With `tls` a connection begins when its handshake is done, within head_timeout_s.
+        """
         self._tick()
-        self._server = await self.loop.create_server(factory, sock=sock, backlog=2048)
+        self.secure = tls is not None
+        timeouts = (self.limits.head_timeout_s, _SHUTDOWN_S) if tls is not None else (None, None)
+        self._server = await self.loop.create_server(
+            factory,
+            sock=sock,
+            backlog=2048,
+            ssl=tls,
+            ssl_handshake_timeout=timeouts[0],
+            ssl_shutdown_timeout=timeouts[1],
+        )
         name = sock.getsockname()
         self.port = name[1] if isinstance(name, tuple) else 0
 
     def evict_idle(self) -> bool:
-        """All places are taken: close the idlest of some connections between two requests, if there is one."""
-        idle = [connection for connection in islice(self.connections, _EVICTION_SAMPLE) if connection.idle]
-        if not idle:
+        """All places are taken: close one of some connections that have no request under way, if there is one.
+
+        The idlest of those between two requests goes first, then the oldest head that is still incomplete.
+        """
+        some = [connection for connection in islice(self.connections, _EVICTION_SAMPLE) if connection.waits_for_head]
+        if not some:
+            rest = islice(self.connections, _EVICTION_SAMPLE, _EVICTION_SEARCH)
+            some = [connection for connection in rest if connection.waits_for_head][:_EVICTION_SAMPLE]
+        if not some:
             return False
-        min(idle, key=lambda connection: connection.due).transport.abort()
+        min(some, key=lambda connection: (not connection.idle, connection.due)).evict()
         return True
 
     def forget_credentials(self) -> None:

@@ -11,18 +11,20 @@ import asyncio
 import errno
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import uvloop
 
 from oriel_wire.errors import StartFailed
 
-__all__ = ["LIFELINE_VARIABLE", "PLAIN", "configure_logging", "listen", "log_to_file", "run_unit"]
+__all__ = ["LIFELINE_VARIABLE", "PLAIN", "configure_logging", "connection_places", "listen", "log_to_file", "run_unit"]
 
 LIFELINE_VARIABLE = "ORIEL_LIFELINE_FD"
 GRACE_S = 30.0
@@ -175,6 +177,24 @@ def listen(host: str, port: int, what: str) -> socket.socket:
         sock.close()
         raise StartFailed(_bind_refusal(refused, host, port, what, flag)) from refused
     return sock
+
+
+def connection_places(wanted: int) -> int:
+    """Raise this process's limit of open files as far as it may; how many clients it can hold then, at most `wanted`.
+
+    A client may need a second file, for its upstream, and 64 are for everything else: with no file left nothing could
+    be accepted, closed connections excepted, and an idle one could not make room for a new one.
+    """
+    unlimited = resource.RLIM_INFINITY
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = 2 * wanted + 64
+    if soft == unlimited or soft >= enough:
+        return wanted
+    raised = enough if hard == unlimited else min(hard, enough)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+        soft = raised
+    return max(8, min(wanted, (soft - 64) // 2))
 
 
 def _bind_refusal(refused: OSError, host: str, port: int, what: str, flag: str) -> str:

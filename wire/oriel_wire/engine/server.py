@@ -219,6 +219,12 @@ class ServerConnection(asyncio.Protocol):
         head = self.head
         return head is None or head.close or self.server.draining or (self.state == BODY and not self._whole)
 
+    def unwanted(self, head: RequestHead) -> None:
+        """A stranger sent this: what strangers send on one connection in all is bounded by `drain_bytes`."""
+        self._drained += head.content_length or 0
+        if self._drained > self.limits.drain_bytes // 2:
+            head.close = True
+
     def authenticated(self, head: RequestHead) -> bool:
         """The sender of the head that was just read is known: its lines may be remembered.
 
@@ -251,13 +257,13 @@ class ServerConnection(asyncio.Protocol):
 
     def _read_head(self, data: bytes, start: int) -> None:
         """Read the head that begins at `start`; what follows it stays in `data`, uncopied."""
-        if data.startswith(b"\r\n", start):
-            start += 2  # RFC 9112 section 2.2: an empty line before a request is ignored
+        while data.startswith(b"\r\n", start):
+            start += 2  # RFC 9112 section 2.2: empty lines before a request are ignored
         stop = data.find(b"\r\n\r\n", start)
         limits = self.limits
         if stop < 0 or stop - start > limits.max_head_bytes:
             data = data[start:]
-            if len(data) > limits.max_head_bytes:
+            if len(data) > limits.max_head_bytes + 3:  # the last three may be of its end
                 line = data.find(b"\r\n", 0, limits.max_target_bytes + 64)
                 self._refuse(414 if line < 0 else 431, "the request head is too long")
                 return
@@ -403,7 +409,6 @@ class ServerConnection(asyncio.Protocol):
         self.head = None
         self._decoder = None
         self._buffer = b""
-        self._drained = 0
         self.due = monotonic() + _DRAIN_S
         if self._paused:
             self._paused = False
@@ -417,13 +422,24 @@ class ServerConnection(asyncio.Protocol):
             self._close()
 
     @property
+    def waits_for_head(self) -> bool:
+        """No request of this client is under way."""
+        return self.state == HEAD
+
+    def evict(self) -> None:
+        """Make room for another client."""
+        self.state = CLOSED
+        self.transport.abort()
+
+    @property
     def idle(self) -> bool:
         """Between two requests, with nothing of the next one here."""
         return self.state == HEAD and not self._buffer
 
     def sweep(self, now: float) -> None:
         """Cut this connection if it is past what it waits for."""
-        if self._stalled_at and now - self._stalled_at > self.limits.write_stall_s:
+        limits = self.limits
+        if self._stalled_at and now - self._stalled_at > limits.write_stall_s:
             self.transport.abort()
         elif self.due and now >= self.due:
             if self.state == HEAD and self._buffer:
@@ -434,4 +450,8 @@ class ServerConnection(asyncio.Protocol):
             elif self.state == HEAD:
                 self._close()
             else:
+                self.transport.abort()
+        elif self.state == HEAD and not self._buffer and self.due - now < limits.idle_timeout_s - limits.write_stall_s:
+            # An answer below the high-water mark stalls nothing, and may lie here as long as nobody reads it.
+            if self.transport.get_write_buffer_size():
                 self.transport.abort()

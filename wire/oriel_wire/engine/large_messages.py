@@ -1,9 +1,13 @@
-"""What large gRPC messages took goes back to the operating system.
+"""What large messages took goes back to the operating system.
 
 gRPC receives a message in small pieces on threads of its own and joins them twice: one of 60 MB takes 180 for a moment.
 All of it is freed, but the allocator keeps what came in small pieces, per thread (measured: 260 MiB after fifty such
 messages), and the next one comes on top of that. So all threads share one arena, and it is told to give free memory
 back (other arenas than the first keep what is at their end), once as many bytes have come that this costs little.
+
+HTTP bodies are received in pieces that many senders brought in turns: freed, they leave holes (measured at the gateway:
+of 150 bodies of 1 MiB in pieces of 16 KiB the process kept between nothing and all). The same call ends that; it holds
+the allocator for some milliseconds, so a busy gateway makes it seldom.
 """
 
 import asyncio
@@ -36,16 +40,23 @@ def _trim() -> None:
 
 
 class LargeMessages:
-    """give_back: called on a thread, never twice at a time. Single writer: the loop."""
+    """give_back: called on a thread, never twice at a time, `delay_s` after it was found worth it at the earliest.
 
-    def __init__(self, give_back: Callable[[], None] = _trim) -> None:
+    least_bytes: smaller messages do not count. Single writer: the loop.
+    """
+
+    def __init__(
+        self, give_back: Callable[[], None] = _trim, *, least_bytes: int = LARGE_BYTES, delay_s: float | None = None
+    ) -> None:
         self._give_back = give_back
+        self._least_bytes = least_bytes
+        self._delay_s = delay_s
         self._bytes = 0
         self._running = False
 
     def ended(self, size: int) -> None:
         """A message of `size` bytes was served or refused and is no longer needed."""
-        if size < LARGE_BYTES:
+        if size < self._least_bytes:
             return
         self._bytes += size
         self._begin()
@@ -54,7 +65,8 @@ class LargeMessages:
         if self._bytes >= GIVE_BACK_BYTES and not self._running:
             self._running = True
             self._bytes = 0
-            asyncio.get_running_loop().call_later(DELAY_S, self._run)
+            delay_s = DELAY_S if self._delay_s is None else self._delay_s
+            asyncio.get_running_loop().call_later(delay_s, self._run)
 
     def _run(self) -> None:
         done = asyncio.get_running_loop().run_in_executor(None, self._give_back)

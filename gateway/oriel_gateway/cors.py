@@ -1,0 +1,64 @@
+"""Which browser pages may ask (the CORS protocol of the Fetch standard); off unless the documents name origins.
+
+Keys travel in headers that a page sets itself, so no answer ever allows credentials a browser would add by itself.
+An origin is compared byte by byte: browsers send it in one spelling. What an upstream says about origins is dropped
+where the gateway says it.
+"""
+
+from oriel_policies.documents import Snapshot
+from oriel_wire.h1 import RequestHead
+
+__all__ = ["answer_lines", "dressed", "is_preflight", "preflight_lines"]
+
+MAX_AGE_S = 600
+_METHODS = "GET, HEAD, POST"
+# Authorization has to be named: "*" does not cover it.
+_HEADERS = (
+    "accept, authorization, content-type, x-api-key, x-request-id, x-request-timeout-ms, "
+    "inference-header-content-length, traceparent, tracestate"
+)
+_EXPOSED = (
+    "x-request-id, server-timing, retry-after, ratelimit, ratelimit-policy, traceresponse, "
+    "inference-header-content-length"
+)
+_PREFIX = b"access-control-"
+
+
+def is_preflight(head: RequestHead) -> bool:
+    """Whether a browser asks if it may ask. It carries no key: the page's headers are what it asks about."""
+    return (
+        head.line.method == "OPTIONS"
+        and head.get("origin") is not None
+        and head.get("access-control-request-method") is not None
+    )
+
+
+def answer_lines(head: RequestHead, origins: tuple[str, ...]) -> bytes:
+    """Header lines for every answer to this head, joined by CRLF; empty if there is nothing to say."""
+    if origins == ("*",):
+        return b"access-control-allow-origin: *\r\naccess-control-expose-headers: " + _EXPOSED.encode()
+    origin = head.get("origin")
+    if origin is None or origin not in origins:
+        return b"vary: origin"  # what a cache keeps of this answer is not for a page that may read it
+    return (
+        f"access-control-allow-origin: {origin}\r\naccess-control-expose-headers: {_EXPOSED}\r\nvary: origin".encode()
+    )
+
+
+def preflight_lines(allowed: bool, snapshot: Snapshot) -> list[tuple[str, str]]:
+    """What else the answer to a preflight says. The headers routes look at may be sent as well."""
+    if not allowed:
+        return []
+    seen = {name for route in snapshot.routes for name, _ in route.headers}
+    seen |= {name for route in snapshot.routes for name in (route.sticky, route.split_by)}
+    looked_at = sorted(seen - {"", "stream", "tenant", "request"})
+    return [
+        ("access-control-allow-methods", _METHODS),
+        ("access-control-allow-headers", ", ".join([_HEADERS, *looked_at])),
+        ("access-control-max-age", str(MAX_AGE_S)),
+    ]
+
+
+def dressed(lines: list[bytes], said: bytes) -> list[bytes]:
+    """An upstream's header lines without what it says about origins, and with what the gateway does."""
+    return [*(line for line in lines if not line[:15].lower() == _PREFIX), said]

@@ -1,0 +1,52 @@
+"""A call without a client of its own: the same queue, permits, endpoints and deadline, and an answer for somebody else.
+
+It is not counted as a request and not traced: whoever it works for is.
+"""
+
+from typing import TYPE_CHECKING, cast
+
+from oriel_gateway.call import Call
+from oriel_gateway.core import Gateway
+from oriel_gateway.errors import Outcome
+from oriel_gateway.targets import Target
+from oriel_gateway.tracing import Mark
+from oriel_policies.documents import Tenant
+from oriel_wire.h1 import RequestHead
+
+if TYPE_CHECKING:
+    from oriel_gateway.ingress_http import ClientConnection
+
+__all__ = ["DetachedCall"]
+
+
+class _Nobody:
+    """Stands where a client's connection would be."""
+
+    __slots__ = ("call",)
+    must_close = False
+    forwarded = ""  # an answer for several callers comes from none of their addresses
+    cors = b""
+
+
+class DetachedCall(Call):
+    """See the module's head. Subclasses say what becomes of the answer: `response`, `response_data`, `refuse`."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        head: RequestHead,
+        tenant: Tenant,
+        target: Target,
+        mark: Mark,
+        received_s: float,
+        deadline: float,
+    ) -> None:
+        super().__init__(gateway, cast("ClientConnection", _Nobody()), head, tenant, target, mark, received_s, deadline)
+        gateway.routing.detached[self] = None
+
+    def client_writable(self, writable: bool) -> None:
+        """Nobody pushes back."""
+
+    def _count(self, outcome: Outcome, now: float, error: str) -> None:
+        """Not a request of its own; but this is where every end passes."""
+        self._gateway.routing.detached.pop(self, None)

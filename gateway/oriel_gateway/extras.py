@@ -1,0 +1,99 @@
+"""What one HTTP call of a special route needs beyond its pool: see `single_flight`, `shadow`, `sticky`, `choices`.
+
+A plain call has none. `Call` calls the hooks below and nothing else; they may end the call.
+"""
+
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from oriel_gateway.errors import Outcome
+from oriel_gateway.routing_state import REPLAY_BYTES
+from oriel_gateway.shadow import Fingerprint, send_copy
+from oriel_gateway.single_flight import answer_from, answer_key, join
+from oriel_policies.assignment import unit
+from oriel_policies.flights import Flight
+from oriel_wire.h1 import ResponseHead
+
+if TYPE_CHECKING:
+    from oriel_gateway.call import Call
+
+__all__ = ["Extras", "attach"]
+
+
+def attach(call: "Call") -> None:
+    """Give a call of a special target its extras."""
+    call.extras = Extras()
+    sticky = call.target.plan.sticky
+    if sticky not in ("", "stream"):
+        call.stick = call.head.get(sticky) or ""
+
+
+class Extras:
+    """Of one call; single writer: that call."""
+
+    __slots__ = ("_copied", "_flight", "_held_bytes", "_seen")
+
+    def __init__(self) -> None:
+        self._flight: Flight[Call] | None = None
+        self._copied: bytes | None = None  # the body, for a shadow
+        self._held_bytes = 0  # of the pool's byte budget, for that body
+        self._seen: Fingerprint | None = None
+
+    def before_queue(self, call: "Call") -> bool:
+        """The request is here as a whole. False: the call is answered, or waits for an equal one."""
+        gate, target, routing = call.gate, call.target, call.gateway.routing
+        plan, size = target.plan, call.body_bytes
+        if size > REPLAY_BYTES or not (target.keepable or (plan.shadow_pool and target.executes)):
+            return True
+        body = call.body()
+        if plan.shadow_pool and target.executes and unit(call.mark.request_id) < plan.shadow_share:
+            if gate.hold(size, urgent=False):
+                self._held_bytes = size
+                self._copied = body
+            else:
+                routing.compared(plan.name, plan.shadow_pool, "dropped")
+        if not target.keepable or (key := answer_key(call, body)) is None:
+            return True
+        found = routing.cache.get(key, monotonic()) if plan.cache_s else None
+        if found is not None:
+            routing.answered_from(plan.name, "hit")
+            answer_from(call, found[0], "hit", found[1])
+            return False
+        if not call.hold_body():
+            return True  # no bytes to wait with: the queue decides
+        self._flight = join(call, key, body)
+        return False
+
+    def response(self, call: "Call", head: ResponseHead, data: bytes) -> None:
+        """The upstream's head is about to be passed on."""
+        head.forward += self.operator_lines(call)
+        if self._copied is not None:
+            self._seen = Fingerprint()
+            self._seen.status = head.status
+            self._seen.add(data)
+
+    def data(self, data: bytes) -> None:
+        """More of the answer."""
+        if self._seen is not None:
+            self._seen.add(data)
+
+    def ended(self, call: "Call") -> None:
+        """The call is over, however it ended."""
+        routing, target = call.gateway.routing, call.target
+        if target.side:
+            routing.took_side(target.plan.name, target.side)
+        if self._flight is not None and routing.flights.leave(self._flight, call):
+            routing.flight_calls[self._flight.key].client_left()
+        self._flight = None
+        if self._held_bytes:
+            call.gate.release(self._held_bytes)
+        if self._copied is not None and self._seen is not None and call.outcome is Outcome.ANSWERED:
+            send_copy(call, self._copied, self._seen)
+        self._copied = None
+
+    def operator_lines(self, call: "Call") -> list[bytes]:
+        """Which route and side it was, for those who may know how the house is built."""
+        target = call.target
+        if not target.side or "operator" not in call.tenant.scopes:
+            return []
+        return [f"x-oriel-route: {target.plan.name}; side={target.side}".encode("ascii", "replace")]

@@ -1,0 +1,107 @@
+"""Whose word about the client counts: `X-Forwarded-For`, `-Proto`, `-Host` and `Forwarded` (RFC 7239).
+
+Each proxy appends the address it was called from, so a list is true from its right end as far as the proxies in it are
+ours: the client is the last address that is not one of `trusted_proxies`. What anybody else sends under these names is
+dropped, and without `trusted_proxies` the gateway passes none of them on. A proxy that writes one of the two lists
+leaves the other to its clients: where they name different clients, only the proxy itself is known.
+"""
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+
+from oriel_wire.h1 import RequestHead
+
+__all__ = ["forwarded_for"]
+
+MAX_HOPS = 64
+Networks = tuple[IPv4Network | IPv6Network, ...]
+_ELEMENT = re.compile(r'(?:[^,"]|"[^"]*")+')
+_FOR = re.compile(r'(?:^|;)[ \t]*for=(?:"([^"]*)"|([^";,]*))', re.IGNORECASE)
+_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[0-9.]+)(?::[0-9]{1,5})?\Z")
+_HOST = re.compile(r"(?:[A-Za-z0-9._~-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?\Z")
+
+
+def forwarded_for(head: RequestHead, peer: str, *, secure: bool, networks: Networks) -> tuple[str, str]:
+    """(the client's address, header lines for the next hop, each with its CRLF).
+
+    peer: who has connected. secure: over TLS. An address is in its usual spelling, without a port.
+    """
+    peer = _parsed(peer) or peer
+    passed: dict[str, list[str]] = {}
+    others: list[str] = []
+    if _trusted(peer, networks):
+        for field in head.forwarded or ():
+            if field.name in ("x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "forwarded"):
+                passed.setdefault(field.name, []).append(field.value)
+            else:
+                others.append(f"{field.name}: {field.value}")
+    listed = ",".join(passed.get("x-forwarded-for", ()))
+    described = ", ".join(value for value in passed.get("forwarded", ()) if value)
+    by_list = _client([each.strip() for each in listed.rsplit(",", MAX_HOPS)[-MAX_HOPS:]], peer, networks)
+    by_description = _client(_described(described), peer, networks)
+    found = [address for text, address in ((listed, by_list), (described, by_description)) if text]
+    client = found[0] if found and all(address == found[0] for address in found) else peer
+    proto = _one(passed.get("x-forwarded-proto"), {"http", "https"}) or ("https" if secure else "http")
+    given_host = passed.get("x-forwarded-host", [""])
+    host = given_host[0] if len(given_host) == 1 and _HOST.match(given_host[0]) else head.get("host") or ""
+    node = f'"[{peer}]"' if ":" in peer else peer
+    here = f'for={node};host="{host}";proto={proto}' if _HOST.match(host) else f"for={node};proto={proto}"
+    lines = [
+        f"x-forwarded-for: {listed}, {peer}" if listed else f"x-forwarded-for: {peer}",
+        f"x-forwarded-proto: {proto}",
+        *([f"x-forwarded-host: {host}"] if _HOST.match(host) else []),
+        f"forwarded: {described}, {here}" if described else f"forwarded: {here}",
+        *others,
+    ]
+    return client, "".join([f"{line}\r\n" for line in lines])
+
+
+def _client(chain: Sequence[str], peer: str, networks: Networks) -> str:
+    """Walk from the right as long as whoever wrote the entry is trusted."""
+    address = peer
+    for entry in reversed(chain):
+        if not _trusted(address, networks):
+            break
+        named = _parsed(entry)
+        if named is None:
+            break
+        address = named
+    return address
+
+
+def _described(text: str) -> list[str]:
+    elements = _ELEMENT.findall(text)[-MAX_HOPS:]
+    found = []
+    for element in elements:
+        match = _FOR.search(element.strip())
+        found.append((match[1] or match[2] or "").strip() if match else "")
+    return found
+
+
+def _parsed(text: str) -> str | None:
+    """An address in its usual spelling; None for a name, `unknown` or nonsense."""
+    match = _PORT.match(text)
+    plain = match[1].strip("[]") if match else text
+    if len(plain) > 45:
+        return None
+    try:
+        address: IPv4Address | IPv6Address = ip_address(plain)
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return str(mapped or address)
+
+
+def _one(values: Sequence[str] | None, allowed: set[str]) -> str:
+    return values[0].lower() if values and len(values) == 1 and values[0].lower() in allowed else ""
+
+
+@lru_cache(maxsize=4096)
+def _trusted(address: str, networks: Networks) -> bool:
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return False
+    return any(parsed in network for network in networks)

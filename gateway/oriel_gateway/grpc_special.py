@@ -1,0 +1,229 @@
+"""Special routes over gRPC: what `extras`, `single_flight` and `shadow` do for HTTP, for unary calls as coroutines.
+
+The same rules, state and counters; kept answers of the two protocols are apart, because the messages are. Streams are
+neither kept nor copied: their first message chooses route and side, and they stay on one endpoint by nature.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from hashlib import blake2b
+from time import monotonic
+
+from grpc import aio
+
+from oriel_gateway.core import Gateway
+from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.grpc_call import GrpcCall
+from oriel_gateway.routing_state import KEPT_BYTES, REPLAY_BYTES, KeptAnswer
+from oriel_gateway.shadow import place_for_copy, shadow_tenant
+from oriel_gateway.targets import Target
+from oriel_policies.assignment import unit
+from oriel_policies.documents import Tenant
+from oriel_policies.flights import Flight, Flights
+
+__all__ = ["GrpcSpecial"]
+
+# Wait for a permit, send the message as it was authorised, return the answer. Raises Refused, AioRpcError.
+Forward = Callable[[GrpcCall, bytes], Awaitable[bytes]]
+
+
+class _Detached(GrpcCall):
+    """A call for others: not counted as a request, and its end is somebody else's to say."""
+
+    def __init__(self, of: GrpcCall, tenant: Tenant, target: Target, deadline: float) -> None:
+        super().__init__(
+            of.gateway, of.method, tenant, target, of.mark, of.metadata, of.size_bytes, monotonic(), deadline, None
+        )
+        self.stick = of.stick
+
+    def end(self, outcome: Outcome, error: str = "") -> None:
+        """An answer is not the end: see `hand_over` and `close`."""
+
+    def close(self) -> None:
+        """Give back the place or the permit."""
+        super().end(Outcome.CLIENT_LEFT)
+
+    def hand_over(self, call: GrpcCall) -> None:
+        """`call` has the permit from now on, as if it had been made itself."""
+        call.queued_s, call.permit_s, call.sent_s = self.queued_s, self.permit_s, self.sent_s
+        call._ticket, self._ticket = self._ticket, None
+        self._ended = True
+
+    def _count(self, outcome: Outcome, now: float, error: str) -> None:
+        """Whoever it works for is counted."""
+
+
+class _Member:
+    """One caller in a flight. answer: the bytes, or None for "go on alone"."""
+
+    __slots__ = ("answer", "call")
+
+    def __init__(self, call: GrpcCall) -> None:
+        self.call = call
+        self.answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+
+
+class GrpcSpecial:
+    """Owner of the tasks of flights and copies; `close` ends them."""
+
+    def __init__(self, gateway: Gateway, forward: Forward) -> None:
+        self._gateway = gateway
+        self._forward = forward
+        self._flights: Flights[_Member] = Flights()
+        self._work: dict[object, asyncio.Task[None]] = {}
+        self._copies: set[asyncio.Task[None]] = set()
+
+    async def unary(self, call: GrpcCall, message: bytes) -> bytes:
+        """Answer one call of a special target. Raises Refused or AioRpcError, as `forward` does."""
+        target = call.target
+        small = len(message) <= REPLAY_BYTES
+        await call.let_through()  # before a kept answer can be given
+        try:
+            if small and target.keepable and call.metadata.get("cache-control") not in ("no-cache", "no-store"):
+                answer = await self._shared(call, message)
+            else:
+                answer = await self._forward(call, message)
+        except aio.AioRpcError as error:
+            if small:
+                self._copy(call, message, (error.code().name, b""))
+            raise
+        if small:
+            self._copy(call, message, ("OK", answer))
+        return answer
+
+    async def close(self) -> None:
+        """Cancel what nobody waits for."""
+        tasks = [*self._work.values(), *self._copies]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # Kept answers and single-flight ----------------------------------------------------------------------------
+
+    async def _shared(self, call: GrpcCall, message: bytes) -> bytes:
+        plan, routing = call.target.plan, self._gateway.routing
+        key = _key(call, message)
+        found = routing.cache.get(key, monotonic()) if plan.cache_s else None
+        if found is not None:
+            routing.answered_from(plan.name, "hit")
+            call.notes += (("x-oriel-cache", "hit"), ("age", str(int(found[1]))))
+            call.end(Outcome.ANSWERED)
+            return found[0].body
+        gate, size = self._gateway.pools[call.target.pool], len(message)
+        if not gate.hold(size, urgent=False):
+            return await self._forward(call, message)  # no bytes to wait with: the queue decides
+        place = (key, call.tenant.tier.band)
+        member = _Member(call)
+        flight, founded = self._flights.join(place, member)
+        call.queued_s = monotonic()
+        if founded:
+            self._work[place] = asyncio.create_task(self._fly(flight, member, key, message))
+        try:
+            async with asyncio.timeout(max(0.0, call.deadline - call.queued_s)):
+                answer = await member.answer
+        except TimeoutError:
+            late = "the deadline passed while waiting for the answer to an equal request"
+            raise Refused(Outcome.DEADLINE_EXCEEDED, late) from None
+        finally:
+            gate.release(size)
+            if self._flights.leave(flight, member):
+                self._work.pop(place).cancel()
+        return answer if answer is not None else await self._forward(call, message)
+
+    async def _fly(self, flight: Flight[_Member], founder: _Member, key: bytes, message: bytes) -> None:
+        """The one call for all members. It may take as long as the tier allows: they have their own deadlines."""
+        call = founder.call
+        plan, routing, tenant = call.target.plan, self._gateway.routing, call.tenant
+        work = _Detached(call, tenant, call.target, monotonic() + tenant.tier.give_up_s)
+        try:
+            answer = await self._forward(work, message)
+        except (Refused, aio.AioRpcError) as error:
+            for member in self._land(flight):
+                if member.answer.done():
+                    continue
+                if member is founder:
+                    member.answer.set_exception(error)
+                else:
+                    member.answer.set_result(None)
+        else:
+            if plan.cache_s and len(answer) <= KEPT_BYTES:
+                owner = "" if plan.cache_shared else tenant.name
+                kept = KeptAnswer(lines=(), body=answer)
+                routing.cache.put(key, owner, kept, kept.size_bytes, monotonic(), plan.cache_s)
+            how = "miss"
+            for member in self._land(flight):
+                if member.answer.done():
+                    continue
+                if how == "miss":
+                    work.hand_over(member.call)
+                routing.answered_from(plan.name, how)
+                member.call.notes += (("x-oriel-cache", how),)
+                member.call.end(Outcome.ANSWERED)
+                member.answer.set_result(answer)
+                how = "joined"
+        finally:
+            work.close()
+            for member in self._land(flight):  # only when this task was cancelled while somebody still waited
+                member.answer.cancel()
+
+    def _land(self, flight: Flight[_Member]) -> list[_Member]:
+        if self._work.get(flight.key) is asyncio.current_task():
+            del self._work[flight.key]
+        return self._flights.land(flight)
+
+    # Shadows ---------------------------------------------------------------------------------------------------
+
+    def _copy(self, call: GrpcCall, message: bytes, seen: tuple[str, bytes]) -> None:
+        target, routing = call.target, self._gateway.routing
+        plan = target.plan
+        if not plan.shadow_pool or not target.executes or not call.sent_s:
+            return
+        if unit(call.mark.request_id) >= plan.shadow_share:
+            return
+        gate = place_for_copy(self._gateway, plan, len(message))
+        if gate is None or not gate.pool.grpc_endpoints:
+            if gate is not None:
+                gate.copy_done(len(message))
+            routing.compared(plan.name, plan.shadow_pool, "dropped")
+            return
+        routing.shadows += 1
+        digest = blake2b(seen[1], digest_size=16).digest()
+        task = asyncio.create_task(self._shadow(call, message, seen[0], digest))
+        self._copies.add(task)
+        task.add_done_callback(self._copies.discard)
+
+    async def _shadow(self, call: GrpcCall, message: bytes, code: str, digest: bytes) -> None:
+        gateway, plan = self._gateway, call.target.plan
+        gate = gateway.pools[plan.shadow_pool]
+        target = replace(call.target, pool=plan.shadow_pool, special=False)
+        tenant = shadow_tenant(gateway, call.tenant)
+        work = _Detached(call, tenant, target, monotonic() + call.tenant.tier.give_up_s)
+        result = "failed"
+        try:
+            answer = await self._forward(work, message)
+            same = blake2b(answer, digest_size=16).digest() == digest
+            result = "status_differs" if code != "OK" else "same" if same else "body_differs"
+        except aio.AioRpcError as error:
+            if error.code().name == code:
+                result = "same"
+            elif code != "OK" or error.code().name not in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
+                result = "status_differs"
+        except Refused as refused:
+            if refused.outcome in (Outcome.QUEUE_FULL, Outcome.DISPLACED):
+                result = "dropped"
+        finally:
+            work.close()
+            gate.copy_done(len(message))
+            gateway.routing.shadows -= 1
+            gateway.routing.compared(plan.name, plan.shadow_pool, result)
+
+
+def _key(call: GrpcCall, message: bytes) -> bytes:
+    target = call.target
+    owner = "" if target.plan.cache_shared else call.tenant.name
+    known = "\0".join((owner, target.plan.name, target.pool, target.version, call.method))
+    digest = blake2b(known.encode(), digest_size=32, person=b"grpc")
+    digest.update(b"\0\0")
+    digest.update(message)
+    return digest.digest()

@@ -1,0 +1,72 @@
+"""What special routes share in one gateway: kept answers, open flights, copies on their way, and their counters."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from oriel_policies.answer_cache import AnswerCache
+from oriel_policies.documents import Tenant
+from oriel_policies.flights import Flights
+
+if TYPE_CHECKING:
+    from oriel_gateway.call import Call
+    from oriel_gateway.detached import DetachedCall
+    from oriel_gateway.single_flight import FlightCall
+
+__all__ = ["CACHE_BYTES", "KEPT_BYTES", "REPLAY_BYTES", "SHADOWS", "KeptAnswer", "RoutingState"]
+
+CACHE_BYTES = 64 * 1024 * 1024  # of kept answers, over all routes
+KEPT_BYTES = 1024 * 1024  # of one answer that is kept or given to more than one caller
+REPLAY_BYTES = 64 * 1024  # of a request's body that is hashed, kept for a copy, or waits for an equal call's answer
+SHADOWS = 64  # copies on their way at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptAnswer:
+    """A whole answer that may be given to more than one caller. lines: status line and fields, without a length."""
+
+    lines: tuple[bytes, ...]
+    body: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """What keeping it costs, with a share for the objects around it."""
+        return len(self.body) + sum(map(len, self.lines)) + 512
+
+
+@dataclass(slots=True, kw_only=True)
+class RoutingState:
+    """Single writer: the gateway's loop. The counters' keys are label values."""
+
+    cache: AnswerCache[KeptAnswer]
+    flights: "Flights[Call]" = field(default_factory=Flights)
+    flight_calls: "dict[object, FlightCall]" = field(default_factory=dict)  # the work of each open flight
+    detached: "dict[DetachedCall, None]" = field(default_factory=dict)  # calls without a client, to be ended at close
+    shadows: int = 0
+    shadow_tenants: dict[Tenant, Tenant] = field(default_factory=dict)  # the same tenants in the lowest band
+    cache_counts: dict[tuple[str, str], int] = field(default_factory=dict)  # (route, hit | joined | miss)
+    shadow_counts: dict[tuple[str, str, str], int] = field(default_factory=dict)  # (route, pool, result)
+    side_counts: dict[tuple[str, str], int] = field(default_factory=dict)  # (route, side)
+
+    def answered_from(self, route: str, how: str) -> None:
+        """Count how a call of a deterministic route was answered."""
+        key = (route, how)
+        self.cache_counts[key] = self.cache_counts.get(key, 0) + 1
+
+    def compared(self, route: str, pool: str, result: str) -> None:
+        """Count what became of one copy."""
+        key = (route, pool, result)
+        self.shadow_counts[key] = self.shadow_counts.get(key, 0) + 1
+
+    def took_side(self, route: str, side: str) -> None:
+        """Count a call that went to one side of a split."""
+        key = (route, side)
+        self.side_counts[key] = self.side_counts.get(key, 0) + 1
+
+    def adopted(self) -> None:
+        """Other documents are in force: what refers to the old ones goes. Kept answers stay until their time is up."""
+        self.shadow_tenants = {}
+
+    def close(self) -> None:
+        """End the calls nobody waits for."""
+        for call in list(self.detached):
+            call.client_left()

@@ -1,0 +1,250 @@
+"""Routes marked deterministic: equal calls are made once, and their answer is kept for a while.
+
+Equal is what has the same method, line, body and the headers in `RELEVANT`, of the same tenant unless the route is
+`cache_shared`. Calls of different bands do not wait for one another: an urgent one would inherit the other's place in
+the queue.
+
+Theory of operation. The first call founds a flight and starts a `FlightCall`, which belongs to nobody; all callers wait
+as its members (state JOINED), each with its own deadline and free to leave. When nobody is left, it is given up. Its
+answer, if it is a 200 that may be shared, is kept; the oldest member takes the whole call over with its permit and its
+times, as if it had made it, and the others get the same bytes with their own ids. Any other answer (errors, streams,
+large ones, cookies) is for the founder alone: the rest go on their own, as they would have without the flight.
+"""
+
+from hashlib import blake2b
+from time import monotonic
+
+from oriel_gateway.call import ANSWERING, COLLECT, DONE, JOINED, SENDING, Call
+from oriel_gateway.cors import dressed
+from oriel_gateway.detached import DetachedCall
+from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.routing_state import KEPT_BYTES, KeptAnswer
+from oriel_policies.flights import Flight
+from oriel_wire.h1 import ResponseHead
+
+__all__ = ["RELEVANT", "answer_from", "answer_key", "join"]
+
+RELEVANT = (
+    "accept",
+    "accept-encoding",
+    "accept-language",
+    "content-encoding",
+    "content-type",
+    "inference-header-content-length",
+)
+_OURS = (b"age:", b"x-oriel-cache:", b"x-oriel-route:")
+_NOT_FOR_OTHERS = frozenset({"no-store", "no-cache", "private"})
+
+
+def answer_key(call: Call, body: bytes) -> bytes | None:
+    """What makes two calls equal; None when the client wants an answer of its own (`Cache-Control`)."""
+    head, target = call.head, call.target
+    if (asked := head.get("cache-control")) is not None and not _NOT_FOR_OTHERS.isdisjoint(_words(asked)):
+        return None
+    owner = "" if target.plan.cache_shared else call.tenant.name
+    if not owner and target.kind == "service":
+        # A body may name models: who may not use them gets no answer that was given to somebody who may.
+        owner = "\1".join(("", *call.tenant.models))
+    values = [head.get(name) or "" for name in RELEVANT]
+    known = "\0".join((owner, target.plan.name, target.pool, target.line.decode("ascii"), *values))
+    digest = blake2b(known.encode("latin-1"), digest_size=32)
+    digest.update(b"\0\0")
+    digest.update(body)
+    return digest.digest()
+
+
+def answer_from(call: Call, answer: KeptAnswer, how: str, age_s: float) -> None:
+    """Answer a call that was not made: how is "hit" or "joined"."""
+    now = monotonic()
+    client, mark = call.client, call.mark
+    close = client.must_close
+    lines = [*answer.lines, b"content-length: %d" % len(answer.body)]
+    if client.cors:
+        lines = dressed(lines, client.cors)
+    if (grant := call.grant) is not None:
+        grant.move(len(answer.body), now)
+        lines.append(grant.lines(now))
+    if close:
+        lines.append(b"connection: close")
+    if how == "hit":
+        lines.append(b"age: %d" % age_s)
+    assert call.extras is not None
+    lines += call.extras.operator_lines(call)
+    waited_s = now - call.queued_s if call.queued_s else 0.0
+    lines.append(
+        f"x-oriel-cache: {how}\r\nx-request-id: {mark.request_id}\r\ntraceresponse: {mark.traceresponse()}\r\n"
+        f"server-timing: gateway-queue;dur=0.000, gateway-cache;dur={waited_s * 1e3:.3f}\r\n\r\n".encode("latin-1")
+    )
+    client.transport.write(b"\r\n".join(lines) + answer.body)
+    call.end_unsent(200)
+    client.answered(close=close)
+
+
+def join(call: Call, key: bytes, body: bytes) -> Flight[Call]:
+    """Become a member of the flight for `key`, and start its work if there is none."""
+    gateway = call.gateway
+    routing = gateway.routing
+    place = (key, call.tenant.tier.band)
+    call.state = JOINED
+    call.queued_s = monotonic()
+    flight, founded = routing.flights.join(place, call)
+    if founded:
+        work = FlightCall(call, flight, key)
+        routing.flight_calls[place] = work
+        work.whole(body)
+    else:
+        routing.flight_calls[place].last_until(call.deadline)
+    return flight
+
+
+class FlightCall(DetachedCall):
+    """The one call that is made for all members of a flight."""
+
+    def __init__(self, founder: Call, flight: Flight[Call], key: bytes) -> None:
+        gateway = founder.gateway
+        super().__init__(
+            gateway,
+            founder.head,
+            founder.tenant,
+            founder.target,
+            founder.mark,
+            founder.received_s,
+            founder.deadline,
+        )
+        self.stick = founder.stick
+        self._founder = founder
+        self._flight = flight
+        self._key = key
+        self._head: ResponseHead | None = None
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+
+    def last_until(self, deadline: float) -> None:
+        """A member waits longer than all before it."""
+        if deadline > self.deadline:
+            self._gateway.unwatch(self, self._slot)
+            self.deadline = deadline
+            self._slot = self._gateway.watch(self, deadline, monotonic())
+
+    def response(self, head: ResponseHead, data: bytes, complete: bool) -> None:
+        if complete:
+            self._connection = None
+        self.response_s = monotonic()
+        if not _shareable(head):
+            self._give_away(head, data, complete)
+            return
+        self.state = ANSWERING
+        self.status = head.status
+        self._head = head
+        self._take(data, complete)
+
+    def response_data(self, data: bytes, complete: bool) -> None:
+        if complete:
+            self._connection = None
+        self._take(data, complete)
+
+    def refuse(self, refused: Refused) -> None:
+        if self.state == DONE:
+            return
+        self._end(refused.outcome)
+        for member in self._land():
+            if member is self._founder:
+                member.refuse(refused)
+            else:
+                _alone(member)
+
+    def client_left(self) -> None:
+        """Nobody is left who wants the answer, or the gateway closes."""
+        super().client_left()
+        for member in self._land():
+            member.client_left()
+
+    def _take(self, data: bytes, complete: bool) -> None:
+        head = self._head
+        assert head is not None
+        self._body.append(data)
+        self._body_bytes += len(data)
+        if self._body_bytes > KEPT_BYTES:
+            self._give_away(head, b"".join(self._body), complete)
+        elif complete:
+            self._share(head, b"".join(self._body))
+
+    def _share(self, head: ResponseHead, body: bytes) -> None:
+        plan, routing = self.target.plan, self._gateway.routing
+        answer = KeptAnswer(
+            lines=tuple(line for line in head.forward if not line.lower().startswith(_OURS)),
+            body=body,
+        )
+        if plan.cache_s:
+            owner = "" if plan.cache_shared else self.tenant.name
+            routing.cache.put(self._key, owner, answer, answer.size_bytes, self.response_s, plan.cache_s)
+        members = self._land()
+        self._hand_over(members[0], head, body, True)
+        for member in members[1:]:
+            if member.state == JOINED:
+                routing.answered_from(plan.name, "joined")
+                answer_from(member, answer, "joined", 0.0)
+
+    def _give_away(self, head: ResponseHead, data: bytes, complete: bool) -> None:
+        """An answer for one: the founder, or for a good one the oldest member that is left."""
+        members = self._land()
+        taker = members[0]
+        if taker is self._founder or head.status < 400:
+            self._hand_over(taker, head, data, complete)
+            del members[0]
+        else:
+            self._end(Outcome.CLIENT_LEFT)
+        for member in members:
+            _alone(member)
+
+    def _land(self) -> list[Call]:
+        routing = self._gateway.routing
+        if routing.flight_calls.get(self._flight.key) is self:
+            del routing.flight_calls[self._flight.key]
+        return routing.flights.land(self._flight)
+
+    def _hand_over(self, member: Call, head: ResponseHead, data: bytes, complete: bool) -> None:
+        """`member` is from now on the one that has the permit and reads the answer."""
+        self._gateway.unwatch(self, self._slot)
+        self._gateway.routing.detached.pop(self, None)
+        self.state = DONE
+        member.state = SENDING
+        member.queued_s, member.permit_s, member.sent_s = self.queued_s, self.permit_s, self.sent_s
+        member._ticket, self._ticket = self._ticket, None
+        member._endpoint, self._endpoint = self._endpoint, None
+        member._connection, self._connection = self._connection, None
+        if member._connection is not None:
+            member._connection.sink = member
+        member._pending = None
+        self._gateway.routing.answered_from(self.target.plan.name, "miss")
+        head.forward = [line for line in head.forward if not line.lower().startswith(_OURS)]
+        head.forward.append(b"x-oriel-cache: miss")
+        member.response(head, data, complete)
+
+
+def _alone(member: Call) -> None:
+    """It queues for itself, as it would have without the flight."""
+    if member.state == JOINED:
+        member.state = COLLECT
+        member.enter()
+
+
+def _shareable(head: ResponseHead) -> bool:
+    """Whether an answer is a whole 200 that is meant for everybody who asks the same."""
+    if head.status != 200 or (head.content_length or 0) > KEPT_BYTES:
+        return False
+    for field in head.fields:
+        name = field.name
+        if name == "set-cookie":
+            return False
+        if name == "cache-control" and not _NOT_FOR_OTHERS.isdisjoint(_words(field.value)):
+            return False
+        if name == "vary" and not _words(field.value) <= set(RELEVANT):
+            return False
+        if name == "content-type" and field.value.lower().startswith("text/event-stream"):
+            return False
+    return True
+
+
+def _words(value: str) -> set[str]:
+    return {word.strip().lower() for word in value.split(",")}

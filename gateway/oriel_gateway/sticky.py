@@ -1,0 +1,31 @@
+"""Equal keys meet the same endpoint, as long as it can be asked; meanwhile all its keys meet their next one."""
+
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from oriel_policies.assignment import Rendezvous
+
+__all__ = ["StickyChoice"]
+
+E = TypeVar("E")
+
+
+class StickyChoice(Generic[E]):
+    """Of one pool. name: what tells its endpoints apart, the same in every process and after every start."""
+
+    def __init__(self, name: Callable[[E], str]) -> None:
+        self._name = name
+        self._ring = Rendezvous(())
+        self._source: Sequence[E] = ()
+
+    def pick(self, usable: Sequence[E], key: str, tried: Sequence[E] = ()) -> E | None:
+        """The endpoint of `key` among `usable` without `tried`; None when nobody is left.
+
+        usable: another object whenever its members are others; hashed anew then.
+        """
+        if usable is not self._source or len(usable) != len(self._ring.names):
+            self._source = usable
+            self._ring = Rendezvous([self._name(endpoint) for endpoint in usable])
+        barred = [index for index, endpoint in enumerate(usable) if endpoint in tried] if tried else ()
+        found = self._ring.first(key, barred)
+        return None if found is None else usable[found]

@@ -1,0 +1,71 @@
+"""Who goes where, by a stable hash: sides of a canary by weight, endpoints by name.
+
+Both are rendezvous hashing (Thaler and Ravishankar 1996): every candidate draws a number from (key, candidate) and the
+highest wins, so a candidate that comes or goes moves only what it wins or had won. With weights (Schindelhauer and
+Schomaker 2005) the draw is -weight / ln(u), which gives each candidate its share: when one weight changes, keys move
+only to that side, or only away from it. The numbers depend on nothing but the texts: every process and every start
+agrees.
+"""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from math import log
+
+__all__ = ["Rendezvous", "Sides", "unit"]
+
+_HALF = 1 << 52
+_MASK = (1 << 64) - 1
+
+
+def _number(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "little")
+
+
+def unit(text: str) -> float:
+    """A number 0 < u < 1 that depends on `text` only, evenly spread over texts."""
+    return ((_number(text) >> 12) + 0.5) / _HALF
+
+
+class Sides:
+    """Shares of one split. salt: keeps the splits of two routes apart; names: of the sides, unlike one another."""
+
+    __slots__ = ("_salt", "_sides")
+
+    def __init__(self, salt: str, names: Sequence[str], shares: Sequence[float]) -> None:
+        self._salt = salt
+        self._sides = [(index, name, share) for index, (name, share) in enumerate(zip(names, shares, strict=True))]
+
+    def of(self, key: str) -> int:
+        """The index of the side on which `key` is, and stays while the shares do."""
+        best, best_draw = 0, -1.0
+        for index, name, share in self._sides:
+            if share > 0.0:
+                draw = -share / log(unit(f"{self._salt}\0{name}\0{key}"))
+                if draw > best_draw:
+                    best, best_draw = index, draw
+        return best
+
+
+class Rendezvous:
+    """Candidates by name. The names are hashed once, a key once; the draws are a multiplication each."""
+
+    __slots__ = ("_numbers", "names")
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self._numbers = [_number(name) for name in names]
+
+    def first(self, key: str, barred: Sequence[int] = ()) -> int | None:
+        """The index of the name that wins `key` among those that are not barred; None when all are."""
+        number = _number(key)
+        best: int | None = None
+        best_draw = -1
+        for index, own in enumerate(self._numbers):
+            # The finaliser of SplitMix64: neighbouring inputs end up far apart.
+            draw = number ^ own
+            draw = (draw ^ draw >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+            draw = (draw ^ draw >> 27) * 0x94D049BB133111EB & _MASK
+            draw ^= draw >> 31
+            if draw > best_draw and index not in barred:
+                best, best_draw = index, draw
+        return best

@@ -1,0 +1,86 @@
+"""Which routes may answer for a name: the first that fits decides; finding it costs the same however many there are.
+
+A route without `*` is found by its name, one with `*` by the text before it; of what is found so, the order of the
+documents decides. A route that asks for headers may or may not fit a call, so the answer is a list: routes that ask,
+in order, and at last one that does not.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from oriel_policies.documents import Route
+from oriel_policies.documents.promises import fits
+
+__all__ = ["RouteTable"]
+
+_REMEMBERED = 8192
+
+
+class _Patterns:
+    """Routes of one kind by their pattern."""
+
+    def __init__(self) -> None:
+        self._exact: dict[str, list[tuple[int, Route]]] = {}
+        self._by_prefix: dict[str, list[tuple[int, Route, str]]] = {}
+        self._lengths: list[int] = []
+
+    def add(self, order: int, pattern: str, route: Route) -> None:
+        prefix, star, _ = pattern.partition("*")
+        if not star:
+            self._exact.setdefault(pattern, []).append((order, route))
+            return
+        self._by_prefix.setdefault(prefix, []).append((order, route, pattern))
+        self._lengths = sorted({len(prefix) for prefix in self._by_prefix})
+
+    def fitting(self, name: str) -> list[Route]:
+        found = list(self._exact.get(name, ()))
+        for length in self._lengths:
+            if length > len(name):
+                break
+            for order, route, pattern in self._by_prefix.get(name[:length], ()):
+                if fits(pattern, name):
+                    found.append((order, route))
+        found.sort(key=lambda entry: entry[0])
+        return [route for _, route in found]
+
+
+class RouteTable:
+    """The routes of one snapshot. Remembers the last answers, in two generations of a bounded size."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._models = _Patterns()
+        self._services = _Patterns()
+        self._known: dict[tuple[str, str, str], tuple[Route, ...]] = {}
+        self._old: dict[tuple[str, str, str], tuple[Route, ...]] = {}
+        for order, route in enumerate(routes):
+            if route.model is not None:
+                self._models.add(order, route.model, route)
+            elif route.service is not None:
+                self._services.add(order, route.service, route)
+
+    def for_model(self, name: str, version: str = "") -> tuple[Route, ...]:
+        """Routes that may fit, in order; all but the last ask for headers. version: "" when the call names none."""
+        return self._find(("model", name, version))
+
+    def for_service(self, name: str) -> tuple[Route, ...]:
+        """The same for a service."""
+        return self._find(("service", name, ""))
+
+    def _find(self, key: tuple[str, str, str]) -> tuple[Route, ...]:
+        found = self._known.get(key)
+        if found is None:
+            found = self._old.get(key)
+            if found is None:
+                kind, name, version = key
+                patterns = self._models if kind == "model" else self._services
+                found = _until_unconditional([r for r in patterns.fitting(name) if r.version in (None, version)])
+            if len(self._known) >= _REMEMBERED:
+                self._old, self._known = self._known, {}
+            self._known[key] = found
+        return found
+
+
+def _until_unconditional(routes: Sequence[Route]) -> tuple[Route, ...]:
+    for index, route in enumerate(routes):
+        if not route.headers:
+            return tuple(routes[: index + 1])
+    return tuple(routes)

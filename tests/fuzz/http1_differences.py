@@ -1,0 +1,182 @@
+"""Writes docs/http-differences.md: what Oriel's gateway, nginx and h11 make of the same bytes. Needs nginx on PATH.
+
+    PYTHONPATH=wire:policies:gateway:tests .venv/bin/python tests/fuzz/http1_differences.py
+
+The gateway and nginx (proxy_pass, every line of its configuration below) stand before the same scripted upstream, which
+answers 200 and keeps what reached it. `test_http1_differences` compares the page with what happens.
+"""
+
+import asyncio
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+if __package__:
+    from ..gateway.stack import Seen, Upstream, documents, gateway, upstream
+    from .http1 import with_h11
+    from .http1_cases import CASES, Case
+else:  # run as a script
+    from gateway.stack import Seen, Upstream, documents, gateway, upstream
+    from http1 import with_h11
+    from http1_cases import CASES, Case
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "http-differences.md"
+NGINX = shutil.which("nginx")
+QUIET_S = 0.25
+_SHORT = {"/v2/models/digits/infer": "…/infer"}
+
+
+async def ask(port: int, data: bytes) -> str:
+    """The statuses of what comes back until nothing does, and whether the connection was closed."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(data)
+    got, closed = b"", False
+    try:
+        while not closed:
+            async with asyncio.timeout(QUIET_S):
+                piece = await reader.read(65536)
+            got += piece
+            closed = not piece
+    except TimeoutError:
+        pass
+    except ConnectionError:
+        closed = True
+    writer.transport.abort()
+    statuses = [found.decode() for found in re.findall(rb"HTTP/1\.1 ([0-9]{3}) ", got)]
+    statuses = [status for status in statuses if status != "100"]
+    if not statuses:
+        return "closed" if closed else "waits"
+    return ", ".join([*statuses, "close"] if closed else statuses)
+
+
+def seen(up: Upstream) -> str:
+    """What reached the upstream, in short."""
+    found = []
+    for request in up.seen:
+        method, target, _ = request.head.split("\r\n")[0].split(" ")
+        for long, short in _SHORT.items():
+            target = target.replace(long, short)
+        target = target if len(target) < 40 else target[:20] + "…"
+        body = f" {len(request.body)} B" if request.body else ""
+        found.append(f"{method} {target}{body}" if target not in ("/v2", "…/infer") else f"{target}{body}")
+    return "; ".join(found)
+
+
+def told(said: str, reached: str) -> str:
+    return f"{said} ({reached})" if reached else said
+
+
+async def by_gateway(case: Case) -> str:
+    """What the gateway does."""
+    async with upstream() as up, gateway(documents([up.port])) as (port, _):
+        return told(await ask(port, case.data), seen(up))
+
+
+def by_h11(case: Case) -> str:
+    """What h11 does, as a server that reads bodies and keeps connections."""
+    requests, refusal = with_h11(case.data)
+    up = Upstream()
+    up.seen = [Seen(f"{method} {target} HTTP/1.1".encode("latin-1"), body) for method, target, _, body in requests]
+    said = ", ".join(["200"] * len(requests) + ([str(refusal), "close"] if refusal else [])) or "waits"
+    return told(said, seen(up))
+
+
+async def by_nginx(cases: Sequence[Case]) -> list[str]:
+    """What nginx does, one process with a port per case."""
+    assert NGINX is not None
+    ups = [upstream() for _ in cases]
+    opened = [await each.__aenter__() for each in ups]
+    socks = [socket.create_server(("127.0.0.1", 0)) for _ in cases]
+    ports = [sock.getsockname()[1] for sock in socks]
+    for sock in socks:
+        sock.close()
+    servers = "\n".join(
+        f"server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass http://127.0.0.1:{up.port}; }} }}"
+        for port, up in zip(ports, opened, strict=True)
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "nginx.conf").write_text(
+            f"daemon off; worker_processes 1; pid {folder}/pid; error_log {folder}/error.log crit;\n"
+            "events { worker_connections 4096; }\n"
+            f"http {{ access_log off; client_body_temp_path {folder}/b; proxy_temp_path {folder}/p;\n"
+            f"fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;\n"
+            f"proxy_http_version 1.1; proxy_set_header Connection '';\n{servers}\n}}\n"
+        )
+        process = subprocess.Popen([NGINX, "-p", folder, "-c", f"{folder}/nginx.conf"], stderr=subprocess.DEVNULL)
+        try:
+            for _ in range(200):
+                try:
+                    socket.create_connection(("127.0.0.1", ports[-1])).close()
+                    break
+                except OSError:
+                    await asyncio.sleep(0.05)
+            said = await asyncio.gather(*(ask(port, case.data) for port, case in zip(ports, cases, strict=True)))
+        finally:
+            process.terminate()
+            process.wait(10)
+        found = [told(each, seen(up)) for each, up in zip(said, opened, strict=True)]
+    for each in ups:
+        await each.__aexit__(None, None, None)
+    return found
+
+
+def agree(one: str, other: str) -> bool:
+    """The same but for the number of a refusal and whether the connection is kept."""
+
+    def plain(said: str) -> tuple[list[str], str]:
+        words, _, reached = said.partition(" (")
+        kinds = ["refused" if w[0] in "45" else w for w in words.split(", ") if w not in ("close",)]
+        return ["refused" if kind == "closed" else kind for kind in kinds], reached
+
+    return plain(one) == plain(other)
+
+
+def page(rows: Sequence[tuple[Case, str, str, str]], version: str) -> str:
+    """The whole document."""
+    lines = [
+        "# HTTP/1.1: what Oriel refuses, beside nginx and h11",
+        "",
+        f"Written by `tests/fuzz/http1_differences.py` with {version} (`proxy_pass`, defaults) and h11; do not edit.",
+        "A cell is the statuses of the answers, `close` if the connection ends then, `waits` if the message is taken",
+        "as not complete, and in brackets what reached the upstream (`/v2` and `…/infer`, and the bytes of the body).",
+        "h11 is a parser: its 200 means that it read a request. Cases that all three treat alike need no explanation.",
+        "",
+    ]
+    for group in dict.fromkeys(case.group for case, *_ in rows):
+        lines += [f"## {group.capitalize()}", "", "| case | Oriel | nginx | h11 | why |", "|---|---|---|---|---|"]
+        for case, ours, nginx, h11 in rows:
+            if case.group == group:
+                cells = [cell.replace("|", "\\|") for cell in (case.name, ours, nginx, h11, case.why)]
+                lines.append(f"| {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+async def compare() -> list[tuple[Case, str, str, str]]:
+    """Every case by all three."""
+    ours = await asyncio.gather(*map(by_gateway, CASES))
+    return list(zip(CASES, ours, await by_nginx(CASES), map(by_h11, CASES), strict=True))
+
+
+def main() -> int:
+    if NGINX is None:
+        sys.stderr.write("this needs nginx on PATH\n")
+        return 2
+    version = subprocess.run([NGINX, "-v"], capture_output=True, text=True, check=True).stderr.strip().split(": ")[1]
+    rows = asyncio.run(compare())
+    PAGE.write_text(page(rows, version))
+    wrong = 0
+    for case, ours, nginx, h11 in rows:
+        if (agree(ours, nginx) and agree(ours, h11)) == bool(case.why):
+            sys.stderr.write(f"{case.group}: {case.name}: {ours} | {nginx} | {h11} | {case.why or 'not explained'}\n")
+            wrong = 1
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(main())

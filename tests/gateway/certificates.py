@@ -1,0 +1,26 @@
+"""Certificates for tests, made with openssl; tests that need them skip where it is missing."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+OPENSSL = shutil.which("openssl")
+needs_openssl = pytest.mark.skipif(OPENSSL is None, reason="makes certificates with openssl")
+
+
+def certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """A self-signed certificate for localhost whose common name is `name`, and its key."""
+    assert OPENSSL is not None
+    chain, key = folder / f"{name}.crt", folder / f"{name}.key"
+    subprocess.run(
+        [
+            *(OPENSSL, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+            *("-keyout", str(key), "-out", str(chain), "-days", "2", "-subj", f"/CN={name}"),
+            *("-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return chain, key

@@ -1,0 +1,82 @@
+"""One real `oriel gateway` as a process of its own, under limits a test sets."""
+
+import asyncio
+import os
+import resource
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from .stack import Client
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """A gateway that serves. pid: for /proc."""
+
+    port: int
+    pid: int
+
+    def rss_bytes(self) -> int:
+        fields = Path(f"/proc/{self.pid}/statm").read_text().split()
+        return int(fields[1]) * resource.getpagesize()
+
+    def files(self) -> int:
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    def cpu_s(self) -> float:
+        words = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port: int = sock.getsockname()[1]
+        return port
+
+
+@asynccontextmanager
+async def gateway_process(
+    folder: Path, files: dict[str, bytes], *words: str, max_files: int | None = None, plain: bool = True
+) -> AsyncIterator[Process]:
+    """Start it on free ports, wait until it is ready, end it. max_files: its limit of open files."""
+    policies = folder / "policies"
+    policies.mkdir(exist_ok=True)
+    for name, content in files.items():
+        (policies / name).write_bytes(content)
+
+    def limited() -> None:
+        if max_files is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))
+
+    http_port, *others = (str(free_port()) for _ in range(3))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "oriel_cli.main", "gateway", "--policies", str(policies)),
+        *("--http-port", http_port, "--grpc-port", others[0], "--admin-port", others[1], *words),
+        preexec_fn=limited,
+    )
+    try:
+        async with asyncio.timeout(60):
+            while not await _ready(int(http_port), plain):
+                assert process.returncode is None, "the gateway ended"
+                await asyncio.sleep(0.02)
+        yield Process(port=int(http_port), pid=process.pid)
+    finally:
+        if process.returncode is None:
+            process.terminate()
+            async with asyncio.timeout(40):
+                await process.wait()
+
+
+async def _ready(port: int, plain: bool) -> bool:
+    try:
+        async with Client(port) as client:
+            if not plain:
+                return True
+            return (await client.ask("/v2/health/ready", key=None, method="GET")).status == 200
+    except (OSError, asyncio.IncompleteReadError):
+        return False

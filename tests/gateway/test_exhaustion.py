@@ -1,0 +1,123 @@
+"""What a real gateway process does when clients take its files and its memory (R31, R32)."""
+
+import asyncio
+import resource
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from .process import gateway_process
+from .stack import BRONZE, GOLD, Client, Seen, Upstream, documents, upstream
+from .test_attacks import HEAD
+from .test_ingress_http import INFER
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="looks processes up in /proc")
+MIB, PIECE = 1 << 20, 1 << 13
+CUT = 0
+
+
+async def test_idle_connections_without_number_leave_room_for_those_who_ask(tmp_path: Path) -> None:
+    """More connections than the process may have files: the idlest make room, nobody spins, all files come back."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    async with upstream() as up, gateway_process(tmp_path, documents([up.port]), max_files=400) as process:
+        async with Client(process.port) as client:
+            assert (await client.ask(INFER)).status == 200
+        files = process.files()
+        idle: list[asyncio.StreamWriter] = []
+        for _ in range(20):
+            opened = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", process.port) for _ in range(50)))
+            idle += [writer for _, writer in opened]
+            async with asyncio.timeout(5), Client(process.port) as client:
+                assert (await client.ask(INFER)).status == 200
+        assert process.files() < 400
+        cpu, began = process.cpu_s(), monotonic()
+        await asyncio.sleep(0.5)
+        assert process.cpu_s() - cpu < 0.5 * (monotonic() - began)
+        for writer in idle:
+            writer.transport.abort()
+        async with asyncio.timeout(10):
+            while process.files() > files + 20:
+                await asyncio.sleep(0.02)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_a_process_without_files_for_its_clients_neither_spins_nor_stays_deaf(tmp_path: Path) -> None:
+    """Upstream connections take what is left: accepting fails, and works again when they have gone."""
+    async with upstream() as up, gateway_process(tmp_path, documents([up.port]), max_files=400) as process:
+        async with Client(process.port) as kept:
+            assert (await kept.ask(INFER)).status == 200
+            # From outside: no file is left, whoever has them.
+            resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (process.files(), 400))
+            opened = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", process.port) for _ in range(100)))
+            cpu, began = process.cpu_s(), monotonic()
+            await asyncio.sleep(0.5)
+            assert process.cpu_s() - cpu < 0.5 * (monotonic() - began)
+            assert (await kept.ask(INFER)).status == 200
+            resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (400, 400))
+            async with Client(process.port) as late:
+                assert (await late.ask(INFER)).status == 200
+            for _, writer in opened:
+                writer.close()
+
+
+async def status(client: Client) -> int:
+    """Of the answer; CUT for a client that went on sending for too long to see its refusal."""
+    try:
+        return (await client.reply(60)).status
+    except (ConnectionError, asyncio.IncompleteReadError):
+        return CUT
+
+
+async def test_memory_of_bodies_that_wait_stays_in_its_budget_and_is_given_back(tmp_path: Path) -> None:
+    """A stub of this gateway grew by 258 MiB and kept them."""
+    go = asyncio.Event()
+
+    async def answer(seen: Seen) -> bytes:
+        await go.wait()
+        return await Upstream().ok(seen)
+
+    async with upstream() as up:
+        files = documents([up.port], max_inflight=2, extra="")
+        budget = 64 * MIB
+        files["all.toml"] = files["all.toml"].replace(
+            b"max_queue = 100\nmax_body_bytes = 1000000",
+            b"max_queue = 1000\nmax_body_bytes = 2000000\nmax_queue_bytes = %d" % budget,
+        )
+        files["all.toml"] = files["all.toml"].replace(b"target_ms = 2000", b"target_ms = 15000")
+        async with gateway_process(tmp_path, files) as process:
+            async with Client(process.port) as client:
+                assert (await client.ask(INFER)).status == 200
+            before = process.rss_bytes()
+            up.answer = answer
+            body = bytes(MIB)
+            clients = [await Client(process.port).__aenter__() for _ in range(150)]
+            for client in clients:
+                client.writer.write(HEAD % BRONZE.encode() + b"content-length: %d\r\n\r\n" % MIB)
+            replies = [asyncio.ensure_future(status(client)) for client in clients]
+            # In turns and small pieces, as networks bring them: what was allocated together is not freed together.
+            for start in range(0, MIB, PIECE):
+                for client, reply in zip(clients, replies, strict=True):
+                    if not reply.done() and not client.writer.is_closing():
+                        client.writer.write(body[start : start + PIECE])
+                await asyncio.sleep(0)
+            while sum(reply.done() for reply in replies) < 150 - budget // MIB:
+                await asyncio.sleep(0.02)
+            # One that stays lies above them all: what is freed below it does not go back by itself.
+            late = await Client(process.port).__aenter__()
+            late.writer.write(HEAD % GOLD.encode() + b"content-length: %d\r\n\r\n" % MIB)
+            for _ in range(40):
+                late.writer.write(body[:PIECE])
+                await asyncio.sleep(0.001)
+            held = process.rss_bytes() - before
+            assert 32 * MIB < held <= budget + 128 * MIB
+            go.set()
+            statuses = [await reply for reply in replies]
+            assert set(statuses) <= {200, 503, CUT} and statuses.count(200) >= 32 and 503 in statuses
+            for client in clients:
+                client.writer.close()
+            async with asyncio.timeout(30):
+                while process.rss_bytes() - before > 0.2 * held:
+                    await asyncio.sleep(0.05)
+            late.writer.close()

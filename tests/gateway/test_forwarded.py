@@ -1,0 +1,107 @@
+"""Proxies in front: whose word about the client counts, and what the next hop is told."""
+
+from ipaddress import ip_network
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oriel_gateway.forwarded import forwarded_for
+from oriel_wire.h1 import LineMemo, parse_request_head
+
+from .stack import Client, documents, gateway, upstream
+from .test_ingress_http import INFER
+
+NETWORKS = (ip_network("10.0.0.0/8"), ip_network("fd00::/8"))
+
+
+def told(peer: str, *lines: str, secure: bool = False) -> tuple[str, dict[str, str]]:
+    block = "\r\n".join(["GET / HTTP/1.1", "host: public.example", *lines]).encode("latin-1")
+    head = parse_request_head(block, LineMemo())
+    address, out = forwarded_for(head, peer, secure=secure, networks=NETWORKS)
+    passed = {name: value for name, _, value in (line.partition(": ") for line in out.split("\r\n")[:-1])}
+    assert not any(line.lower().startswith((b"x-forwarded", b"forwarded", b"x-real")) for line in head.forward)
+    return address, passed
+
+
+def test_a_stranger_is_believed_nothing() -> None:
+    address, passed = told(
+        "203.0.113.9", "X-Forwarded-For: 1.1.1.1", "Forwarded: for=1.1.1.1", "X-Forwarded-Proto: https",
+        "X-Forwarded-Host: evil", "X-Real-IP: 1.1.1.1", "X-Forwarded-Prefix: /x",
+    )  # fmt: skip
+    assert address == "203.0.113.9"
+    assert passed == {
+        "x-forwarded-for": "203.0.113.9",
+        "x-forwarded-proto": "http",
+        "x-forwarded-host": "public.example",
+        "forwarded": 'for=203.0.113.9;host="public.example";proto=http',
+    }
+
+
+def test_a_trusted_proxys_list_is_continued() -> None:
+    address, passed = told(
+        "10.0.0.2", "x-forwarded-for: 9.9.9.9, 203.0.113.9", "x-forwarded-for: 10.0.0.1",
+        "x-forwarded-proto: https", "x-forwarded-host: shop.example", "x-real-ip: 203.0.113.9",
+    )  # fmt: skip
+    assert address == "203.0.113.9"  # what is left of it anybody may have written
+    assert passed["x-forwarded-for"] == "9.9.9.9, 203.0.113.9,10.0.0.1, 10.0.0.2"
+    assert passed["forwarded"] == 'for=10.0.0.2;host="shop.example";proto=https'
+    assert (passed["x-forwarded-proto"], passed["x-forwarded-host"]) == ("https", "shop.example")
+    assert passed["x-real-ip"] == "203.0.113.9"
+
+
+def test_rfc_7239_is_read_and_continued() -> None:
+    address, passed = told(
+        "fd00::1", 'Forwarded: for="_gazonk, x", For="[2001:db8:cafe::17]:4711";proto=http;by=203.0.113.43', secure=True
+    )
+    assert address == "2001:db8:cafe::17"
+    assert passed["forwarded"].endswith(', for="[fd00::1]";host="public.example";proto=https')
+    assert passed["x-forwarded-for"] == "fd00::1"
+
+
+def test_two_lists_that_disagree_leave_the_proxy_itself() -> None:
+    """One of them was the client's own: the proxy writes only the other."""
+    assert told("10.0.0.1", "x-forwarded-for: 8.8.8.8", "forwarded: for=9.9.9.9")[0] == "10.0.0.1"
+    assert told("10.0.0.1", "x-forwarded-for: 8.8.8.8", "forwarded: for=8.8.8.8")[0] == "8.8.8.8"
+
+
+def test_names_and_nonsense_end_the_walk() -> None:
+    assert told("10.0.0.1", "x-forwarded-for: 8.8.8.8, unknown")[0] == "10.0.0.1"
+    assert told("10.0.0.1", "x-forwarded-for: 8.8.8.8, unknown, 10.0.0.7:99")[0] == "10.0.0.7"
+    assert told("::ffff:10.0.0.1", "x-forwarded-for: ::ffff:8.8.8.8")[0] == "8.8.8.8"
+    assert told("10.0.0.1", "x-forwarded-for:", "x-forwarded-host: a b", "x-forwarded-proto: gopher")[1] == {
+        "x-forwarded-for": "10.0.0.1", "x-forwarded-proto": "http", "x-forwarded-host": "public.example",
+        "forwarded": 'for=10.0.0.1;host="public.example";proto=http',
+    }  # fmt: skip
+
+
+_TEXT = st.text(alphabet=st.characters(min_codepoint=32, max_codepoint=126), max_size=60)
+_OURS = st.sampled_from(["10.1.1.1", "fd00::7", "[fd00::2]:1", "10.9.9.9:80"])
+
+
+@given(_TEXT, st.sampled_from(["8.8.8.8", "2001:db8::1"]), st.lists(_OURS, max_size=5))
+def test_whatever_a_client_writes_its_own_address_is_named(forged: str, client: str, proxies: list[str]) -> None:
+    """The client sends any list; the first proxy appends the client's address, each further one its caller's."""
+    true = ", ".join([client, *proxies])
+    assert told("10.0.0.1", f"x-forwarded-for: {forged}, {true}")[0] == client
+    assert told("10.0.0.1", f"x-forwarded-for: {forged}", f"x-forwarded-for: {true}")[0] == client
+    assert told(client, f"x-forwarded-for: {forged}", f"forwarded: {forged}")[0] == client
+
+
+@given(_TEXT, st.sampled_from(["10.0.0.1", "8.8.4.4", "fd00::1", "unix"]))
+def test_whatever_anybody_writes_no_line_is_broken_open(text: str, peer: str) -> None:
+    _, passed = told(peer, f"forwarded: {text}", f"x-forwarded-host: {text}", f"x-forwarded-for: {text}")
+    assert not any("\r" in value or "\n" in value for value in passed.values())
+
+
+async def test_the_next_hop_hears_it_only_where_proxies_are_named() -> None:
+    headers = "x-forwarded-for: 203.0.113.9\r\nx-forwarded-proto: https\r\n"
+    async with upstream() as up:
+        async with gateway(documents([up.port])) as (port, _), Client(port) as client:
+            assert (await client.ask(INFER, headers=headers)).status == 200
+            assert up.seen[0].get("x-forwarded-for") is up.seen[0].get("x-forwarded-proto") is None
+        files = documents([up.port], extra='[http]\ntrusted_proxies = ["127.0.0.0/8"]\n')
+        async with gateway(files) as (port, _), Client(port) as client:
+            for _ in range(3):  # recognised by its bytes from the third on
+                assert (await client.ask(INFER, headers=headers)).status == 200
+                assert up.seen[-1].get("x-forwarded-for") == "203.0.113.9, 127.0.0.1"
+                assert up.seen[-1].get("forwarded") == 'for=127.0.0.1;host="x";proto=https'

@@ -1,0 +1,215 @@
+"""Special routes over gRPC, with scripted servers behind and raw calls in front."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+from tritonclient.grpc import service_pb2
+
+from oriel_gateway.core import Gateway
+from oriel_gateway.ingress_grpc import serve_grpc
+from oriel_gateway.limits import EmbeddedLimiter
+from oriel_policies.documents import compile_documents
+from oriel_wire.trace import ListSink
+
+from .stack import GOLD, digest
+from .test_ingress_grpc import Backend
+from .test_special_routes import OPERATOR, OTHER, metric, until
+
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
+
+
+@dataclass
+class House:
+    channel: aio.Channel
+    core: Gateway
+    backends: list[Backend]
+    ingress: Any
+
+    async def infer(self, body: bytes = b"x", *, model: str = "digits", version: str = "", **metadata: str) -> Any:
+        """The answer and its metadata."""
+        metadata.setdefault("x_api_key", GOLD)
+        request = service_pb2.ModelInferRequest(model_name=model, model_version=version, raw_input_contents=[body])
+        pairs = tuple((name.replace("_", "-"), value) for name, value in metadata.items())
+        call = self.channel.unary_unary(INFER)(request.SerializeToString(), metadata=pairs)
+        answer = service_pb2.ModelInferResponse.FromString(await call)
+        return answer, dict(await call.trailing_metadata())
+
+    def idle(self) -> bool:
+        gates = self.core.pools.values()
+        return (
+            all(g.admission.inflight == 0 and not len(g.admission.queue) and not g.held_bytes for g in gates)
+            and not len(self.ingress._special._flights)
+            and not self.ingress._special._work
+            and not self.core.routing.shadows
+        )
+
+
+@asynccontextmanager
+async def house(routes: str) -> AsyncIterator[House]:
+    backends = [Backend(), Backend()]
+    servers = []
+    text = "[tiers.gold]\nband = 0\ntarget_ms = 2000\n"
+    for number, backend in enumerate(backends):
+        server = aio.server()
+        server.add_generic_rpc_handlers((backend,))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        servers.append(server)
+        text += f'[pools.p{number}]\nendpoints = ["127.0.0.1:{port}"]\ngrpc_endpoints = ["127.0.0.1:{port}"]\n'
+        text += 'probe = ""\nlearn_concurrency = false\n'
+    for name, key, scopes in (("g", GOLD, "[]"), ("o", OTHER, "[]"), ("op", OPERATOR, '["operator"]')):
+        text += f'[tenants.{name}]\ntier = "gold"\nmodels = ["*"]\nscopes = {scopes}\n'
+        text += f'keys = [{{ sha256 = "{digest(key)}" }}]\n'
+    core = Gateway(compile_documents({"a.toml": (text + routes).encode()}), limiter=EmbeddedLimiter(), sink=ListSink())
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    ingress = await serve_grpc(core, sock)
+    try:
+        async with aio.insecure_channel(f"127.0.0.1:{ingress.port}") as channel:
+            yield House(channel, core, backends, ingress)
+    finally:
+        await ingress.drain(0.0)
+        await core.close()
+        for server in servers:
+            await server.stop(0.0)
+
+
+async def test_headers_and_split_choose_pool_and_version() -> None:
+    routes = """
+[[routes]]
+model = "*"
+headers = { x-stage = "next" }
+pool = "p1"
+[[routes]]
+model = "*"
+name = "canary"
+split = [{ pool = "p0", weight = 1 }, { pool = "p1", version = "3", weight = 1 }]
+split_by = "header:x-user"
+"""
+    async with house(routes) as it:
+        await it.infer(x_stage="next")
+        assert not it.backends[0].seen and it.backends[1].seen.pop()[1].model_version == ""
+        for _ in range(2):
+            for number in range(12):
+                _, trailing = await it.infer(x_user=f"u{number}", x_api_key=OPERATOR)
+                assert trailing["x-oriel-route"].startswith("canary; side=p")
+        users = [{seen[2]["x-user"] for seen in backend.seen} for backend in it.backends]
+        assert users[0] and users[1] and not users[0] & users[1]
+        assert {seen[1].model_version for seen in it.backends[1].seen} == {"3"}
+        assert {seen[1].model_version for seen in it.backends[0].seen} == {""}
+        await it.infer(x_user=users[1].pop(), version="9")
+        assert it.backends[1].seen[-1][1].model_version == "9"
+        assert sum(metric(it.core, "oriel_gateway_split_calls_total").values()) == 25
+
+
+async def test_http_and_grpc_put_a_key_on_the_same_side() -> None:
+    routes = """
+[[routes]]
+model = "*"
+split = [{ pool = "p0", weight = 1 }, { pool = "p1", weight = 1 }]
+split_by = "header:x-user"
+"""
+    async with house(routes) as it:
+        tenant = it.core.snapshot.tenants["g"]
+        http = it.core.target(tenant, b"line", "POST", "/v2/models/digits/infer", "")
+        rpc = it.core.grpc_target(tenant, "ModelInfer", "model", "digits", "")
+        mark = it.core.mark("r", None, None)
+        for number in range(50):
+            fields = {"x-user": f"u{number}"}
+            assert it.core.chosen(http, fields.get, mark).pool == it.core.chosen(rpc, fields.get, mark).pool
+
+
+async def test_a_streams_first_message_chooses_and_it_stays_there() -> None:
+    routes = """
+[[routes]]
+model = "*"
+split = [{ pool = "p0", version = "1", weight = 1 }, { pool = "p1", version = "2", weight = 1 }]
+split_by = "request"
+"""
+    async with house(routes) as it:
+        message = service_pb2.ModelInferRequest(model_name="digits").SerializeToString()
+        for number in range(6):
+            call = it.channel.stream_stream(STREAM)(
+                iter([message] * 3), metadata=(("x-api-key", GOLD), ("x-request-id", f"r{number}"))
+            )
+            assert len([answer async for answer in call]) == 3
+        for backend, version in zip(it.backends, ("1", "2"), strict=True):
+            assert len(backend.seen) % 3 == 0 and {seen[1].model_version for seen in backend.seen} <= {version}
+
+
+async def test_equal_calls_are_made_once_and_kept() -> None:
+    routes = '[[routes]]\nmodel = "*"\nname = "d"\npool = "p0"\ndeterministic = true\ncache_s = 60.0\n'
+    async with house(routes) as it:
+        backend = it.backends[0]
+        backend.hold = asyncio.Event()
+        asking = [asyncio.ensure_future(it.infer(x_request_id=f"r{n}")) for n in range(4)]
+        await until(lambda: bool(backend.seen) and len(it.ingress._special._flights._open) == 1)
+        flight = next(iter(it.ingress._special._flights._open.values()))
+        await until(lambda: len(flight.members) == 4)
+        backend.hold.set()
+        answers = await asyncio.gather(*asking)
+        assert len(backend.seen) == 1 and {answer.model_name for answer, _ in answers} == {"digits"}
+        assert sorted(trailing["x-oriel-cache"] for _, trailing in answers) == ["joined"] * 3 + ["miss"]
+        for _, trailing in answers:  # one of them stands for the call that was made
+            assert ("gateway-upstream" in trailing["server-timing"]) == (trailing["x-oriel-cache"] == "miss")
+        assert {trailing["x-request-id"] for _, trailing in answers} == {f"r{n}" for n in range(4)}
+        _, trailing = await it.infer()
+        assert trailing["x-oriel-cache"] == "hit" and trailing["age"] == "0" and len(backend.seen) == 1
+        await it.infer(x_api_key=OTHER)
+        await it.infer(b"other")
+        assert len(backend.seen) == 3 and it.idle()
+        assert sum(series.count for series in it.core.stats.series.values()) == 7
+
+
+async def test_a_founder_that_leaves_fails_nobody_and_an_error_is_its_own() -> None:
+    routes = '[[routes]]\nmodel = "*"\nname = "d"\npool = "p0"\ndeterministic = true\n'
+    async with house(routes) as it:
+        backend = it.backends[0]
+        backend.hold = asyncio.Event()
+        founder = asyncio.ensure_future(it.infer())
+        await until(lambda: bool(backend.seen))
+        flight = next(iter(it.ingress._special._flights._open.values()))
+        follower = asyncio.ensure_future(it.infer())
+        await until(lambda: len(flight.members) == 2)
+        founder.cancel()
+        await until(lambda: len(flight.members) == 1)
+        backend.hold.set()
+        _, trailing = await follower
+        assert trailing["x-oriel-cache"] == "miss" and len(backend.seen) == 1 and not backend.left
+        backend.hold = asyncio.Event()
+        failing = [asyncio.ensure_future(it.infer(model="broken")) for _ in range(2)]
+        await until(lambda: len(backend.seen) == 2)
+        flight = next(iter(it.ingress._special._flights._open.values()))
+        await until(lambda: len(flight.members) == 2)
+        backend.hold.set()
+        for outcome in await asyncio.gather(*failing, return_exceptions=True):
+            assert isinstance(outcome, aio.AioRpcError) and outcome.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert len(backend.seen) == 3  # the second asked for itself
+        backend.hold = asyncio.Event()
+        last = asyncio.ensure_future(it.infer(b"last"))
+        await until(lambda: len(backend.seen) == 4)
+        last.cancel()
+        await until(lambda: backend.left == 1 and it.idle())
+
+
+@pytest.mark.parametrize(("model", "result"), [("digits", "same"), ("broken", "same")])
+async def test_a_copy_is_compared(model: str, result: str) -> None:
+    routes = '[[routes]]\nmodel = "*"\nname = "s"\npool = "p0"\nshadow = { pool = "p1" }\n'
+    async with house(routes) as it:
+        if model == "broken":
+            with pytest.raises(aio.AioRpcError):
+                await it.infer(model=model)
+        else:
+            await it.infer(model=model)
+        await until(lambda: metric(it.core, "oriel_gateway_shadow_copies_total") == {("s", "p1", result): 1.0})
+        (original,), (copy,) = (backend.seen for backend in it.backends)
+        assert (original[2]["x-oriel-priority"], copy[2]["x-oriel-priority"]) == ("0", "255")
+        assert it.idle() and sum(series.count for series in it.core.stats.series.values()) == 1

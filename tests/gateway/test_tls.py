@@ -1,0 +1,217 @@
+"""Both public ports over TLS, and certificates that change while they are served."""
+
+import asyncio
+import logging
+import shutil
+import socket
+import ssl
+from pathlib import Path
+
+import grpc
+import pytest
+
+from oriel_gateway.app import serve
+from oriel_gateway.core import Gateway
+from oriel_gateway.ingress_grpc import serve_grpc
+from oriel_gateway.ingress_http import ClientConnection
+from oriel_gateway.limits import EmbeddedLimiter
+from oriel_gateway.settings import Settings
+from oriel_policies.documents import compile_documents
+from oriel_wire.engine.limits import HttpLimits
+from oriel_wire.engine.listener import HttpServer
+from oriel_wire.engine.tls import Certificates
+from oriel_wire.errors import StartFailed
+from oriel_wire.trace import ListSink
+
+from .certificates import certificate, needs_openssl
+from .process import gateway_process
+from .stack import Client, documents, upstream
+from .test_ingress_http import INFER, settle
+
+pytestmark = needs_openssl
+Pair = tuple[Path, Path]
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
+    folder = tmp_path_factory.mktemp("pairs")
+    return {name: certificate(folder, name) for name in ("first", "second")}
+
+
+@pytest.fixture
+def files(tmp_path: Path, pairs: dict[str, Pair]) -> Pair:
+    """The files that are served, holding the first pair."""
+    served = tmp_path / "tls.crt", tmp_path / "tls.key"
+    put(pairs["first"], served)
+    return served
+
+
+def put(pair: Pair, served: Pair) -> None:
+    """Replaced in one step each, as a mounted secret is."""
+    for source, target in zip(pair, served, strict=True):
+        fresh = target.with_suffix(".new")
+        shutil.copy(source, fresh)
+        fresh.replace(target)
+
+
+def trusting(*pairs: Pair) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    for chain, _ in pairs:
+        context.load_verify_locations(chain)
+    return context
+
+
+def common_name(writer: asyncio.StreamWriter) -> str:
+    subject = writer.get_extra_info("peercert")["subject"]
+    return next(value for ((key, value),) in subject if key == "commonName")
+
+
+class TlsClient(Client):
+    def __init__(self, port: int, context: ssl.SSLContext) -> None:
+        super().__init__(port)
+        self._context = context
+
+    async def __aenter__(self) -> "TlsClient":
+        self.reader, self.writer = await asyncio.open_connection(
+            "localhost", self._port, ssl=self._context, family=socket.AF_INET
+        )
+        return self
+
+
+async def test_both_ports_serve_over_tls_and_change_to_a_new_certificate(files: Pair, pairs: dict[str, Pair]) -> None:
+    async with upstream() as up:
+        core = Gateway(compile_documents(documents([up.port])), limiter=EmbeddedLimiter(), sink=ListSink())
+        certificates = Certificates(*files)
+        server = HttpServer(HttpLimits())
+        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+        await server.open(lambda: ClientConnection(server, core), sockets[0], tls=certificates.context)
+        ingress = await serve_grpc(core, sockets[1], certificates)
+        context = trusting(*pairs.values())
+
+        async def health(name: str) -> bytes:
+            credentials = grpc.ssl_channel_credentials(pairs[name][0].read_bytes())
+            async with grpc.aio.secure_channel(f"localhost:{ingress.port}", credentials) as channel:
+                check = channel.unary_unary("/grpc.health.v1.Health/Check")
+                answer: bytes = await check(b"", timeout=10)
+                return answer
+
+        body = bytes(range(256)) * 3000
+        async with TlsClient(server.port, context) as old:
+            protocol = old.writer.get_extra_info("ssl_object")
+            assert (protocol.selected_alpn_protocol(), common_name(old.writer)) == ("http/1.1", "first")
+            assert (await old.ask(INFER, body)).status == 200 and up.seen[-1].body == body
+            assert await health("first") == b"\x08\x01"
+            put(pairs["second"], files)
+            assert certificates.look() and not certificates.look()
+            async with TlsClient(server.port, context) as new:
+                assert common_name(new.writer) == "second"
+                assert (await new.ask(INFER, b"x")).status == 200
+            assert await health("second") == b"\x08\x01"
+            with pytest.raises(grpc.aio.AioRpcError):
+                await health("first")
+            assert (await old.ask(INFER, b"y")).status == 200  # open connections go on
+        await server.drain(0.0)
+        await ingress.drain(0.0)
+        await core.close()
+
+
+async def test_old_versions_of_tls_and_plain_http_are_cut(files: Pair) -> None:
+    server = HttpServer(HttpLimits())
+    core = Gateway(compile_documents(documents([1])), limiter=EmbeddedLimiter(), sink=ListSink())
+    await server.open(
+        lambda: ClientConnection(server, core), socket.create_server(("127.0.0.1", 0)), tls=Certificates(*files).context
+    )
+    old = trusting((files[0], files[1]))
+    old.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
+    with pytest.warns(DeprecationWarning):
+        old.maximum_version = ssl.TLSVersion.TLSv1_1
+    old.set_ciphers("ALL:@SECLEVEL=0")
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        await asyncio.open_connection("localhost", server.port, ssl=old, family=socket.AF_INET)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n")
+    try:
+        assert b"HTTP" not in await reader.read()
+    except ConnectionError:
+        pass
+    writer.close()
+    await settle(lambda: not server.connections)
+    await server.drain(0.0)
+    await core.close()
+
+
+def test_a_pair_that_does_not_go_together_keeps_the_old_one_and_is_named_once(
+    files: Pair, pairs: dict[str, Pair], caplog: pytest.LogCaptureFixture
+) -> None:
+    certificates = Certificates(*files)
+    before = certificates.pem
+    with caplog.at_level(logging.INFO):
+        put((pairs["second"][0], pairs["first"][1]), files)
+        assert not certificates.look() and not certificates.look()
+        assert [record.levelname for record in caplog.records] == ["ERROR"]
+        assert "the key is not the certificate's" in caplog.text and str(files[0].parent) not in caplog.text
+        files[1].unlink()
+        assert not certificates.look() and not certificates.look()
+        assert [record.levelname for record in caplog.records] == ["ERROR"] * 2
+        files[1].write_text("nonsense")
+        assert not certificates.look()
+        assert certificates.pem == before
+        put(pairs["second"], files)
+        assert certificates.look() and certificates.pem[0] == pairs["second"][0].read_bytes()
+        assert caplog.records[-1].levelname == "INFO"
+
+
+@pytest.mark.parametrize("broken", ["missing", "mixed", "half"])
+async def test_without_a_usable_pair_nothing_starts(
+    broken: str, files: Pair, pairs: dict[str, Pair], tmp_path: Path
+) -> None:
+    cert, key = files
+    if broken == "missing":
+        cert.unlink()
+    elif broken == "mixed":
+        shutil.copy(pairs["second"][1], key)
+    policies = tmp_path / "policies"
+    policies.mkdir()
+    (policies / "all.toml").write_bytes(documents([1])["all.toml"])
+    settings = Settings(policies=policies, tls_cert=cert, tls_key=None if broken == "half" else key)
+    with pytest.raises(StartFailed, match="--tls-key") as refused:
+        await serve(settings, asyncio.Event())
+    assert str(tmp_path) not in str(refused.value)
+
+
+async def test_the_command_serves_tls_and_looks_at_its_files(
+    files: Pair, pairs: dict[str, Pair], tmp_path: Path
+) -> None:
+    words = ("--tls-cert", str(files[0]), "--tls-key", str(files[1]))
+    async with upstream() as up, gateway_process(tmp_path, documents([up.port]), *words, plain=False) as process:
+        context = trusting(*pairs.values())
+        body = bytes(700_000)
+        async with TlsClient(process.port, context) as client:
+            for _ in range(2):
+                assert (await client.ask(INFER, body)).status == 200 and up.seen[-1].body == body
+            put(pairs["second"], files)
+            name = ""
+            while name != "second":  # within a second; the test's own timeout bounds it
+                await asyncio.sleep(0.05)
+                async with TlsClient(process.port, context) as late:
+                    name = common_name(late.writer)
+                    assert (await late.ask(INFER)).status == 200
+            assert (await client.ask(INFER)).status == 200
+
+
+async def test_a_handshake_that_does_not_go_on_is_cut(files: Pair) -> None:
+    server = HttpServer(HttpLimits(head_timeout_s=0.1))
+    core = Gateway(compile_documents(documents([1])), limiter=EmbeddedLimiter(), sink=ListSink())
+    sock = socket.create_server(("127.0.0.1", 0))
+    await server.open(lambda: ClientConnection(server, core), sock, tls=Certificates(*files).context)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b"\x16\x03\x01")
+    try:
+        async with asyncio.timeout(5):
+            assert await reader.read() == b""
+    except ConnectionError:
+        pass
+    writer.close()
+    await server.drain(0.0)
+    await core.close()

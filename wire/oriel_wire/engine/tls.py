@@ -1,0 +1,107 @@
+"""Certificates of a listener that are looked at while it serves.
+
+The two files are read when their identity, size or time has changed. A pair that goes together is in force from then
+on, for new connections; one that does not is named and the old one stays. Both files of a pair are rarely replaced in
+one step, so a pair that cannot be used is looked at again each second and named only once. Open connections keep the
+certificate they were greeted with.
+"""
+
+import asyncio
+import logging
+import os
+import ssl
+from pathlib import Path
+
+from oriel_wire.errors import StartFailed
+
+__all__ = ["Certificates"]
+
+LOOK_S = 1.0
+MAX_FILE_BYTES = 1024 * 1024
+_log = logging.getLogger(__name__)
+_Stamp = tuple[tuple[int, int, int, int], ...]
+
+
+class Certificates:
+    """One certificate chain and its key, in PEM, TLS 1.2 and later, ALPN `http/1.1`.
+
+    context: for the listener; it hands each new connection to the pair in force. pem: (chain, key) of that pair, for
+    a listener of another library. Single writer: whoever runs `watch`. Raises StartFailed if there is no usable pair.
+    """
+
+    def __init__(self, chain: Path, key: Path) -> None:
+        self._chain = chain
+        self._key = key
+        self._named: _Stamp | None = None  # the unusable pair that was named last; () is one that cannot be seen
+        try:
+            self._stamp = self._look()
+            current, self.pem = self._read()
+        except (OSError, ValueError) as error:
+            raise StartFailed(
+                f"the certificate of --tls-cert and the key of --tls-key are not usable: {_reason(error)}"
+            ) from error
+        # The one context a listener is opened with cannot be exchanged; what a connection is greeted with can.
+        self.context = self._current = current
+        self.context.sni_callback = self._greet
+
+    def _greet(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        connection.context = self._current
+
+    async def watch(self) -> None:
+        """Look at the files each second, on a thread; never returns."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await asyncio.to_thread(self.look)
+
+    def look(self) -> bool:
+        """Take the files if they have changed and go together; whether they were taken."""
+        stamp: _Stamp = ()
+        try:
+            stamp = self._look()
+            if stamp == self._stamp:
+                return False
+            current, pem = self._read()
+            if self._look() != stamp:
+                return False  # being replaced: the next look sees it whole
+        except (OSError, ValueError) as error:
+            if stamp != self._named:
+                _log.error("the new certificate or key is not usable, the old pair stays: %s", _reason(error))
+            self._named = stamp
+            return False
+        self._stamp, self._named = stamp, None
+        self._current, self.pem = current, pem
+        _log.info("a new certificate is in force for new connections")
+        return True
+
+    def _look(self) -> _Stamp:
+        found = [os.stat(path) for path in (self._chain, self._key)]
+        return tuple((each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns) for each in found)
+
+    def _read(self) -> tuple[ssl.SSLContext, tuple[bytes, bytes]]:
+        if any(path.stat().st_size > MAX_FILE_BYTES for path in (self._chain, self._key)):
+            raise ValueError(f"a file is larger than {MAX_FILE_BYTES} bytes")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        _restrict(context)
+        context.load_cert_chain(self._chain, self._key, password=_no_password)
+        return context, (self._chain.read_bytes(), self._key.read_bytes())
+
+
+def _restrict(context: ssl.SSLContext) -> None:
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    # A renegotiating or compressing client costs much and gains nothing.
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_CIPHER_SERVER_PREFERENCE
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted; store it without a pass phrase")
+
+
+def _reason(error: Exception) -> str:
+    """Without the path: it may be a secret's."""
+    if isinstance(error, ssl.SSLError):
+        words = (error.reason or "").replace("_", " ").lower()
+        return {"key values mismatch": "the key is not the certificate's"}.get(words) or words or "not PEM"
+    if isinstance(error, OSError):
+        return error.strerror or "cannot be read"
+    return str(error)
