@@ -4,10 +4,13 @@ A TOML document is edited as text, then both texts are read and compared: unless
 plus the key, nothing is written.
 """
 
+import fcntl
 import os
 import re
 import tempfile
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -21,8 +24,28 @@ __all__ = ["add_key"]
 
 def add_key(path: Path, tenant: str, digest: str, *, name: str, expires: datetime | None) -> None:
     """Add the key with this SHA-256 to `tenant` in the document `path`, at once or not at all. Raises CommandFailed."""
+    with _alone(path):
+        _add_key(path, tenant, digest, name=name, expires=expires)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One writer at a time in the document's folder: of two, the one that reads first would lose its key again."""
     try:
-        text = path.read_text(encoding="utf-8")
+        folder = os.open(path.resolve().parent, os.O_RDONLY)
+    except OSError as error:
+        raise CommandFailed(f"'{path}' cannot be read: {error.strerror}") from error
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _add_key(path: Path, tenant: str, digest: str, *, name: str, expires: datetime | None) -> None:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:  # line ends as they are
+            text = file.read()
     except (OSError, UnicodeDecodeError) as error:
         raise CommandFailed(f"'{path}' cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8'}") from error
     key: dict[str, Any] = {"sha256": digest}
@@ -101,12 +124,14 @@ def _same(changed: str, wanted: dict[str, Any], tenant: str) -> bool:
 def _replace(path: Path, text: str) -> None:
     """A reader sees the old document or the new one."""
     try:
-        mode = path.stat().st_mode & 0o777
+        old = path.stat()
         descriptor, name = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.resolve().parent)
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
                 file.write(text)
-                os.fchmod(file.fileno(), mode)
+                if (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()):
+                    os.fchown(file.fileno(), old.st_uid, old.st_gid)  # the gateway may run as someone else than we
+                os.fchmod(file.fileno(), old.st_mode & 0o777)
             os.replace(name, path.resolve())
         except OSError:
             os.unlink(name)

@@ -54,10 +54,14 @@ async def load(settings: Settings) -> Snapshot:
     return replace(snapshot, pools=pools)
 
 
-def _limiter(settings: Settings) -> Limiter:
+async def _limiter(settings: Settings) -> Limiter:
     """Raises StartFailed for a limiter that cannot be; one that does not answer is no reason not to start."""
     if settings.limiter == "embedded":
-        return EmbeddedLimiter(file=QuotaFile(settings.quota_file) if settings.quota_file is not None else None)
+        if settings.quota_file is None:
+            return EmbeddedLimiter()
+        file = QuotaFile(settings.quota_file)
+        await file.prepare()
+        return EmbeddedLimiter(file=file)
     parts = urlsplit(settings.limiter)
     if parts.scheme not in ("redis", "rediss") or not parts.hostname:
         raise StartFailed("the limiter is neither 'embedded' nor redis://HOST:PORT/DB: mend --limiter or ORIEL_LIMITER")
@@ -89,9 +93,10 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     grpc_socket = listen(settings.host, settings.grpc_port, "gateway gRPC")
     admin_socket = listen(settings.admin_host, settings.admin_port, "gateway admin")
     sink = open_sink("oriel-gateway")
+    limiter = await _limiter(settings)
     gateway = Gateway(
         snapshot,
-        limiter=_limiter(settings),
+        limiter=limiter,
         sink=sink,
         sample_ratio=settings.trace_sample_ratio,
         cache_bytes=settings.cache_bytes,

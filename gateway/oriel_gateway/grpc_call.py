@@ -22,6 +22,7 @@ from oriel_wire.orca import LOAD_FORMAT, LOAD_METRICS
 
 __all__ = ["GrpcCall", "answer_metadata"]
 
+_ASK_AGAIN_S = 0.01  # the meter knows by now how long a message has to wait
 # Ours, the transport's, or set anew for the next hop.
 _DROPPED = INTERNAL | {
     LOAD_FORMAT,
@@ -38,6 +39,23 @@ _DROPPED = INTERNAL | {
     "forwarded",
     "x-real-ip",
 }
+
+
+class _Answer:
+    """What the limiter's ledger says about one message."""
+
+    __slots__ = ("heard",)
+
+    def __init__(self) -> None:
+        self.heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def granted(self) -> None:
+        if not self.heard.done():
+            self.heard.set_result(None)
+
+    def refuse(self, refused: Refused) -> None:
+        if not self.heard.done():
+            self.heard.set_exception(refused)
 
 
 class GrpcCall:
@@ -174,6 +192,24 @@ class GrpcCall:
         """Bytes that the limiter has not counted yet: an answer, a later message of a stream."""
         if self.grant is not None:
             self.grant.move(len(message), monotonic())
+
+    async def further(self, tenant: Tenant, target: Target, size_bytes: int) -> float:
+        """Count a later message of the stream: 0.0, or the seconds until its rate allows it. Raises Refused."""
+        got = self._gateway.limiter.further(tenant, target, size_bytes, monotonic())
+        if got is None or isinstance(got, float):
+            return got or 0.0
+        answer = _Answer()
+        got.waiter = answer
+        try:
+            await answer.heard
+        except Refused as refused:
+            if refused.outcome is not Outcome.RATE_LIMITED:
+                raise
+            return _ASK_AGAIN_S
+        finally:
+            if not got.ready:
+                got.settle(0, False, monotonic())
+        return 0.0
 
     def displaced(self) -> None:
         self._fail(

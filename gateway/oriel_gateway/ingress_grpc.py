@@ -19,8 +19,7 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.grpc_call import GrpcCall, answer_metadata
 from oriel_gateway.grpc_model import append_model, append_schedule, peek_model
 from oriel_gateway.grpc_special import GrpcSpecial
-from oriel_gateway.identity import still_valid
-from oriel_gateway.targets import absent, valid_name
+from oriel_gateway.targets import absent, valid_name, valid_version
 from oriel_gateway.tracing import Mark
 from oriel_policies.documents import ApiKey, Tenant
 from oriel_wire.engine.tls import Certificates
@@ -72,6 +71,7 @@ class GrpcLimits:
     MAX_STREAMS = 128
     MAX_CALLS = 4096
     FIRST_MESSAGE_S = 10.0
+    PACE_S = 1.0  # a message that is held back is judged again after this
 
 
 async def serve_grpc(gateway: Gateway, sock: socket.socket, certificates: Certificates | None = None) -> "GrpcIngress":
@@ -153,6 +153,7 @@ class GrpcIngress(_GenericHandler):
                 caller = self._arrived(context)
                 self._identify(caller, method)
                 first = await _first_message(caller, context)
+                self._identify(caller, method)  # again: the key may have been revoked while the message was awaited
                 call = self._begin(caller, method, first)
                 if method == "ModelStreamInfer":
                     await call.permit()
@@ -191,24 +192,32 @@ class GrpcIngress(_GenericHandler):
         self, caller: "_Caller", call: GrpcCall, first: bytes, context: "Context"
     ) -> AsyncIterator[bytes]:
         yield self._authorised(call, first)
-        snapshot = self._gateway.snapshot
-        tenant = call.tenant
-        while isinstance(message := await context.read(), bytes):
-            try:
-                # A stream outlives keys, tokens and documents: a revoked sender sends no further message.
-                if snapshot is not self._gateway.snapshot:
-                    snapshot = self._gateway.snapshot
-                    caller.key = self._gateway.identify(caller.credentials)
-                    tenant = caller.key.tenant
-                elif caller.key is not None:
-                    still_valid(caller.key)
-                self._authorise(tenant, message)
-                authorised = self._authorised(call, message)
-                call.moved(message)
-            except Refused as refused:
-                call.refuse(refused)
-                return
-            yield authorised
+        try:
+            while isinstance(message := await context.read(), bytes):
+                while not await self._judge(caller, call, message):
+                    pass  # it was held back
+                yield self._authorised(call, message)
+        except Refused as refused:
+            call.refuse(refused)
+
+    async def _judge(self, caller: "_Caller", call: GrpcCall, message: bytes) -> bool:
+        """Whether a further message of a stream may pass; if not, it was held back for a while. Raises Refused.
+
+        A stream outlives keys, tokens and documents: a revoked sender sends no further message. Nor may one stream be
+        the way around the limits of requests, or of another model than its first.
+        """
+        gateway = self._gateway
+        caller.key = gateway.identify(caller.credentials)
+        tenant = caller.key.tenant
+        name, version = self._authorise(tenant, message)
+        if not tenant.allowances:
+            call.moved(message)
+            return True
+        target = gateway.grpc_target(tenant, "ModelStreamInfer", "model", name, version)
+        wait_s = await call.further(tenant, target, len(message))
+        if wait_s > 0.0:
+            await asyncio.sleep(min(wait_s, GrpcLimits.PACE_S))
+        return wait_s <= 0.0
 
     def _arrived(self, context: "Context") -> "_Caller":
         received_s = monotonic()
@@ -267,7 +276,7 @@ class GrpcIngress(_GenericHandler):
             raise Refused(Outcome.BAD_REQUEST, error.message) from error
         if not name and "operator" in tenant.scopes:
             return name, version
-        if not valid_name(name) or not tenant.may_use_model(name) or (version and not version.isdigit()):
+        if not valid_name(name) or not tenant.may_use_model(name) or (version and not valid_version(version)):
             raise absent("model", name)
         return name, version
 

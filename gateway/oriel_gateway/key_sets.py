@@ -120,9 +120,13 @@ class KeySets:
         try:
             # Loading the certificates of a TLS context takes longer than a loop may stand still.
             return await asyncio.to_thread(_client)
-        except (OSError, ValueError) as error:  # SSL_CERT_FILE or a proxy of the environment that is none
+        except Exception as error:
+            # SSL_CERT_FILE or a proxy of the environment that cannot be used: with SOCKS, one that httpx has no module
+            # for. Every error, since one that got away would end the gateway; without its text, which may quote the
+            # proxy's password.
+            why = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
             for known in due:
-                self._failed(known, f"the certificates or the proxy of this machine cannot be used: {error}"[:200])
+                self._failed(known, f"the certificates or the proxy of this machine cannot be used: {why}")
             return None
 
     async def _refresh(self, client: httpx.AsyncClient, known: _Known) -> None:

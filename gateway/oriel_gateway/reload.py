@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 from collections.abc import Awaitable, Callable
+from time import monotonic
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.sources import PolicySource, Stamp
@@ -11,19 +12,31 @@ from oriel_policies.documents import Snapshot
 from oriel_policies.documents.packed import decoded
 from oriel_policies.errors import BadDocument
 
-__all__ = ["POLL_S", "Reloader"]
+__all__ = ["CALM_S", "POLL_S", "Reloader"]
 
 _log = logging.getLogger(__name__)
 POLL_S = 0.5
+CALM_S = 5.0
 _LOGGED_MISTAKES = 10
 _SPARED = 1000
 
 
 class Reloader:
-    """Watches a source and gives its gateway what compiles. seen: the stamp of what the gateway began with."""
+    """Watches a source and gives its gateway what compiles. seen: the stamp of what the gateway began with.
+
+    What changes while it is compiled may be half of one set and half of another, or a file that is still being written:
+    half of the tenants would be strangers. It is compiled again at the next look, until it holds still; but a source
+    that does not for `CALM_S` is taken as it is, so that a revoked key does not live on for that.
+    """
 
     def __init__(
-        self, gateway: Gateway, source: PolicySource, build: Callable[[], Awaitable[Snapshot]], *, seen: Stamp
+        self,
+        gateway: Gateway,
+        source: PolicySource,
+        build: Callable[[], Awaitable[Snapshot]],
+        *,
+        seen: Stamp,
+        now: Callable[[], float] = monotonic,
     ) -> None:
         self._gateway = gateway
         self._source = source
@@ -31,6 +44,9 @@ class Reloader:
         self._seen = seen
         self._asked = asyncio.Event()
         self._spared = 0
+        self._now = now
+        self._again = False
+        self._moving_s: float | None = None  # since when what is read does not hold still
 
     def ask(self) -> None:
         """Read the documents now, changed or not (SIGHUP)."""
@@ -59,10 +75,9 @@ class Reloader:
         asked = self._asked.is_set()
         self._asked.clear()
         stamp = await asyncio.to_thread(self._source.stamp)
-        if asked or stamp != self._seen:
-            # A file written while it is compiled gets another stamp, and the next look compiles again.
-            self._seen = stamp
-            await self._reload()
+        if asked or self._again or stamp != self._seen:
+            self._seen, self._again = stamp, False
+            await self._reload(stamp)
         await self._gateway.close_left_pools()
         self._spare_collector()
 
@@ -74,11 +89,28 @@ class Reloader:
             self._spared = count
             gc.freeze()
 
-    async def _reload(self) -> None:
+    async def _moved(self, stamp: Stamp) -> bool:
+        """Whether something else lies there now than when compiling began, and that is worth another look."""
+        now = self._now()
+        if await asyncio.to_thread(self._source.stamp) == stamp:
+            self._moving_s = None
+            return False
+        if self._moving_s is None:
+            self._moving_s = now
+        return now < self._moving_s + CALM_S
+
+    async def _reload(self, stamp: Stamp) -> None:
         gateway = self._gateway
+        snapshot: Snapshot | BadDocument
         try:
             snapshot = await self._build()
-        except BadDocument as bad:
+        except BadDocument as error:
+            snapshot = error
+        if await self._moved(stamp):
+            self._again = True
+            return
+        if isinstance(snapshot, BadDocument):
+            bad = snapshot
             gateway.documents.kept(bad)
             mistakes = (bad, *bad.others)
             for each in mistakes[:_LOGGED_MISTAKES]:

@@ -14,14 +14,17 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_policies.documents import Allowance, Route, Split, Tenant
 from oriel_policies.routing import RouteTable
 
-__all__ = ["Kind", "Target", "absent", "resolve", "resolve_grpc", "valid_name"]
+__all__ = ["Kind", "Target", "absent", "resolve", "resolve_grpc", "valid_name", "valid_version"]
 
 Kind = Literal["service", "model", "server"]
 
 _NAME = r"(?P<name>[A-Za-z0-9_-][A-Za-z0-9._-]{0,127})"
 _SERVICE = re.compile(rf"/v1/services/{_NAME}\Z")
-_MODEL = re.compile(rf"/v2/models/{_NAME}(?:/versions/(?P<version>[0-9]{{1,18}}))?(?:/(?P<verb>[a-z_]+))?\Z")
+# One spelling per version: a server reads 01 as 1, and a route or a limit for version 1 would not know it.
+_VERSION = r"(?P<version>0|[1-9][0-9]{0,17})"
+_MODEL = re.compile(rf"/v2/models/{_NAME}(?:/versions/{_VERSION})?(?:/(?P<verb>[a-z_]+))?\Z")
 _ONLY_NAME = re.compile(rf"{_NAME}\Z")
+_ONLY_VERSION = re.compile(rf"{_VERSION}\Z")
 _OPERATOR = re.compile(
     r"/v2/(?:repository(?:/[A-Za-z0-9._-]{1,128})?/(?:index|models/[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}/(?:load|unload))"
     r"|logging|trace/setting|models/stats|models/[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}/trace/setting"
@@ -72,6 +75,11 @@ class Target:
 def valid_name(name: str) -> bool:
     """Whether `name` can name a model or a service."""
     return _ONLY_NAME.match(name) is not None
+
+
+def valid_version(version: str) -> bool:
+    """Whether `version` is a model's version as it may be spelled."""
+    return _ONLY_VERSION.match(version) is not None
 
 
 def resolve(method: str, path: str, query: str, tenant: Tenant, routes: RouteTable) -> Target:

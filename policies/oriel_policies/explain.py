@@ -7,9 +7,9 @@ what depends on the moment (queue, health, what was used of a limit) is named as
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from fnmatch import fnmatchcase
 
 from oriel_policies.documents import Allowance, ApiKey, Pool, Route, Snapshot, Tenant
+from oriel_policies.documents.promises import fits
 
 __all__ = ["Asked", "Step", "explain"]
 
@@ -90,7 +90,7 @@ def explain(snapshot: Snapshot, key: ApiKey | None, asked: Asked, *, now: float)
 def _misses(route: Route, asked: Asked) -> str:
     """Why a route is not for this call; "" when it is."""
     pattern = route.model if asked.kind == "model" else route.service
-    if pattern is None or not fnmatchcase(asked.name, pattern):
+    if pattern is None or not fits(pattern, asked.name):
         return "name"
     if route.version is not None and route.version != asked.version:
         return f"it is for version {route.version}"

@@ -5,10 +5,10 @@ documents decides. A route that asks for headers may or may not fit a call, so t
 in order, and at last one that does not.
 """
 
-import re
 from collections.abc import Iterable, Sequence
 
 from oriel_policies.documents import Route
+from oriel_policies.documents.promises import fits
 
 __all__ = ["RouteTable"]
 
@@ -20,7 +20,7 @@ class _Patterns:
 
     def __init__(self) -> None:
         self._exact: dict[str, list[tuple[int, Route]]] = {}
-        self._by_prefix: dict[str, list[tuple[int, Route, re.Pattern[str]]]] = {}
+        self._by_prefix: dict[str, list[tuple[int, Route, str]]] = {}
         self._lengths: list[int] = []
 
     def add(self, order: int, pattern: str, route: Route) -> None:
@@ -28,8 +28,7 @@ class _Patterns:
         if not star:
             self._exact.setdefault(pattern, []).append((order, route))
             return
-        text = ".*".join(map(re.escape, pattern.split("*")))
-        self._by_prefix.setdefault(prefix, []).append((order, route, re.compile(text)))
+        self._by_prefix.setdefault(prefix, []).append((order, route, pattern))
         self._lengths = sorted({len(prefix) for prefix in self._by_prefix})
 
     def fitting(self, name: str) -> list[Route]:
@@ -38,7 +37,7 @@ class _Patterns:
             if length > len(name):
                 break
             for order, route, pattern in self._by_prefix.get(name[:length], ()):
-                if pattern.fullmatch(name):
+                if fits(pattern, name):
                     found.append((order, route))
         found.sort(key=lambda entry: entry[0])
         return [route for _, route in found]

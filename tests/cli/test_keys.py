@@ -1,8 +1,10 @@
 """`oriel keys new`: the key works, and a document it is written into keeps everything else."""
 
 import hashlib
+import os
 import re
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import msgspec
 import pytest
 
 from oriel_cli.errors import CommandFailed
+from oriel_cli.key_documents import add_key
 from oriel_cli.keys import expiry
 from oriel_cli.main import main
 from oriel_policies.documents import Snapshot, compile_documents
@@ -119,3 +122,30 @@ def test_expiry() -> None:
 def test_wrong_words_are_refused_before_a_key_is_made(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     assert main(["keys", "new", *words]) == 1
     assert "oriel_" not in capsys.readouterr().out
+
+
+def test_keys_written_at_the_same_time_are_all_there(tmp_path: Path) -> None:
+    """Of twelve that were shown, five used to work: each writer replaced what it had not read."""
+    path = tmp_path / "tenants.toml"
+    path.write_text(TOML)
+    digests = [f"{number:064x}" for number in range(12)]
+    with ThreadPoolExecutor(12) as pool:
+        list(pool.map(lambda digest: add_key(path, "none", digest, name="", expires=None), digests))
+    assert all(digest in path.read_text() for digest in digests)
+
+
+def test_line_ends_stay_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "tenants.toml"
+    path.write_bytes(b'[tenants.a]\r\ntier = "gold"\r\n# last\r\n')
+    add_key(path, "a", "0" * 64, name="", expires=None)
+    assert path.read_bytes().endswith(b'tier = "gold"\r\n# last\r\n')
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root writes what belongs to others")
+def test_a_document_keeps_its_owner(tmp_path: Path) -> None:
+    """A gateway that may read only its own files lost sight of its tenants when root added a key."""
+    path = tmp_path / "tenants.toml"
+    path.write_text(TOML)
+    os.chown(path, 1234, 1235)
+    add_key(path, "none", "0" * 64, name="", expires=None)
+    assert (path.stat().st_uid, path.stat().st_gid) == (1234, 1235)

@@ -8,6 +8,7 @@ from oriel_gateway.errors import Refused
 from oriel_gateway.limits import Grant, Limiter
 from oriel_gateway.targets import resolve
 from oriel_policies.documents import compile_documents
+from oriel_policies.routing import RouteTable
 
 
 def documents(limits: str) -> dict[str, bytes]:
@@ -52,7 +53,7 @@ class Desk:
         self.waits: list[float] = []  # seconds that calls waited for their ledger
 
     def _target(self, model: str):  # type: ignore[no-untyped-def]
-        return resolve("POST", f"/v2/models/{model}/infer", "", self.tenant, self.snapshot)
+        return resolve("POST", f"/v2/models/{model}/infer", "", self.tenant, RouteTable(self.snapshot.routes))
 
     async def take(self, model: str = "m", size: int = 0) -> Grant:
         """Raises Refused, holding nothing."""

@@ -15,6 +15,7 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.limits import SharedLimiter
 from oriel_gateway.limits.metrics import CourierCollector
 from oriel_gateway.limits.redis_ledger import RedisLedger
+from oriel_policies.ledger import Ask
 
 from .desk import Desk
 from .redis_server import PASSWORD, Proxy, RedisServer, redis_server
@@ -204,3 +205,25 @@ async def test_metrics_say_whether_the_ledger_is_asked() -> None:
         values = {name: family.samples[0].value for name, family in families.items()}
         assert values["oriel_gateway_limiter_up"] == 1 and values["oriel_gateway_limiter_replicas"] == 2
         assert values["oriel_gateway_limiter_batches"] > 0
+
+
+@pytest.mark.parametrize("junk", ["junk", "1:x", "list"])
+async def test_a_record_that_cannot_be_read_is_that_tenants_trouble_alone(
+    junk: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It used to open the breaker, and every gateway counted all tenants alone for as long as it lay there."""
+    asks = [Ask(key="requests", kind="rate", limit=10.0, step=1e5, need=1.0, want=1.0)]
+    async with redis_server() as server:
+        ledger = RedisLedger(server.url, holder="one", password=PASSWORD)
+        try:
+            if junk == "list":
+                await ledger._redis.lpush("oriel:{bad}requests", "x")  # type: ignore[misc]
+            else:
+                await ledger._redis.set("oriel:{bad}requests", junk)
+            for _ in range(2):
+                before, bad, after = await ledger.ask([("good", asks), ("bad", asks), ("good", asks)])
+                assert bad is None and before is not None and after is not None
+                assert after[0].granted == 1.0 and after[0].left < before[0].left
+            assert len(caplog.records) == 1 and "tenant bad" in caplog.text
+        finally:
+            await ledger.close()

@@ -426,6 +426,8 @@ async def test_a_stream_goes_on_across_new_documents() -> None:
 
         assert len([answer async for answer in call(messages(), metadata=(("x-api-key", BRONZE),))]) == 2
         assert len(backend.seen) == 2
+
+
 @asynccontextmanager
 async def several(backends: Sequence[Backend], **more: Any) -> AsyncIterator[tuple[str, Gateway, list[int]]]:
     """A gateway before several backends; one that is None-like (`Backend.gone`) is only an address."""

@@ -214,3 +214,23 @@ async def test_certificates_that_cannot_be_read_end_nothing(monkeypatch: pytest.
     assert "certificates" in sets.report()[0]["error"] and not running.done()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.parametrize("proxy", ["socks5://user:hunter2@127.0.0.1:1", "http://user:hun/ter2@h", "gopher://hunter2@h"])
+async def test_a_proxy_that_cannot_be_used_ends_nothing_and_is_not_quoted(
+    proxy: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An ALL_PROXY with SOCKS used to end the whole gateway: httpx raises ImportError."""
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    sets = KeySets(lambda: None)
+    sets.adopt([the_issuer()])
+    running = asyncio.ensure_future(sets.run())
+    try:
+        async with asyncio.timeout(10):
+            while not sets.report()[0]["error"]:
+                assert not running.done(), running.exception()
+                await asyncio.sleep(0.01)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert "hun" not in caplog.text + sets.report()[0]["error"] and "proxy" in caplog.text

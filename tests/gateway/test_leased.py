@@ -163,6 +163,44 @@ def test_a_shared_rate_keeps_its_mean(plan: list[tuple[str, int, float]], bound:
         assert admitted <= 1.5 * rate * (world.now - began) + burst * (1 + flushes) + 2 * bound.rate.burst + alone
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["ask", "ask", "judge", "leave", "tick"]), st.integers(0, 9)), max_size=80))
+def test_asks_that_overtake_one_another_take_no_more_slots_than_there_are(plan: list[tuple[str, int]]) -> None:
+    """Batches travel on several connections: one that was late set the ledger's count back, and eight ran of four."""
+    bound = Bound(name="concurrency", counts=Counts.REQUESTS, limit=4, slots=True)
+    world = World(bound)
+    meter, line = world.meters[0], world.gateways[0]
+    assert isinstance(meter, LeasedSlots)
+    under_way: list[Ask] = []
+
+    def judged(ask: Ask) -> None:
+        answer = world.answer("one", ask)
+        meter.ended(ask, answer, world.now)
+        if ask.need and answer.wait_us <= 0.0:
+            meter.use(1, world.now)
+
+    for what, which in plan:
+        world.now += 0.03
+        if what == "ask" and meter.take(1, world.now) == ASK:
+            under_way.append(meter.ask(1, world.now))
+        elif what == "tick" and (ask := meter.tick(world.now)) is not None:
+            under_way.append(ask)
+        elif what == "judge" and under_way:
+            judged(under_way.pop(which % len(under_way)))
+        elif what == "leave" and meter.inflight:
+            line.fate = "lost before"  # what it would give back at once is not the matter here
+            meter.leave(0.1, world.now)
+            line.fate = "answered"
+        assert meter.inflight <= bound.limit and meter.inflight + meter.balance <= bound.limit
+    for ask in under_way:
+        judged(ask)
+    for _ in range(3):
+        world.now += 1.1
+        line.tick(meter)
+    holders = world.records["concurrency"].holders if world.records else {}
+    assert holders.get("one", (0, 0))[0] == meter.inflight + meter.balance <= bound.limit
+
+
 QUOTA = Bound(name="requests-day", counts=Counts.REQUESTS, limit=60, period=Period.DAY)
 
 

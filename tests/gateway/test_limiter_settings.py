@@ -40,10 +40,10 @@ def test_the_flags_and_their_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 async def test_what_the_settings_make() -> None:
-    assert isinstance(_limiter(Settings(policies=Path("."))), EmbeddedLimiter)
+    assert isinstance(await _limiter(Settings(policies=Path("."))), EmbeddedLimiter)
     for url in (f"amqp://:{SECRET}@h", f"redis://:{SECRET}@h:port/0", f"redis://:{SECRET}@h/one"):
         with pytest.raises(StartFailed) as caught:
-            _limiter(Settings(policies=Path("."), limiter=url))
+            await _limiter(Settings(policies=Path("."), limiter=url))
         assert SECRET not in str(caught.value)
     assert SECRET not in repr(Settings(policies=Path("."), limiter_password=SECRET))
 
@@ -51,7 +51,9 @@ async def test_what_the_settings_make() -> None:
 async def test_a_redis_that_is_not_there_is_no_reason_not_to_start(caplog: pytest.LogCaptureFixture) -> None:
     """R30: what goes wrong is said, the password is not."""
     caplog.set_level(logging.DEBUG)
-    limiter = _limiter(Settings(policies=Path("."), limiter=f"redis://:{SECRET}@127.0.0.1:1/0", limiter_replicas=2))
+    limiter = await _limiter(
+        Settings(policies=Path("."), limiter=f"redis://:{SECRET}@127.0.0.1:1/0", limiter_replicas=2)
+    )
     assert isinstance(limiter, SharedLimiter) and isinstance(limiter.courier._ledger, RedisLedger)
     limiter.courier._breaker._threshold = 1
     async with asyncio.timeout(5):

@@ -5,19 +5,23 @@ import gc
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic, time
 
 import pytest
 
+from oriel_gateway.app import _limiter
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter
 from oriel_gateway.limits.ledger import MemoryLedger, Question
 from oriel_gateway.limits.quota_file import QuotaFile
+from oriel_gateway.settings import Settings
 from oriel_gateway.targets import Target, resolve
 from oriel_policies.documents import Snapshot, Tenant, compile_documents
 from oriel_policies.ledger import Answer
+from oriel_policies.routing import RouteTable
 
 from .stack import LIMITED, Client, Seen, Upstream, digest, documents, gateway, upstream
 
@@ -57,7 +61,7 @@ class Desk:
         self.tenant: Tenant = self.snapshot.tenants["t"]
 
     def target(self, model: str = "m") -> Target:
-        return resolve("POST", f"/v2/models/{model}/infer", "", self.tenant, self.snapshot)
+        return resolve("POST", f"/v2/models/{model}/infer", "", self.tenant, RouteTable(self.snapshot.routes))
 
     def take(self, model: str = "m", size: int = 0):  # type: ignore[no-untyped-def]
         return self.limiter.take(self.tenant, self.target(model), size, self.now)
@@ -147,6 +151,29 @@ def test_computing_is_reserved_by_estimate_and_settled_by_charge() -> None:
     assert desk.refused().retry_after_s == 43200
 
 
+@pytest.mark.parametrize("period", ["day", "month"])
+def test_what_was_reserved_before_midnight_is_not_given_back_after_it(period: str) -> None:
+    """A hundred calls that had waited over midnight and were refused used to buy sixty more of the new day."""
+    clock = [100.0]
+    last = datetime(2026, 11, 30, 23, 59, 50, tzinfo=UTC).timestamp() - clock[0]
+    desk = Desk(
+        f"limit = {{ requests_per_{period} = 100, compute_ms_per_{period} = 10000 }}", wall=lambda: last + clock[0]
+    )
+    waiting = [desk.take() for _ in range(100)]
+    desk.now = clock[0] = 112.0
+    fresh = [desk.take() for _ in range(60)]
+    for grant in waiting:
+        grant.settle(0, False, desk.now)
+    for grant in fresh[:10]:
+        grant.settle(0, False, desk.now)
+    state = dict(desk.take().headers(desk.now))["ratelimit"]
+    assert f'"requests-{period}";r=49;' in state and f'"compute-{period}";r=9490;' in state
+    long = desk.take()
+    desk.now = clock[0] = 112.0 + 86400 * 40
+    long.settle(2_000_000, True, desk.now)  # what it cost beyond that is paid when it is known
+    assert f'"compute-{period}";r=6010;' in dict(desk.take().headers(desk.now))["ratelimit"]
+
+
 def test_a_reload_forgives_nothing_and_takes_new_numbers_at_once() -> None:
     desk = Desk("limit = { requests_per_s = 0.001, burst = 2 }")
     desk.take(), desk.take()
@@ -155,6 +182,31 @@ def test_a_reload_forgives_nothing_and_takes_new_numbers_at_once() -> None:
     desk.load("limit = { requests_per_s = 0.001, burst = 3, concurrency = 1 }")
     desk.take()
     assert desk.refused().outcome is Outcome.CONCURRENCY_LIMITED
+
+
+@pytest.mark.parametrize(
+    "between", ["limit = { requests_per_s = 1000, burst = 9 }", 'limits = [{ model = "x", concurrency = 1 }]']
+)
+def test_a_bound_that_is_away_for_one_reload_forgives_nothing(between: str) -> None:
+    """A month's quota began anew when its line was commented out and put back."""
+    limits = "limit = { requests_per_s = 1000, burst = 10, concurrency = 2, requests_per_month = 3 }"
+    desk = Desk(limits)
+    for _ in range(2):
+        desk.take().settle(0, True, desk.now)
+    running = desk.take()
+    desk.load(between)
+    for _ in range(2):
+        meanwhile = desk.take()
+        if meanwhile is not None:
+            meanwhile.settle(0, True, desk.now)
+        desk.now += 1.0
+    desk.load(limits)
+    assert desk.refused().outcome is Outcome.QUOTA_EXCEEDED
+    desk.load(limits.replace("= 3 }", "= 9 }"))
+    desk.take()
+    assert desk.refused().outcome is Outcome.CONCURRENCY_LIMITED
+    running.settle(0, True, desk.now)
+    desk.take()
 
 
 def test_accounts_are_bounded_and_those_that_owe_are_kept_longest() -> None:
@@ -289,6 +341,26 @@ async def test_quotas_survive_a_restart(tmp_path: Path) -> None:
     tomorrow = Desk(limits, file=QuotaFile(path), wall=lambda: NOON + 86400)
     assert '"requests-day";r=2;' in dict(tomorrow.take().headers(tomorrow.now))["ratelimit"]
     await tomorrow.limiter.close()
+
+
+async def test_a_quota_file_is_read_before_the_first_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a million counters take half a second, in which the first limited call used to hold up all others."""
+    path = tmp_path / "quotas.db"
+    settings = Settings(policies=tmp_path, quota_file=path)
+    await (await _limiter(settings)).close()
+    assert not path.exists(), "nothing has a quota yet"
+    await make_file(path)
+    limiter = await _limiter(settings)
+    monkeypatch.setattr(QuotaFile, "_read", None)
+    desk = Desk("limit = { requests_per_day = 3 }")
+    limiter.take(desk.tenant, desk.target(), 0, 1.0)
+    await limiter.close()
+
+
+async def make_file(path: Path) -> None:
+    desk = Desk("limit = { requests_per_day = 3 }", file=QuotaFile(path))
+    desk.take()
+    await desk.limiter.close()
 
 
 def _rows(path: Path) -> list[tuple[object, ...]]:

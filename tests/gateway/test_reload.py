@@ -16,9 +16,9 @@ from oriel_gateway import compiler
 from oriel_gateway.admin import admin_app
 from oriel_gateway.compiler import compile_folder
 from oriel_gateway.core import Gateway
-from oriel_gateway.reload import Reloader
-from oriel_gateway.sources import FolderSource
-from oriel_policies.documents import compile_documents
+from oriel_gateway.reload import CALM_S, Reloader
+from oriel_gateway.sources import FolderSource, Stamp
+from oriel_policies.documents import Snapshot, compile_documents
 from oriel_policies.documents.packed import decoded
 from oriel_policies.errors import BadDocument
 
@@ -382,6 +382,62 @@ async def test_compiling_needs_no_place_on_disk(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(compiler.sys, "executable", str(tmp_path / "missing"))
     with pytest.raises(BadDocument, match="cannot be started: No such file"):
         await compile_folder(tmp_path)
+
+
+class Moving:
+    """A source whose stamp changes as often as it is told to."""
+
+    def __init__(self, changes: int) -> None:
+        self.changes = changes
+        self.number = 0
+
+    def read(self) -> dict[str, bytes]:
+        raise AssertionError("the builder reads")
+
+    def stamp(self) -> Stamp:
+        self.number += self.changes > 0
+        self.changes -= 1
+        return (("all.toml", self.number, 0, 0),)
+
+
+@pytest.mark.parametrize("bad", [False, True])
+async def test_what_changes_while_it_is_compiled_is_not_taken(bad: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """A tenant file that was being written used to be in force in parts: whoever was not in it yet was a stranger."""
+    files = documents([1])
+    half = compile_documents(changed(files, digest(GOLD), digest("new")))
+    whole = compile_documents(files)
+    async with gateway(files) as (_, core):
+        source = Moving(4)
+
+        async def build() -> Snapshot:
+            if source.changes > 0 and bad:
+                raise BadDocument("all.toml", "", "not TOML")
+            return half if source.changes > 0 else whole
+
+        reloader, before = Reloader(core, source, build, seen=()), core.snapshot
+        await reloader.look()
+        assert core.snapshot is before and not core.documents.mistakes and not caplog.records
+        await reloader.look()
+        assert core.snapshot is before
+        await reloader.look()
+        assert core.snapshot is whole
+        await reloader.look()
+        assert core.documents.adopted == 2, "it is not taken twice"
+
+
+async def test_a_source_that_never_holds_still_is_taken_after_a_while() -> None:
+    files = documents([1])
+    async with gateway(files) as (_, core):
+        clock = [100.0]
+
+        async def build() -> Snapshot:
+            return compile_documents(files)
+
+        reloader = Reloader(core, Moving(10**6), build, seen=(), now=lambda: clock[0])
+        for passed_s, adopted in ((0.0, 1), (CALM_S - 0.1, 1), (0.2, 2), (0.5, 3)):
+            clock[0] += passed_s
+            await reloader.look()
+            assert core.documents.adopted == adopted
 
 
 async def test_a_compiler_whose_start_is_cancelled_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

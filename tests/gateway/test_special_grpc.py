@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.ingress_grpc import serve_grpc
-from oriel_gateway.limiter import EmbeddedLimiter
+from oriel_gateway.limits import EmbeddedLimiter
 from oriel_policies.documents import compile_documents
 from oriel_wire.trace import ListSink
 

@@ -52,7 +52,13 @@ async def test_a_tenant_sees_its_models_and_the_server(up: Upstream) -> None:
             assert (await client.ask(f"/v2{path}", method="GET", key=BRONZE)).status == 200, path
         for verb in ("infer", "generate", "generate_stream", "versions/3/infer"):
             assert (await client.ask(f"/v2/models/digits/{verb}", key=BRONZE)).status == 200, verb
-        for path in ("/v2/models", "/v2/models/digits/load", "/metrics", "/v2/models/digits/versions/x/infer"):
+        for path in (
+            "/v2/models",
+            "/v2/models/digits/load",
+            "/metrics",
+            "/v2/models/digits/versions/x/infer",
+            "/v2/models/digits/versions/01",
+        ):
             assert (await client.ask(path, method="GET", key=GOLD)).status == 404, path
 
 

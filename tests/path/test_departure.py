@@ -22,7 +22,7 @@ from tritonclient.grpc import service_pb2
 from oriel_gateway.core import Gateway
 from oriel_gateway.ingress_grpc import serve_grpc
 from oriel_gateway.ingress_http import ClientConnection
-from oriel_gateway.limiter import EmbeddedLimiter
+from oriel_gateway.limits import EmbeddedLimiter
 from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.model import TensorInfo
 from oriel_logic.app import Unit as LogicUnit

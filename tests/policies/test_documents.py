@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from oriel_policies.documents import compile_documents, schema
+from oriel_policies.documents.promises import fits
 from oriel_policies.errors import BadDocument
 from oriel_policies.routing import RouteTable
 
@@ -52,6 +54,38 @@ def test_patterns_decide_what_a_tenant_may_use() -> None:
     tenant = compile_documents({"a.toml": GOOD}).tenants["t"]
     assert [tenant.may_use_model(name) for name in ("a", "abc", "b", "bc", "")] == [True, True, True, False, False]
     assert not tenant.may_use_service("a")
+
+
+@given(pattern=st.text("ab*", max_size=8), name=st.text("ab", max_size=8))
+def test_a_pattern_fits_as_in_a_shell(pattern: str, name: str) -> None:
+    assert fits(pattern, name) == fnmatchcase(name, pattern)
+
+
+def test_names_are_looked_up_without_regular_expressions() -> None:
+    """Eight stars in a route held the loop for a minute with a name of sixty letters, and more patterns than `fnmatch`
+    remembers cost 7 ms per call of a tenant with 1,000 models past 1,000 routes."""
+    document = GOOD.replace(b'"a*", "b"', b'"%b*b*"' % (b"*a" * 30)).replace(b'"a*"', b'"%b*b*"' % (b"*a" * 30))
+    snapshot = compile_documents({"a.toml": document})
+    routes = RouteTable(snapshot.routes)
+    assert not routes.for_model("a" * 120) and not snapshot.tenants["t"].may_use_model("a" * 120)
+    assert routes.for_model("a" * 120 + "b") and snapshot.tenants["t"].may_use_model("a" * 120 + "b")
+
+
+@pytest.mark.parametrize("name", ["a b", 'a"', "a/b", "für", "a\r\nx: y", "", "a" * 129, "a,b", "a;b"])
+def test_a_routes_name_may_stand_in_headers(name: str) -> None:
+    """It is the name of its limits: `RateLimit-Policy` carried whatever was written, or the answer failed on it."""
+    document = GOOD.replace(b'model = "a*"', f'model = "a*"\nname = {json.dumps(name)}'.encode())
+    with pytest.raises(BadDocument) as caught:
+        compile_documents({"a.toml": document})
+    assert caught.value.path == "routes[0].name"
+
+
+@pytest.mark.parametrize("rate", ["5e-324", "1e-300", "1e-15", "1e-7", "0.0", "-1.0", "nan", "inf"])
+def test_a_rate_is_not_so_small_that_its_wait_is_no_number(rate: str) -> None:
+    """One of 5e-324 made every call of its tenant an error; one of 1e-15 was more than Redis can expire, for all."""
+    with pytest.raises(BadDocument) as caught:
+        compile_documents({"a.toml": GOOD + f"limit = {{ requests_per_s = {rate} }}\n".encode()})
+    assert "requests_per_s" in caught.value.reason
 
 
 def test_keys_do_not_appear_in_the_repr() -> None:

@@ -160,7 +160,7 @@ class Courier:
             self._pump()
 
         timer = asyncio.get_running_loop().call_later(self._budget_s, overdue)
-        answers: list[list[Answer]] | None = None
+        answers: Sequence[list[Answer] | None] | None = None
         try:
             async with asyncio.timeout(LOST_S):
                 answers = await self._ledger.ask([question for question, _ in batch])

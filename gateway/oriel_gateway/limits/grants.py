@@ -41,6 +41,14 @@ class Limiter(Protocol):
         QUOTA_EXCEEDED with the true wait; then nothing was counted by any allowance.
         """
 
+    def further(self, tenant: Tenant, target: "Target", size_bytes: int, now: float) -> "Grant | float | None":
+        """Count a further message of a stream that holds a grant: one more request, of perhaps another model.
+
+        None: counted. A number: nothing was counted, it would be within its rate after so many seconds. A grant that is
+        not ready: its waiter will hear. The stream's one slot and its computing are those of its own grant. Raises
+        Refused QUOTA_EXCEEDED.
+        """
+
     async def close(self) -> None:
         """Save or give back what is held. Bounded in time."""
 
@@ -106,9 +114,12 @@ class Grant:
                 meter.leave(now - self._since, now)
             elif bound.period is not None:
                 if bound.counts is Counts.COMPUTE_US:
-                    meter.charge((cost_us if executed else 0) - self._amounts[Counts.COMPUTE_US], now)
-                elif not executed:
-                    meter.charge(-1, now)
+                    units = (cost_us if executed else 0) - self._amounts[Counts.COMPUTE_US]
+                else:
+                    units = 0 if executed else -1
+                # What was reserved of a window that is over is gone with it: the next one does not owe it.
+                if units > 0 or (units and meter.began(now) <= self._since):
+                    meter.charge(units, now)
         if executed and self._amounts[Counts.COMPUTE_US]:
             self._limiter.learn(self._route, self._tenant, cost_us)
 

@@ -87,6 +87,9 @@ class LeasedMeter:
     def leave(self, held_s: float, now: float) -> None:
         raise AssertionError("only slots are left")
 
+    def began(self, now: float) -> float:
+        raise AssertionError("only quotas have windows")
+
     def left(self, now: float) -> tuple[float, float]:
         return max(0.0, self._left + self.balance), 0.0
 

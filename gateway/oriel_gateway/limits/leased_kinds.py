@@ -157,8 +157,16 @@ class LeasedSlots(LeasedMeter):
         return self._wait(now)
 
     def ended(self, ask: Ask, answer: Answer | None, now: float) -> None:
+        limit = self.bound.limit
+        # An ask that was overtaken brings the ledger a count of before, and then it grants what is taken already. Past
+        # the limit nothing is taken here whatever it says, and it soon hears how many there are.
+        if answer is not None and ask.need and self.inflight >= limit:
+            answer.wait_us = max(answer.wait_us, 1.0)
         super().ended(ask, answer, now)
         self._unsure = answer is None or (self._unsure and ask.number < 0)
+        if self.balance > 0 and self.inflight + self.balance > limit:
+            self.balance = max(0, limit - self.inflight)
+            self._unsure = True
 
 
 class LeasedQuota(LeasedMeter):
@@ -206,6 +214,11 @@ class LeasedQuota(LeasedMeter):
 
     def quiet(self, now: float) -> bool:
         return super().idle(now)
+
+    def began(self, now: float) -> float:
+        period = self.bound.period
+        assert period is not None
+        return 0.0 if self._ends_s is None else self._ends_s - self._clock.length(period, now)
 
     def left(self, now: float) -> tuple[float, float]:
         return max(0.0, self._left + self.balance), max(0.0, (self._ends_s or now) - now)

@@ -20,8 +20,9 @@ class LedgerLost(Exception):
 class Ledger(Protocol):
     """One gateway's way to a ledger. Its own name in it is fixed when it is made."""
 
-    async def ask(self, questions: Sequence[Question]) -> list[list[Answer]]:
-        """Answers in order, each question judged as a whole. Raises LedgerLost.
+    async def ask(self, questions: Sequence[Question]) -> Sequence[list[Answer] | None]:
+        """Answers in order, each question judged as a whole; None for one whose records cannot be read, which is no
+        fault of the others. Raises LedgerLost.
 
         Cancelled, or lost: nobody knows what was done.
         """

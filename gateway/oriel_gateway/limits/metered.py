@@ -34,12 +34,18 @@ class _Plan:
 
 
 class _Account:
-    """An allowance of one tenant. Its meters outlive a reload of the documents, so that it forgives nothing."""
+    """An allowance of one tenant. Its meters outlive a reload of the documents, so that it forgives nothing.
 
-    __slots__ = ("allowance", "meters", "plan")
+    retired: those whose bounds the documents do not have just now; they may be back with the next.
+    """
 
-    def __init__(self, allowance: Allowance, plan: _Plan, meters: tuple[Meter, ...]) -> None:
+    __slots__ = ("allowance", "meters", "plan", "retired")
+
+    def __init__(
+        self, allowance: Allowance, plan: _Plan, meters: tuple[Meter, ...], retired: tuple[Meter, ...]
+    ) -> None:
         self.allowance = allowance
+        self.retired = retired
         self.plan = plan
         self.meters = meters
 
@@ -121,6 +127,40 @@ class MeteredLimiter:
             self._ask(grant, asked, amounts, now)
         return grant
 
+    def further(self, tenant: Tenant, target: Target, size_bytes: int, now: float) -> Grant | float | None:
+        """See `Limiter.further`."""
+        taken: list[Meter] = []
+        asked: list[Meter] = []
+        moved: list[Meter] = []
+        for allowance in target.allowances:
+            account = self._accounts.get((tenant.name, allowance.name))
+            if account is None or account.allowance is not allowance:
+                account = self._account(tenant.name, allowance, now)
+            for meter in account.meters:
+                counts = meter.bound.counts
+                if counts is Counts.BYTES:
+                    moved.append(meter)
+                if counts is not Counts.REQUESTS or meter.bound.slots:
+                    continue
+                wait_s = meter.take(1, now)
+                if wait_s == 0.0:
+                    taken.append(meter)
+                elif wait_s == ASK:
+                    asked.append(meter)
+                else:
+                    for other in taken:
+                        other.undo(1, now)
+                    if meter.bound.rate is not None:
+                        return wait_s
+                    raise refusal(meter, wait_s, now)
+        for meter in moved:
+            meter.charge(size_bytes, now)
+        if not asked:
+            return None
+        grant = Grant(self, taken, (1, 0, 0), "", tenant.name, target.route, now)
+        self._ask(grant, asked, (1, 0, 0), now)
+        return grant
+
     def learn(self, route: str, tenant: str, cost_us: int) -> None:
         """A call of a tenant with a quota of computing cost this much."""
         self._charges.learn(route, tenant, cost_us * 1e-6)
@@ -134,7 +174,7 @@ class MeteredLimiter:
     def _account(self, tenant: str, allowance: Allowance, now: float) -> _Account:
         key = (tenant, allowance.name)
         known = self._accounts.get(key)
-        old = {} if known is None else {meter.bound.name: meter for meter in known.meters}
+        old = {} if known is None else {meter.bound.name: meter for meter in (*known.retired, *known.meters)}
         a = allowance
         plan = _plan(
             (
@@ -144,12 +184,12 @@ class MeteredLimiter:
         )
         meters = []
         for bound in plan.bounds:
-            meter = old.get(bound.name) or self._make(tenant, bound)
+            meter = old.pop(bound.name, None) or self._make(tenant, bound)
             meter.bound = bound
             meters.append(meter)
         if known is None and len(self._accounts) >= min(_MANY, self._max_accounts):
             self._make_room(now)
-        account = self._accounts[key] = _Account(allowance, plan, tuple(meters))
+        account = self._accounts[key] = _Account(allowance, plan, tuple(meters), tuple(old.values()))
         return account
 
     def _make_room(self, now: float) -> None:
@@ -157,7 +197,7 @@ class MeteredLimiter:
         accounts = self._accounts
         for _ in range(min(_LOOKED_AT, len(accounts))):
             key, account = accounts.popitem(last=False)
-            if not all(self._idle(meter, now) for meter in account.meters):
+            if not all(self._idle(meter, now) for meter in (*account.meters, *account.retired)):
                 accounts[key] = account
         if len(accounts) >= self._max_accounts:
             accounts.popitem(last=False)

@@ -33,6 +33,9 @@ class Meter(Protocol):
     def leave(self, held_s: float, now: float) -> None:
         """A call that took a slot is over; only for bounds of concurrency."""
 
+    def began(self, now: float) -> float:
+        """Monotonic seconds at which the present window began; only for quotas."""
+
     def left(self, now: float) -> tuple[float, float]:
         """Units that are left, and the seconds until there are more (0.0: none are missing, or nobody knows)."""
 
@@ -59,6 +62,9 @@ class RateMeter:
 
     def leave(self, held_s: float, now: float) -> None:
         raise AssertionError("a rate has no slots")
+
+    def began(self, now: float) -> float:
+        raise AssertionError("a rate has no window")
 
     def left(self, now: float) -> tuple[float, float]:
         rate, gcra = self.bound.rate, self._gcra
@@ -91,6 +97,9 @@ class SlotMeter:
 
     def leave(self, held_s: float, now: float) -> None:
         self._slots.leave(held_s)
+
+    def began(self, now: float) -> float:
+        raise AssertionError("slots have no window")
 
     def left(self, now: float) -> tuple[float, float]:
         return self.bound.limit - self._slots.used, 0.0
@@ -136,6 +145,11 @@ class QuotaMeter:
 
     def leave(self, held_s: float, now: float) -> None:
         raise AssertionError("a quota has no slots")
+
+    def began(self, now: float) -> float:
+        period = self.bound.period
+        assert period is not None
+        return now + self._clock.ends_in(period, now) - self._clock.length(period, now)
 
     def left(self, now: float) -> tuple[float, float]:
         bound = self.bound

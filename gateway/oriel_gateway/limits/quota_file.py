@@ -49,6 +49,14 @@ class QuotaFile:
         self._failing = False
         self._closing = False
 
+    async def prepare(self) -> None:
+        """Open it before the first call does, which would hold up the loop: half a million counters take half a second.
+
+        Nothing if there is none yet: it is made when there is a quota to keep.
+        """
+        if await asyncio.to_thread(os.path.exists, self._path):
+            await asyncio.to_thread(self.open)
+
     def open(self) -> None:
         """Read what is there; blocking. What cannot be used is logged, and then nothing is kept."""
         if self._opened:

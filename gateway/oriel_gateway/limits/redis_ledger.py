@@ -5,6 +5,7 @@ stays atomic behind a proxy of a cluster. A password is taken from the environme
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
@@ -13,15 +14,17 @@ from urllib.parse import unquote, urlsplit
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from oriel_gateway.limits.ledger import PRESENCE_S, SLOT_TTL_S, LedgerLost, Question
 from oriel_policies.ledger import Answer, Ask
 
 __all__ = ["PREFIX", "RedisLedger"]
 
+_log = logging.getLogger(__name__)
 PREFIX = "oriel:"
 MAX_CONNECTIONS = 24
+_NAMED = 100
 CONNECT_S = 0.5
 GOODBYE_S = 0.1
 _SCRIPT = files("oriel_gateway.limits").joinpath("ledger.lua").read_text()
@@ -32,6 +35,8 @@ redis.call('ZREMRANGEBYSCORE', KEYS[1], '(' .. time[1] + ARGV[2], '+inf')
 redis.call('EXPIRE', KEYS[1], ARGV[2] * 10)
 return redis.call('ZCARD', KEYS[1])"""
 _FIELDS = 7
+# What Redis and Lua say when the fault is in the record; anything else is a fault of the server.
+_UNREADABLE = ("WRONGTYPE", "attempt to ", "bad argument", "not an integer or out of range")
 
 
 class RedisLedger:
@@ -44,6 +49,7 @@ class RedisLedger:
             password = unquote(parts.password)
         self._holder = holder
         self._sha = ""
+        self._named: set[str] = set()  # tenants whose records cannot be read, as the log says
         self._redis = Redis(
             host=parts.hostname or "127.0.0.1",
             port=parts.port or 6379,
@@ -60,7 +66,7 @@ class RedisLedger:
             driver_info=None,
         )
 
-    async def ask(self, questions: Sequence[Question]) -> list[list[Answer]]:
+    async def ask(self, questions: Sequence[Question]) -> list[list[Answer] | None]:
         try:
             raw = await self._run(questions, range(len(questions)))
             unknown = [number for number, answer in enumerate(raw) if isinstance(answer, NoScriptError)]
@@ -70,12 +76,15 @@ class RedisLedger:
                     raw[number] = answer
         except (RedisError, OSError) as error:
             raise LedgerLost(type(error).__name__) from error
-        for answer in raw:
-            if isinstance(answer, Exception):
+        for number, answer in enumerate(raw):
+            if isinstance(answer, ResponseError) and any(words in str(answer) for words in _UNREADABLE):
+                self._unreadable(questions[number][0])
+                raw[number] = None
+            elif isinstance(answer, Exception):
                 # READONLY and LOADING of a failover among them: the connection may lead to the wrong server.
                 await self._redis.connection_pool.disconnect(inuse_connections=False)
                 raise LedgerLost(type(answer).__name__) from answer
-        return [_answers(answer) for answer in raw]
+        return [None if answer is None else _answers(answer) for answer in raw]
 
     async def hello(self) -> int:
         try:
@@ -91,6 +100,17 @@ class RedisLedger:
         except (RedisError, OSError, TimeoutError):
             pass  # it will be missed after PRESENCE_S
         await self._redis.aclose()
+
+    def _unreadable(self, tenant: str) -> None:
+        if tenant not in self._named and len(self._named) < _NAMED:
+            self._named.add(tenant)
+            _log.error(
+                "what Redis keeps of tenant %s was not written by a gateway of this version: each gateway counts it "
+                "alone until the keys %s{%s}* are deleted",
+                tenant,
+                PREFIX,
+                tenant,
+            )
 
     async def _load(self) -> None:
         self._sha = await self._redis.script_load(_SCRIPT)

@@ -22,7 +22,7 @@ from oriel_policies.errors import BadDocument
 __all__ = ["compile_documents"]
 
 _HEADER = re.compile(r"[a-z0-9-]{1,64}\Z")
-_VERSION = re.compile(r"[0-9]{1,18}\Z")
+_VERSION = re.compile(r"(?:0|[1-9][0-9]{0,17})\Z")
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})\Z")
 _PATH = re.compile(r"/[!-~]{0,255}\Z")
 _GIVE_UP_FACTOR = 4
@@ -232,7 +232,7 @@ def _route(
         raise BadDocument(file, path, "a route has either a pool or a split")
     for text in (route.version, *(side.version for side in route.split)):
         if text is not None and (route.model is None or not _VERSION.match(text)):
-            raise BadDocument(file, path, "a version is a number, and only models have one")
+            raise BadDocument(file, path, "a version is a number without zeros before it, and only models have one")
     split = _split(file, path, route.split)
     for pool in [route.pool] if route.pool is not None else [side.pool for side in split]:
         _known_pool(file, f"{path}.pool", pool, pools, bad_pools)

@@ -16,6 +16,7 @@ _PATTERN = re.compile(r"[A-Za-z0-9._*-]{1,128}\Z")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _SCOPES = {"operator"}
 _MAX_COUNT = 10**12
+_MIN_RATE = 1e-6  # one in twelve days; what is less often is a quota
 _MAX_PATTERNS = 8192  # those of models travel to logic servers in a header
 
 
@@ -107,8 +108,9 @@ def _scoped(file: str, path: str, limit: ScopedLimitTable, routes: Collection[st
 def _allowance(file: str, path: str, name: str, selector: Selector, limit: LimitTable) -> Allowance:
     rate = bandwidth = None
     if limit.requests_per_s is not None:
-        if not (0.0 < limit.requests_per_s <= 1e6 and 1 <= limit.burst <= 10**6):
-            raise BadDocument(file, path, "0 < requests_per_s <= 1000000 and 1 <= burst <= 1000000 has to hold")
+        if not (_MIN_RATE <= limit.requests_per_s <= 1e6 and 1 <= limit.burst <= 10**6):
+            reason = "0.000001 <= requests_per_s <= 1000000 and 1 <= burst <= 1000000 has to hold"
+            raise BadDocument(file, path, reason)
         rate = RateLimit(requests_per_s=limit.requests_per_s, burst=limit.burst)
     if limit.bytes_per_s is not None:
         burst = limit.bytes_burst if limit.bytes_burst is not None else limit.bytes_per_s

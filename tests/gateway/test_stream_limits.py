@@ -1,0 +1,116 @@
+"""A gRPC stream is no way around what holds for calls: limits, revocation, the one spelling of a version."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+import pytest
+from grpc import aio
+from tritonclient.grpc import service_pb2
+
+from oriel_gateway.core import Gateway
+from oriel_policies.documents import compile_documents
+
+from .stack import BRONZE, GOLD, digest, documents
+from .test_ingress_grpc import Backend, idle, stack
+
+STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
+
+
+def infer(model: str, version: str = "") -> bytes:
+    return service_pb2.ModelInferRequest(model_name=model, model_version=version).SerializeToString()
+
+
+def limited(limits: str) -> Callable[[int], dict[str, bytes]]:
+    return lambda port: {
+        "all.toml": documents([port])["all.toml"].replace(
+            b"[tenants.limited]", f"{limits}\n[tenants.limited]".encode(), 1
+        )
+    }
+
+
+async def send(address: str, messages: list[bytes], key: str = BRONZE) -> list[str]:
+    async with aio.insecure_channel(address) as channel:
+        stream = channel.stream_stream(STREAM, None, None)(iter(messages), metadata=(("x-api-key", key),))
+        return [service_pb2.ModelStreamInferResponse.FromString(m).infer_response.model_name async for m in stream]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_every_message_of_a_stream_counts_for_quotas(shared: bool) -> None:
+    backend = Backend()
+    files = limited("limit = { requests_per_day = 3, concurrency = 1 }")
+    async with stack(backend, files=files, shared=shared) as (address, core):
+        with pytest.raises(aio.AioRpcError) as caught:
+            await send(address, [infer("digits")] * 10)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert 1 <= len(backend.seen) <= 3 and idle(core)  # the refusal may overtake what was let through
+
+
+async def test_a_stream_does_not_reach_another_models_limit_unseen() -> None:
+    backend = Backend()
+    files = limited('limits = [{ model = "big", requests_per_day = 1 }]')
+    async with stack(backend, files=lambda p: widen(files(p))) as (address, _):
+        with pytest.raises(aio.AioRpcError) as caught:
+            await send(address, [infer("digits"), *[infer("big")] * 5])
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert [request.model_name for _, request, _, _ in backend.seen].count("big") <= 1
+
+
+def widen(files: dict[str, bytes]) -> dict[str, bytes]:
+    return {"all.toml": files["all.toml"].replace(b'models = ["digits"]', b'models = ["digits", "big"]')}
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_a_stream_faster_than_its_rate_is_held_back_and_loses_nothing(shared: bool) -> None:
+    backend = Backend()
+    files = limited("limit = { requests_per_s = 100, burst = 2 }")
+    async with stack(backend, files=files, shared=shared) as (address, _):
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        assert len(await send(address, [infer("digits")] * 12)) == 12
+        assert loop.time() - began >= 0.095  # ten beyond the burst: the least there can be, no bound on this machine
+
+
+async def test_a_key_revoked_while_the_first_message_is_awaited_does_not_count() -> None:
+    backend = Backend()
+    async with stack(backend) as (address, core), aio.insecure_channel(address) as channel:
+        go_on = asyncio.Event()
+
+        async def messages() -> AsyncIterator[bytes]:
+            await go_on.wait()
+            yield infer("digits")
+
+        call = channel.stream_stream(STREAM, None, None)(messages(), metadata=(("x-api-key", GOLD),))
+        await arrived(core, call)
+        port = core.pools["p"].pool.grpc_endpoints[0][1]
+        files = documents([port])["all.toml"].replace(digest(GOLD).encode(), digest("new").encode())
+        core.adopt(compile_documents({"all.toml": files}))
+        go_on.set()
+        with pytest.raises(aio.AioRpcError) as caught:
+            await call.read()
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED and not backend.seen
+
+
+async def arrived(core: Gateway, call: object) -> None:
+    """Until the caller was identified once."""
+    identified = core.identify
+    seen = asyncio.Event()
+
+    def identify(*args: object) -> object:
+        seen.set()
+        return identified(*args)  # type: ignore[arg-type]
+
+    core.identify = identify  # type: ignore[assignment]
+    async with asyncio.timeout(10):
+        await seen.wait()
+    core.identify = identified  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("version", ["01", "007", "-1", "1 ", "9" * 19, "+1"])
+async def test_a_version_has_one_spelling(version: str) -> None:
+    """A server reads 01 as 1: a route for version 1, and the limit of that route, would not have seen it."""
+    backend = Backend()
+    async with stack(backend) as (address, _):
+        with pytest.raises(aio.AioRpcError) as caught:
+            await send(address, [infer("digits", version)])
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND and not backend.seen
