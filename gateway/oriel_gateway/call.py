@@ -213,8 +213,6 @@ class Call(Recovery):
             self._send(now)
             return
         self.state = QUEUED
-        if self._pending_bytes > self._held_bytes and not self._hold(self._pending_bytes):
-            return  # it came with its head, and is on the budget only now that it has to wait
         try:
             self._ticket = gate.wait(
                 self,
@@ -226,6 +224,9 @@ class Call(Recovery):
             )
         except Refused as refused:
             self.refuse(refused)
+            return
+        # It came with its head: it is on the budget only now that it has to wait, and whoever it displaced is not.
+        if self._pending_bytes > self._held_bytes and not self._hold(self._pending_bytes - self._held_bytes):
             return
         gate.pump()
 

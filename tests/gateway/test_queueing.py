@@ -16,6 +16,7 @@ from oriel_gateway.reports import side_of
 from oriel_gateway.targets import resolve
 from oriel_policies.backlog import Backlog
 from oriel_policies.documents import compile_documents
+from oriel_policies.routing import RouteTable
 
 from .stack import BRONZE, GOLD, Client, Seen, Upstream, documents, gateway, upstream
 from .test_ingress_grpc import Backend, headers, stack
@@ -141,7 +142,7 @@ def test_what_waits_in_the_pool_is_unlearned(monkeypatch: pytest.MonkeyPatch, le
     text = documents([1], max_inflight=16)
     snapshot = compile_documents(written(text, "max_queue", f"learn_concurrency = {str(learn).lower()}\nmax_queue"))
     tenant = snapshot.tenants["g"]
-    target = resolve("POST", INFER, "", tenant, snapshot)
+    target = resolve("POST", INFER, "", tenant, RouteTable(snapshot.routes))
     gate = PoolGate(snapshot.pools["p"])
     now = 1000.0
     monkeypatch.setattr(pools, "monotonic", lambda: now)

@@ -415,14 +415,18 @@ async def test_an_urgent_call_does_not_wait_for_one_of_a_lower_tier() -> None:
         assert [(await reply).status for reply in asking] == [200] * 3 and len(it.ups[0].seen) == 2
 
 
-async def test_an_upstream_that_breaks_fails_the_founder_only_with_its_own_reason() -> None:
+async def test_an_upstream_that_breaks_twice_fails_the_founder_only_with_its_own_reason() -> None:
     async with house(FLOWN) as it:
+
+        async def broken_again(_: Seen) -> bytes:
+            return b"" if len(it.ups[0].seen) < 3 else ok(b"fine")
+
         held = it.ups[0].answer = Held(b"")
         first = asyncio.ensure_future(ask(it.port))
         await until(lambda: bool(it.ups[0].seen))
         second = asyncio.ensure_future(ask(it.port))
         await until(lambda: it.members() == 2)
-        it.ups[0].answer = answering(ok(b"fine"))
+        it.ups[0].answer = broken_again
         held.go.release()
         assert (await first).status == 502 and (await second).body == b"fine"
         await until(it.idle)
