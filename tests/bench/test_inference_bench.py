@@ -8,7 +8,7 @@ import onnxruntime as ort
 import pytest
 from goodput import Outcome, as_document
 from inference_bench import goodput_report, report
-from inference_bench.closed_loop import read_h2load, read_wrk
+from inference_bench.closed_loop import Failed, read_h2load, read_wrk
 from inference_bench.contenders import BATCHING, repository
 from inference_bench.goodput_cells import Cell, Deadlines
 from inference_bench.models import MODELS, write
@@ -52,7 +52,7 @@ def test_wrk_is_read_in_its_units() -> None:
     "line", ["Non-2xx or 3xx responses: 3", "Socket errors: connect 0, read 1, write 0, timeout 0"]
 )
 def test_failed_http_requests_end_the_bench(line: str) -> None:
-    with pytest.raises(SystemExit, match="x failed requests"):
+    with pytest.raises(Failed, match="x failed requests"):
         read_wrk(f"{WRK}  {line}\n", "x")
 
 
@@ -61,7 +61,7 @@ def test_calls_whose_answers_lack_their_message_end_the_bench() -> None:
     run = read_h2load(good, LOG, "x", 8, answer_bytes=25)
     assert (run.requests, run.rate, run.p50_ms, run.p99_ms) == (100, 100.0, 51.0, 100.0)
     for old, new in (("(3000)", "(2970)"), ("(3000)", "(9000)"), ("0 failed", "1 failed")):
-        with pytest.raises(SystemExit, match="x failed calls"):
+        with pytest.raises(Failed, match="x failed calls"):
             read_h2load(good.replace(old, new), LOG, "x", 8, answer_bytes=25)
 
 

@@ -9,17 +9,20 @@ import re
 import shutil
 import struct
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from inference_bench.targets import Target
 
-__all__ = ["TOOLS", "Run", "drive", "read_h2load", "read_wrk", "variants"]
+__all__ = ["TOOLS", "Failed", "Run", "drive", "read_h2load", "read_wrk", "variants"]
 
 TOOLS = {"http": ("wrk", "wrk"), "grpc": ("h2load", "nghttp2-client")}
 VARIANTS = 32
 _SCALE_MS = {"us": 0.001, "ms": 1.0, "s": 1000.0}
+
+
+class Failed(Exception):
+    """Requests of a turn were not answered as they should: what fails is cheap, so there is no figure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +39,7 @@ def drive(target: Target, connections: int, seconds: int, answer_bytes: int, fol
     """answer_bytes: of one good answer. Exits when requests fail or the tool is missing."""
     tool, package = TOOLS[target.protocol]
     if shutil.which(tool) is None:
-        sys.exit(f"{tool} is not on PATH; on Debian: apt-get install {package}")
+        raise Failed(f"{tool} is not on PATH; on Debian: apt-get install {package}")
     run = _h2load if target.protocol == "grpc" else _wrk
     return run(target, connections, seconds, answer_bytes, folder)
 
@@ -88,15 +91,15 @@ def variants(body: bytes) -> list[bytes]:
 
 
 def read_wrk(out: str, name: str) -> Run:
-    """Exits when requests failed."""
+    """Raises Failed."""
     if "Non-2xx" in out or "Socket errors" in out:
-        sys.exit(f"{name} failed requests:\n{out}")
+        raise Failed(f"{name} failed requests:\n{out}")
     found = {quantile: re.search(rf"{quantile}%\s+([\d.]+)(us|ms|s)", out) for quantile in (50, 99)}
     requests = re.search(r"(\d+) requests in", out)
     rate = re.search(r"Requests/sec:\s+([\d.]+)", out)
     p50, p99 = found[50], found[99]
     if not (requests and rate and p50 and p99) or not int(requests[1]):
-        sys.exit(f"{name} answered nothing:\n{out}")
+        raise Failed(f"{name} answered nothing:\n{out}")
     return Run(
         requests=int(requests[1]),
         rate=float(rate[1]),
@@ -117,18 +120,18 @@ def _h2load(target: Target, connections: int, seconds: int, answer_bytes: int, f
 
 
 def read_h2load(out: str, log: str, name: str, connections: int, answer_bytes: int) -> Run:
-    """log: a line per request, its last field the microseconds it took. Exits when calls failed."""
+    """log: a line per request, its last field the microseconds it took. Raises Failed."""
     counts = re.search(r"(\d+) succeeded, (\d+) failed, (\d+) errored, (\d+) timeout", out)
     rate = re.search(r"finished in [\d.]+s, ([\d.]+) req/s", out)
     data = re.search(r"headers \(space savings.*?\), .*?\((\d+)\) data", out)
     if not (counts and rate and data) or not int(counts[1]):
-        sys.exit(f"{name} answered nothing:\n{out}")
+        raise Failed(f"{name} answered nothing:\n{out}")
     requests = int(counts[1])
     expected = requests * (answer_bytes + 5)
     # Answers that were on their way when the time was over may have left their bytes.
     surplus = 2 * connections * (answer_bytes + 5)
     if any(int(number) for number in counts.groups()[1:]) or not expected <= int(data[1]) <= expected + surplus:
-        sys.exit(f"{name} failed calls: {requests} answers in {data[1]} bytes, {expected} expected\n{out}")
+        raise Failed(f"{name} failed calls: {requests} answers in {data[1]} bytes, {expected} expected\n{out}")
     taken = sorted(int(fields[2]) for line in log.splitlines() if len(fields := line.split()) == 3)
     return Run(
         requests=requests,
@@ -141,7 +144,7 @@ def read_h2load(out: str, log: str, name: str, connections: int, answer_bytes: i
 def _output(command: list[str], target: Target) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        sys.exit(f"{command[0]} failed on {target.name}: {done.stderr[-500:]}{done.stdout[-500:]}")
+        raise Failed(f"{command[0]} failed on {target.name}: {done.stderr[-500:]}{done.stdout[-500:]}")
     return done.stdout
 
 
