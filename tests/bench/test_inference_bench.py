@@ -8,7 +8,7 @@ import onnxruntime as ort
 import pytest
 from goodput import Outcome, as_document
 from inference_bench import goodput_report, report
-from inference_bench.closed_loop import Failed, read_h2load, read_wrk
+from inference_bench.closed_loop import Failed, read_h2load, read_wrk, variants
 from inference_bench.contenders import BATCHING, repository
 from inference_bench.goodput_cells import Cell, Deadlines
 from inference_bench.models import MODELS, write
@@ -196,3 +196,10 @@ def test_the_fifo_knows_neither_deadlines_nor_tiers() -> None:
     clock.advance(1.0)
     assert answered == [1, 2, 3, 4, 5]
     assert session.batches == [2, 2, 1]
+
+
+def test_variants_are_requests_of_the_same_kind() -> None:
+    whole = b'{"inputs":[{"name":"x","datatype":"INT64","shape":[1,3],"data":[7,8,9]}]}'
+    found = [json.loads(body)["inputs"][0]["data"] for body in variants(whole)]
+    assert all(sorted(data) == [7, 8, 9] and all(type(each) is int for each in data) for data in found)
+    assert variants(b"no JSON") == [b"no JSON"]

@@ -81,11 +81,16 @@ def variants(body: bytes) -> list[bytes]:
     try:
         document = json.loads(body)
         data = document["inputs"][0]["data"]
+        data[0]
     except (ValueError, LookupError, TypeError):
         return [body]
     found = []
     for number in range(VARIANTS):
-        document["inputs"][0]["data"] = [value * (1 + number / VARIANTS) for value in data]
+        if isinstance(data[0], int):  # ids mean something: the same ones in another order
+            turned = number % len(data)
+            document["inputs"][0]["data"] = data[turned:] + data[:turned]
+        else:
+            document["inputs"][0]["data"] = [value * (1 + number / VARIANTS) for value in data]
         found.append(json.dumps(document).encode())
     return found
 
