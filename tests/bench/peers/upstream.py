@@ -1,4 +1,9 @@
-"""A server that answers every request with 1 KB, as cheaply as Python can: it is not what is measured."""
+"""A server that answers every request with 1 KB, as cheaply as Python can: it is not what is measured.
+
+    upstream.py PORT [COUNT]
+
+Listens on COUNT ports (1) from PORT on.
+"""
 
 import asyncio
 import sys
@@ -10,26 +15,38 @@ ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 
 
 class Server(asyncio.Protocol):
     def __init__(self) -> None:
-        self.buffer = b""
+        self.parts: list[bytes] = []
+        self.size = 0
+        self.wanted = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
-        self.buffer += data
-        while (stop := self.buffer.find(b"\r\n\r\n")) >= 0:
-            head = self.buffer[:stop].lower()
+        self.parts.append(data)
+        self.size += len(data)
+        if self.size < self.wanted:
+            return
+        buffer = b"".join(self.parts)
+        while (stop := buffer.find(b"\r\n\r\n")) >= 0:
+            head = buffer[:stop].lower()
             at = head.find(b"content-length:")
             size = int(head[at + 15 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
-            if len(self.buffer) < stop + 4 + size:
-                return
-            self.buffer = self.buffer[stop + 4 + size :]
+            self.wanted = stop + 4 + size
+            if len(buffer) < self.wanted:
+                break
+            buffer = buffer[self.wanted :]
+            self.wanted = 0
             self.transport.write(ANSWER)  # type: ignore[attr-defined]
+        self.parts, self.size = [buffer] if buffer else [], len(buffer)
 
 
 async def main() -> None:
-    server = await asyncio.get_running_loop().create_server(Server, "127.0.0.1", int(sys.argv[1]), backlog=1024)
-    await server.serve_forever()
+    first, count = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    loop = asyncio.get_running_loop()
+    for port in range(first + count - 1, first - 1, -1):  # whoever waits for the first finds all of them
+        await loop.create_server(Server, "127.0.0.1", port, backlog=1024)
+    await asyncio.Event().wait()
 
 
 uvloop.run(main())
