@@ -1,41 +1,31 @@
 """Does a request cost more when there is more of everything? CPU of the gateway per request, small case and large.
 
-    python tests/bench/gateway_growth.py [--seconds 3] [--rounds 3] [--cases tenants routes endpoints queue]
+    python tests/bench/gateway_growth.py [--seconds 3] [--rounds 3] [--cases tenants routes endpoints]
 
     tenants     10 and 100,000 tenants, each request with the key of another one
     routes      10 and 1,000 routes, each request for another model
     endpoints   2 and 1,000 upstream endpoints of one pool
-    queue       10 and 10,000 calls waiting for a permit of one pool: one leaves, one comes (in process: as many client
-                connections would measure the load generator)
 
 Small and large take turns; medians. Needs `wrk` on PATH and Linux. What a request of the small case costs differs from
 gateway_hop.py's figure: no two heads of a connection are alike here.
 """
 
 import argparse
-import asyncio
-import gc
 import json
 import shutil
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from subprocess import run
 
-from gateway_bench.contenders import PEERS, cpu_s, free_port, running
+from gateway_bench.contenders import PEERS, cpu_s, free_port, free_ports, running
 
-from oriel_gateway.pools import PoolGate
-from oriel_policies.documents import compile_documents
-
-SIZES = {"tenants": (10, 100_000), "routes": (10, 1000), "endpoints": (2, 1000), "queue": (10, 10_000)}
+SIZES = {"tenants": (10, 100_000), "routes": (10, 1000), "endpoints": (2, 1000)}
 BOUND = 1.3
-_FIRST_PORT = 20_000
 SCRIPT = """
 local size, keys, models = {size}, {keys}, {models}
 local n = {seed}
@@ -47,10 +37,9 @@ end
 """
 
 
-def documents(*, tenants: int = 10, routes: int = 10, endpoints: tuple[int, int]) -> str:
-    """One document. endpoints: first port and how many."""
-    first, count = endpoints
-    addresses = ", ".join(f'"127.0.0.1:{port}"' for port in range(first, first + count))
+def documents(*, tenants: int = 10, routes: int = 10, ports: Sequence[int]) -> str:
+    """One document. ports: of the endpoints."""
+    addresses = ", ".join(f'"127.0.0.1:{port}"' for port in ports)
     lines = ["[tiers.t]", "band = 0", "target_ms = 10000", "[pools.inference]", f"endpoints = [{addresses}]"]
     lines += ["max_inflight = 64", 'probe = ""']
     for number in range(routes):
@@ -87,15 +76,13 @@ def over_sockets(case: str, rounds: int, seconds: int) -> dict[int, list[float]]
     found: dict[int, list[float]] = {size: [] for size in SIZES[case]}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        count = max(SIZES["endpoints"]) if case == "endpoints" else 1
-        upstream = [sys.executable, str(PEERS / "upstream.py"), str(_FIRST_PORT), str(count)]
-        stack.enter_context(running(upstream, _FIRST_PORT))
+        ports = free_ports(max(SIZES["endpoints"]) if case == "endpoints" else 1)
+        upstream = [sys.executable, str(PEERS / "upstream.py"), *map(str, ports)]
+        stack.enter_context(running(upstream, ports[0]))
         started, scripts = {}, {}
         for size in found:
             counts = {"tenants": 10, "routes": 10, "endpoints": 1, case: size}
-            text = documents(
-                tenants=counts["tenants"], routes=counts["routes"], endpoints=(_FIRST_PORT, counts["endpoints"])
-            )
+            text = documents(tenants=counts["tenants"], routes=counts["routes"], ports=ports[: counts["endpoints"]])
             started[size] = stack.enter_context(gateway(folder / str(size), text))
             scripts[size] = folder / f"{size}.lua"
             scripts[size].write_text(
@@ -111,47 +98,6 @@ def over_sockets(case: str, rounds: int, seconds: int) -> dict[int, list[float]]
     return found
 
 
-class _Waiting:
-    """A call that has nothing else to do."""
-
-    def admitted(self) -> None:
-        pass
-
-    def displaced(self) -> None:
-        pass
-
-
-async def in_queue(rounds: int, calls: int = 20_000) -> dict[int, list[float]]:
-    """CPU microseconds of one call's way through the queue of a pool in which so many wait."""
-    snapshot = compile_documents({"a.toml": documents(tenants=100, endpoints=(1, 1)).encode()})
-    tenants = list(snapshot.tenants.values())
-    found: dict[int, list[float]] = {size: [] for size in SIZES["queue"]}
-    for _ in range(rounds):
-        for size in found:
-            pool = snapshot.pools["inference"]
-            gate = PoolGate(replace(pool, max_queue=size + 64))
-            while gate.admission.enter():
-                pass
-
-            def wait(number: int, gate: PoolGate = gate) -> None:
-                tenant = tenants[number * 7919 % len(tenants)]
-                due = time.monotonic() + 10.0 + number * 1e-6
-                gate.wait(_Waiting(), tenant, "r", due=due, size_bytes=1024)
-
-            for number in range(size):
-                wait(number)
-            gc.collect()
-            gc.freeze()
-            began = time.process_time()
-            for number in range(size, size + calls):
-                wait(number)
-                gate.leave("r", tenants[0], None, 0.01, -1)
-            found[size].append((time.process_time() - began) * 1e6 / calls)
-            gc.unfreeze()
-            print(f"queue {size:>7,} {found[size][-1]:8.1f} us", file=sys.stderr)
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=int, default=3)
@@ -163,7 +109,7 @@ def main() -> None:
         sys.exit("wrk is not on PATH; on Debian: apt-get install wrk")
     medians: dict[str, dict[int, float]] = {}
     for case in args.cases:
-        runs = asyncio.run(in_queue(args.rounds)) if case == "queue" else over_sockets(case, args.rounds, args.seconds)
+        runs = over_sockets(case, args.rounds, args.seconds)
         medians[case] = {size: statistics.median(values) for size, values in runs.items()}
     if args.json:
         print(json.dumps(medians))

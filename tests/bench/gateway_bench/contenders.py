@@ -10,10 +10,10 @@ import tempfile
 import time
 import venv
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-__all__ = ["CASES", "Contender", "cpu_s", "free_port", "running", "start"]
+__all__ = ["CASES", "Contender", "cpu_s", "free_port", "free_ports", "running", "start"]
 
 ROOT = Path(__file__).parents[3]
 PEERS = Path(__file__).parents[1] / "peers"
@@ -43,12 +43,18 @@ http {{
 """
 
 
+def free_ports(count: int) -> list[int]:
+    """So many ports nobody listens on now."""
+    with ExitStack() as stack:
+        made = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in made:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in made]
+
+
 def free_port() -> int:
     """A port nobody listens on now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
+    return free_ports(1)[0]
 
 
 def peers_python() -> Path:

@@ -1,8 +1,6 @@
 """A server that answers every request with 1 KB, as cheaply as Python can: it is not what is measured.
 
-    upstream.py PORT [COUNT]
-
-Listens on COUNT ports (1) from PORT on.
+upstream.py PORT [PORT ...]
 """
 
 import asyncio
@@ -42,10 +40,9 @@ class Server(asyncio.Protocol):
 
 
 async def main() -> None:
-    first, count = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1
     loop = asyncio.get_running_loop()
-    for port in range(first + count - 1, first - 1, -1):  # whoever waits for the first finds all of them
-        await loop.create_server(Server, "127.0.0.1", port, backlog=1024)
+    for port in reversed(sys.argv[1:]):  # whoever waits for the first finds all of them
+        await loop.create_server(Server, "127.0.0.1", int(port), backlog=1024)
     await asyncio.Event().wait()
 
 
