@@ -8,9 +8,11 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+from oriel_gateway.access_log import AccessLog
 from oriel_gateway.admin import admin_app
 from oriel_gateway.compiler import compile_folder
 from oriel_gateway.core import Gateway
+from oriel_gateway.guard import admin_token
 from oriel_gateway.ingress_grpc import serve_grpc
 from oriel_gateway.ingress_http import ClientConnection
 from oriel_gateway.limits import EmbeddedLimiter, Limiter, SharedLimiter
@@ -72,6 +74,7 @@ def _limiter(settings: Settings) -> Limiter:
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
     """Serve until `stop` is set, then drain. Raises StartFailed before anything is served."""
+    token = admin_token(settings.admin_host)
     source = FolderSource(settings.policies)
     seen = await asyncio.to_thread(source.stamp)
     try:
@@ -82,8 +85,10 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     http_socket = listen(settings.host, settings.http_port, "gateway HTTP")
     grpc_socket = listen(settings.host, settings.grpc_port, "gateway gRPC")
     admin_socket = listen(settings.admin_host, settings.admin_port, "gateway admin")
+    access_log = AccessLog(settings.access_log) if settings.access_log else None
     sink = open_sink("oriel-gateway")
     gateway = Gateway(snapshot, limiter=_limiter(settings), sink=sink, sample_ratio=settings.trace_sample_ratio)
+    gateway.access_log = access_log
     try:
         http: HttpServer = HttpServer(HttpLimits())
         await http.open(lambda: ClientConnection(http, gateway), http_socket)
@@ -103,7 +108,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         reloader = Reloader(gateway, source, lambda: load(settings), seen=seen)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.ask)
         async with asyncio.TaskGroup() as group:
-            group.create_task(serve_control(admin_app(gateway), admin_socket, control_stop))
+            group.create_task(serve_control(admin_app(gateway, token=token), admin_socket, control_stop))
             watching = group.create_task(reloader.run())
             await stop.wait()
             watching.cancel()
@@ -113,3 +118,5 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     finally:
         await gateway.close()
         sink.close()
+        if access_log is not None:
+            access_log.close()

@@ -20,7 +20,7 @@ from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.limits import Grant
 from oriel_gateway.targets import Target
-from oriel_gateway.tracing import Mark, record_call
+from oriel_gateway.tracing import Mark
 from oriel_policies.documents import Tenant
 from oriel_policies.queue import Ticket
 from oriel_wire.chunked import LAST_CHUNK, chunk
@@ -51,6 +51,11 @@ class Call:
     permit_s = 0.0
     sent_s = 0.0
     response_s = 0.0
+    protocol = "http"
+    ahead = -1
+    bytes_out = 0
+    endpoint: Endpoint | None = None
+    tried: tuple[Endpoint, ...] = ()
     _pending: list[bytes] | None = None
     _pending_bytes = 0
     _held_bytes = 0  # of the pool's byte budget
@@ -61,7 +66,6 @@ class Call:
     _ticket: Ticket | None = None
     _connection: UpstreamConnection | None = None
     _endpoint: Endpoint | None = None
-    _tried: tuple[Endpoint, ...] = ()
     _retried = False
     grant: Grant | None = None
     _collected = False  # the body is here, the limiter's answer is not
@@ -158,6 +162,7 @@ class Call:
             self._send(now)
             return
         self.state = QUEUED
+        self.ahead = gate.admission.queue.rows_ahead(self.tenant.tier.band)
         due = min(self.received_s + self.tenant.tier.target_s, self.deadline)
         try:
             self._ticket = gate.wait(self, self.tenant, self.target.route, due=due, size_bytes=self._pending_bytes)
@@ -190,11 +195,11 @@ class Call:
     # The upstream's side ---------------------------------------------------------------------------------------
 
     def _send(self, now: float) -> None:
-        endpoint = self._gate.pick(self._tried)
+        endpoint = self._gate.pick(self.tried)
         if endpoint is None:
             self.refuse(Refused(Outcome.UPSTREAM_UNREACHABLE, "no server of this pool can be reached", retry_after_s=1))
             return
-        self._endpoint = endpoint
+        self._endpoint = self.endpoint = endpoint
         connection = endpoint.begin(self, now, head_only=self.target.head_only)
         if connection is not None:
             self._write(connection, now)
@@ -247,6 +252,7 @@ class Call:
         self.state = ANSWERING
         self.status = head.status
         self.cost_us = head.cost_us
+        self.bytes_out = len(data)
         client = self.client
         lines = head.forward
         if (grant := self.grant) is not None:
@@ -303,6 +309,7 @@ class Call:
         client = self.client
         if complete:
             self._connection = None
+        self.bytes_out += len(data)
         if self._streaming:
             self._data_s = monotonic()
         if self.grant is not None:
@@ -324,8 +331,8 @@ class Call:
         self._connection = None
         if isinstance(error, UpstreamUnreachable):
             assert self._endpoint is not None
-            self._tried = (*self._tried, self._endpoint)
-            self._endpoint = None
+            self.tried = (*self.tried, self._endpoint)
+            self._endpoint = self.endpoint = None
             self._send(monotonic())
             return
         self._endpoint = None
@@ -368,11 +375,7 @@ class Call:
         gateway, gate, tenant = self._gateway, self._gate, self.tenant
         gateway.unwatch(self, self._slot)
         now = monotonic()
-        seconds = now - self.received_s
-        on_time = outcome is Outcome.ANSWERED and self.status < 500 and seconds <= tenant.tier.target_s
-        gateway.stats.ended(gate.name, tenant.tier.name, outcome, self.status, seconds, on_time)
-        if self.mark.sampled and gateway.sink.enabled:
-            record_call(self, gateway.sink, now, error)
+        gateway.ended(self, now, error, self.response_s if self._streaming else now, self._pending_bytes)
         if self._held_bytes:
             gate.release(self._held_bytes)
         ticket = self._ticket

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from time import monotonic
+from typing import NamedTuple
 
 from grpc import aio
 
@@ -11,7 +12,7 @@ from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.limits import Grant
 from oriel_gateway.targets import Target
-from oriel_gateway.tracing import Mark, record_call
+from oriel_gateway.tracing import Mark
 from oriel_policies.documents import Pool, Tenant
 from oriel_policies.picking import least_outstanding
 from oriel_policies.queue import Ticket
@@ -40,6 +41,13 @@ _DROPPED = INTERNAL | {
     "te",
     "content-type",
 }
+
+
+class GrpcAddress(NamedTuple):
+    """Where an upstream listens."""
+
+    host: str
+    port: int
 
 
 class GrpcUpstreams:
@@ -74,6 +82,12 @@ class GrpcUpstreams:
 class GrpcCall:
     """Times are monotonic seconds, 0.0 = not reached. `end` may be called often; the first call counts."""
 
+    protocol = "grpc"
+    ahead = -1
+    bytes_out = 0
+    endpoint: "GrpcAddress | None" = None
+    tried: "tuple[GrpcAddress, ...]" = ()
+
     def __init__(
         self,
         gateway: Gateway,
@@ -97,10 +111,10 @@ class GrpcCall:
         self.deadline = deadline
         self.outcome = Outcome.ANSWERED
         self.status = 0
-        self.queued_s = self.permit_s = self.sent_s = 0.0
+        self.queued_s = self.permit_s = self.sent_s = self.response_s = 0.0
         self.refused: Refused | None = None
         self._metadata = metadata
-        self._size_bytes = size_bytes
+        self._size_bytes = self._bytes_in = size_bytes
         self.grant = grant
         self.limits: tuple[tuple[str, str], ...] = ()  # `RateLimit` and its policy, for the answer
         self._ticket: Ticket | None = None
@@ -137,6 +151,7 @@ class GrpcCall:
         if gate.admission.enter():
             self.admitted()
             return
+        self.ahead = gate.admission.queue.rows_ahead(tier.band)
         self._ticket = gate.wait(self, self.tenant, self.target.route, due=due, size_bytes=self._size_bytes)
         gate.pump()
         slot = self._gateway.watch(self, self.deadline, self.queued_s)
@@ -160,6 +175,11 @@ class GrpcCall:
         if self.grant is not None:
             self.grant.move(len(message), monotonic())
 
+    def heard(self, message: bytes) -> None:
+        """A later message of a stream."""
+        self._bytes_in += len(message)
+        self.moved(message)
+
     def displaced(self) -> None:
         self._fail(
             Refused(
@@ -179,13 +199,16 @@ class GrpcCall:
     async def forward_unary(self, upstreams: GrpcUpstreams, method: str, message: bytes) -> bytes:
         """Send and wait for the answer. Raises AioRpcError as the upstream ended it."""
         address, channel = upstreams.acquire(self._gate.pool.grpc_endpoints)
+        self.endpoint = GrpcAddress(*address)
         try:
             self.sent_s = now = monotonic()
             send = channel.unary_unary(method, None, None)
             call = send(message, timeout=max(0.0, self.deadline - now), metadata=self._onward())
             self._upstream = call
             answer: bytes = await call
+            self.response_s = monotonic()
             self.moved(answer)
+            self.bytes_out = len(answer)
             self.end(Outcome.ANSWERED)
             return answer
         finally:
@@ -196,6 +219,7 @@ class GrpcCall:
     ) -> AsyncIterator[bytes]:
         """Both directions at once; the deadline bounds the first answer, then `STREAM_MAX_S` the whole."""
         address, channel = upstreams.acquire(self._gate.pool.grpc_endpoints)
+        self.endpoint = GrpcAddress(*address)
         try:
             self.sent_s = now = monotonic()
             call = channel.stream_stream(method, None, None)(messages, timeout=STREAM_MAX_S, metadata=self._onward())
@@ -208,8 +232,11 @@ class GrpcCall:
                 call.cancel()
                 raise Refused(Outcome.DEADLINE_EXCEEDED, "the deadline passed while waiting for the upstream") from None
             if first is not None:
+                self.response_s = monotonic()
+                self.bytes_out += len(first)
                 yield first
                 async for answer in answers:
+                    self.bytes_out += len(answer)
                     yield answer
             if self.refused is not None:
                 raise self.refused
@@ -265,6 +292,8 @@ class GrpcCall:
             return
         self._ended = True
         self.outcome = outcome
+        if outcome is Outcome.ANSWERED and not self.status:
+            self.status = 200
         now = monotonic()
         gateway, gate, tenant = self._gateway, self._gate, self.tenant
         waiting = self._waiting
@@ -275,11 +304,8 @@ class GrpcCall:
             gate.forget(self._ticket)
         if self._ticket is not None:
             self._ticket.payload = None
-        seconds = now - self.received_s
-        on_time = outcome is Outcome.ANSWERED and seconds <= tenant.tier.target_s
-        gateway.stats.ended(gate.name, tenant.tier.name, outcome, self.status, seconds, on_time)
-        if self.mark.sampled and gateway.sink.enabled:
-            record_call(self, gateway.sink, now, error)
+        streamed = self._method == "ModelStreamInfer" and self.response_s
+        gateway.ended(self, now, error, self.response_s if streamed else now, self._bytes_in)
         cost_s = 0.0
         if self.permit_s:
             cost_s = gate.leave(self.target.route, tenant, self._ticket, now - self.permit_s, -1)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import grpc
 from grpc import aio
 
+from oriel_gateway.answers import STATUS
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.grpc_call import GrpcCall, GrpcUpstreams, answer_metadata
@@ -51,6 +52,14 @@ _CODES = {
     Outcome.UPSTREAM_UNREACHABLE: grpc.StatusCode.UNAVAILABLE,
     Outcome.UPSTREAM_BROKEN: grpc.StatusCode.UNAVAILABLE,
     Outcome.DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+# Of an upstream's errors, as counters and logs say them: the HTTP counterpart; the rest is the caller's doing.
+_STATUS = {
+    grpc.StatusCode.UNKNOWN: 500,
+    grpc.StatusCode.INTERNAL: 500,
+    grpc.StatusCode.DATA_LOSS: 500,
+    grpc.StatusCode.UNAVAILABLE: 503,
+    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
 if TYPE_CHECKING:
     Context = aio.ServicerContext[bytes, bytes]
@@ -161,12 +170,22 @@ class GrpcIngress(_GenericHandler):
                     await context.write(answer)
             except Refused as refused:
                 if call is not None:
+                    call.status = STATUS[refused.outcome]
                     call.end(refused.outcome, refused.message)
                 elif caller is not None:
-                    self._gateway.turned_away(refused, caller.mark, caller.tenant, method, caller.received_s)
+                    self._gateway.turned_away(
+                        refused,
+                        caller.mark,
+                        caller.tenant,
+                        method,
+                        caller.received_s,
+                        protocol="grpc",
+                        status=STATUS[refused.outcome],
+                    )
                 await _abort(context, refused, caller, call)
             except aio.AioRpcError as error:
                 assert call is not None
+                call.status = _STATUS.get(error.code(), 400)
                 call.end(_outcome(error), error.details() or "")
                 await context.abort(error.code(), error.details() or "", call.answer_metadata())
             finally:
@@ -192,7 +211,7 @@ class GrpcIngress(_GenericHandler):
                     still_valid(caller.key)
                 self._authorise(tenant, message)
                 authorised = self._authorised(call, message)
-                call.moved(message)
+                call.heard(message)
             except Refused as refused:
                 call.refuse(refused)
                 return
