@@ -261,11 +261,11 @@ class Gateway:
             tenant,
             outcome,
             call.status,
-            seconds=now - received_s,
-            answered_s=answered_s - received_s,
-            upstream_s=response_s - sent_s if response_s and sent_s else -1.0,
-            bytes_in=bytes_in,
-            bytes_out=bytes_out,
+            now - received_s,
+            answered_s - received_s,
+            response_s - sent_s if response_s and sent_s else -1.0,
+            bytes_in,
+            bytes_out,
         )
         if call.ahead >= 0:
             self.stats.waited(target.pool, tenant.tier.name, (call.permit_s or now) - call.queued_s)

@@ -72,9 +72,10 @@ class GatewayCollector(Collector):
         attainment = CounterMetricFamily(
             "oriel_gateway_attainment", "Requests by what became of the tier's promise.", labels=["tier", "result"]
         )
+        reached = gateway.stats.attainment
         for tier in gateway.snapshot.tiers:
             for result in RESULTS:
-                attainment.add_metric([tier, result], gateway.stats.attainment.get((tier, result), 0))
+                attainment.add_metric([tier, result], reached.get((tier, result), 0))
         objective = GaugeMetricFamily(
             "oriel_gateway_tier_objective", "The share that should be answered within the target.", labels=["tier"]
         )

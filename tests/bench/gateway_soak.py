@@ -5,8 +5,8 @@
     make soak ARGS="--collector blackhole"     the same while the trace collector takes connections and never answers
 
 A real `oriel gateway` process stands in front of a small upstream in this process; closed-loop clients send 1 KB
-requests of three tiers, unauthorised, unknown and cancelled ones among them. Prints a table, writes JSON with --json, and
-ends with 1 if a bound of the promise is missed (--report-only: never).
+requests of three tiers, unauthorised, unknown and cancelled ones among them. Prints a table, writes JSON with --json,
+and ends with 1 if a bound of the promise is missed (--report-only: never).
 """
 
 import argparse
@@ -256,7 +256,7 @@ def main() -> int:
             "machine": machine,
             "found": found,
             "missed": wrong,
-            "rss_mib": asdict(report)["rss_mib"],
+            "rss_mib": report.rss_mib,
         }
         args.json.write_text(json.dumps(said, indent=1) + "\n")
     return 1 if wrong and not args.report_only else 0
