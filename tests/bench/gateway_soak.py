@@ -183,8 +183,10 @@ def metric(admin: int, name: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
 
 
-async def soak(seconds: float, *, clients: int = 16, collector: str = "none", warm_s: float = 2.0) -> Report:
-    """Run it. collector: "none", or "blackhole", which takes connections and never answers."""
+async def soak(
+    seconds: float, *, clients: int = 16, collector: str = "none", warm_s: float = 2.0, flags: Sequence[str] = ()
+) -> Report:
+    """Run it. collector: "none", or "blackhole", which takes connections and never answers; flags: of the gateway."""
     with TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as silent:
         server = await asyncio.start_server(upstream, "127.0.0.1", 0)
         documents(Path(folder), server.sockets[0].getsockname()[1])
@@ -195,7 +197,7 @@ async def soak(seconds: float, *, clients: int = 16, collector: str = "none", wa
             environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{silent.getsockname()[1]}"
         command = (sys.executable, "-m", "oriel_cli.main", "gateway", "--policies", folder, "--quota-file", "none")
         ports = ("--http-port", str(http), "--grpc-port", str(grpc), "--admin-port", str(admin))
-        process = await asyncio.create_subprocess_exec(*command, *ports, env=environ, cwd=ROOT)
+        process = await asyncio.create_subprocess_exec(*command, *ports, *flags, env=environ, cwd=ROOT)
         report = Report(seconds=seconds)
         try:
             await ready(admin, process)

@@ -1,5 +1,8 @@
 """A short soak of a real gateway, also with a trace collector that never answers; no bound of time is asserted."""
 
+import json
+from pathlib import Path
+
 import gateway_soak as soak
 import pytest
 
@@ -18,8 +21,18 @@ def test_figures_of_a_made_up_run() -> None:
 
 
 @pytest.mark.parametrize("collector", ["none", "blackhole"])
-async def test_a_short_soak_answers_everything(collector: str) -> None:
-    found = (await soak.soak(1.0, clients=4, collector=collector, warm_s=0.3)).summary()
+async def test_a_short_soak_answers_everything(collector: str, tmp_path: Path) -> None:
+    flags = ("--access-log", str(tmp_path / "log"))
+    found = (await soak.soak(1.0, clients=4, collector=collector, warm_s=0.3, flags=flags)).summary()
+    text = (tmp_path / "log").read_text()
+    reasons = {json.loads(line)["reason"] for line in text.splitlines()}
+    assert (
+        {"answered", "unauthenticated", "not_found"}
+        <= reasons
+        <= {"answered", "unauthenticated", "not_found", "client_left"}
+    )
+    assert text.count("\n") >= found["requests"], "warm-up and refusals come on top"
+    assert not [key for key in soak.KEYS.values() if key in text]
     assert found["requests"] and not found["not_200"] and found["refused_as_meant"]
     if collector == "blackhole":
         assert found["rss_last_mib"] - found["rss_first_mib"] < 32
