@@ -17,6 +17,7 @@ __all__ = ["Address", "Decided", "Decisions", "explain"]
 
 KEPT = 4096
 ANSWERS = 100  # of one question, at most
+TOLD = 8  # endpoints that were asked in vain, the latest
 
 
 class Address(Protocol):

@@ -8,6 +8,7 @@ from time import monotonic
 from grpc import StatusCode, aio
 
 from oriel_gateway.core import Gateway
+from oriel_gateway.decisions import TOLD
 from oriel_gateway.endpoints import Reach
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.grpc_endpoint import GrpcEndpoint, not_here, surely_not_executed
@@ -269,11 +270,11 @@ class GrpcCall:
                 answer: bytes = await call
             except aio.AioRpcError as error:
                 tried = (*tried, endpoint)
-                self.tried, self.endpoint = tried, None
+                self.tried, self.endpoint = tried[-TOLD:], None
                 lacks = not_here(error) and self.target.kind == "model"
                 if not self._again(endpoint, error, tried, attempts, lacks):
                     if not surely_not_executed(error):
-                        self.tried, self.endpoint = tried[:-1], endpoint
+                        self.tried, self.endpoint = self.tried[:-1], endpoint
                     raise
                 attempts += not surely_not_executed(error)
                 lacking = endpoint if lacks else None

@@ -8,6 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, cast
 
 from oriel_gateway.attempts import Tries
+from oriel_gateway.decisions import TOLD
 from oriel_gateway.endpoints import HttpEndpoint
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.hedge import Hedge
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ANSWERING", "COLLECT", "DONE", "JOINED", "QUEUED", "SENDING", "Recovery"]
 
-_TOLD = 8
 COLLECT, QUEUED, JOINED, SENDING, ANSWERING, DONE = range(6)
 
 
@@ -49,7 +49,7 @@ class Recovery:
     _endpoint: HttpEndpoint | None = None
     ahead = -1  # calls before it when it came to the queue, -1: it did not queue
     endpoint: HttpEndpoint | None = None  # asked last; `_endpoint` only while it is the call's
-    tried: tuple[HttpEndpoint, ...] = ()  # asked before in vain, the latest `_TOLD` of them
+    tried: tuple[HttpEndpoint, ...] = ()  # asked before in vain, the latest `TOLD` of them
     _parked = False  # nobody can be asked: waits without a permit
     _tries: Tries | None = None
     _hedge: Hedge | None = None
@@ -167,7 +167,7 @@ class Recovery:
 
     def _in_vain(self, endpoint: HttpEndpoint) -> None:
         self.endpoint = None
-        self.tried = (*self.tried[1 - _TOLD :], endpoint)
+        self.tried = (*self.tried[1 - TOLD :], endpoint)
 
     def inherit(self, work: "Recovery") -> None:
         """Another call was made for this one: what that went through is told of this."""

@@ -128,6 +128,10 @@ async def test_upstreams_that_cannot_be_reached_are_named_as_tried() -> None:
         said = await decision(core, "r")
         assert reply.status == said["status"] == 502 and said["reason"] == "upstream_unreachable"
         assert said["tried"] == ["127.0.0.1:1"] and said["endpoint"] is None
+    async with gateway(documents(list(range(1, 11)))) as (port, core), Client(port) as client:
+        await core.endpoint_watch.close()
+        await client.ask("/v2/models/digits/infer", headers=headers)
+        assert len(set((await decision(core, "r"))["tried"])) == 8
 
 
 async def test_who_did_not_execute_a_call_is_told_beside_who_answered_it() -> None:
@@ -199,7 +203,8 @@ async def test_grpc_calls_are_explained_and_their_refusals_carry_timing_and_reas
         assert (await decision(core, "two"))["reason"] == "not_found"
         with pytest.raises(over_grpc.InferenceServerException):
             await over_grpc.infer(address, "broken", GOLD, extra={"x-request-id": "three"})
-        assert (await decision(core, "three"))["status"] == 400
+        failed = await decision(core, "three")
+        assert failed["status"] == 400 and failed["tried"] == [] and failed["endpoint"] == said["endpoint"]
         assert core.stats.attainment == {("gold", "met"): 1, ("bronze", "excused"): 1, ("gold", "excused"): 1}
         async with over_grpc.aio.insecure_channel(address) as channel:
             call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(

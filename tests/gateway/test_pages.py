@@ -41,6 +41,7 @@ def test_every_refusal_has_a_status_on_both_protocols() -> None:
     ("begins", "values"),
     [
         ("decisions kept", (decisions.KEPT, decisions.ANSWERS)),
+        ("endpoints a decision names", (decisions.TOLD,)),
         ("`/queues`", (queues.TENANTS, queues.LOOKED_AT)),
         ("tenants with a name", (top_tenants.NAMED, top_tenants.MAX_COUNTED)),
         ("lines of the access log", (lines.MAX_QUEUED, lines.CLOSE_S)),
