@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 HERE := $(shell pwd | cksum | cut -d' ' -f1)
 export PYTHON VENV
 
-.PHONY: run test test-openvino setup lint lock proto bench bench-inference fuzz clean
+.PHONY: run test test-openvino setup lint lock proto bench bench-inference soak fuzz clean
 
 run: $(VENV)/.demo-$(HERE)
 	@exec $(BIN)/oriel up --demo $(ARGS)
@@ -38,6 +38,10 @@ proto: $(VENV)/.dev-$(HERE)
 
 bench: $(VENV)/.dev-$(HERE)
 	$(BIN)/python tests/bench/gateway_hop.py $(ARGS)
+
+# Ten minutes of a real gateway; ARGS="--seconds 60 --json FILE --collector blackhole".
+soak: $(VENV)/.dev-$(HERE)
+	$(BIN)/python tests/bench/gateway_soak.py $(ARGS)
 
 # ARGS="--seconds 600 --codec http"; what breaks a rule is written into tests/fuzz/corpus.
 fuzz: $(VENV)/.dev-$(HERE)

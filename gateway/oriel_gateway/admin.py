@@ -1,5 +1,7 @@
 """The gateway's control plane: health, metrics and what is in the queues."""
 
+from collections.abc import Sequence
+from time import monotonic, time
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -7,22 +9,28 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from oriel_gateway.core import Gateway
+from oriel_gateway.decisions import ANSWERS, Decided, explain
 from oriel_gateway.documents import TokensReport
+from oriel_gateway.exposition import GatewayCollector
+from oriel_gateway.guard import Guard
 from oriel_gateway.limits import SharedLimiter
 from oriel_gateway.limits.metrics import CourierCollector
+from oriel_gateway.queues import live_queues
 from oriel_gateway.routing_stats import RoutingCollector
-from oriel_gateway.stats import StatsCollector
 from oriel_wire.engine.control import health_routes
 
 __all__ = ["admin_app"]
 
 
-def admin_app(gateway: Gateway) -> Starlette:
-    """`/health/live`, `/health/ready`, `/metrics`, `/queues`, `/policies`."""
+def admin_app(gateway: Gateway, *, token: str | None = None) -> ASGIApp:
+    """`/health/live`, `/health/ready`, `/metrics`; with the token, if there is one, `/queues`, `/decisions`,
+    `/decisions/<request-id>` (latest first; 404 if none is kept) and `/policies`.
+    """
     registry = CollectorRegistry()
-    registry.register(StatsCollector(gateway.stats, lambda: gateway.pools))
+    registry.register(GatewayCollector(gateway))
     registry.register(RoutingCollector(lambda: gateway.routing))
     registry.register(gateway.documents)
 
@@ -39,33 +47,33 @@ def admin_app(gateway: Gateway) -> Starlette:
         return gateway.ready, "" if gateway.ready else "the gateway has not yet asked its upstreams"
 
     async def queues(_: Request) -> Response:
-        bands = {tier.name: tier.band for tier in gateway.snapshot.tiers.values()}
-        return JSONResponse(
-            {
-                name: {
-                    "permits": gate.admission.limit,
-                    "inflight": gate.admission.inflight,
-                    "waiting": {tier: gate.admission.queue.depth(band) for tier, band in bands.items()},
-                    "waiting_bytes": gate.admission.queue.size_bytes,
-                    "waiting_for_endpoints": gate.endpoints.parked + gate.grpc.parked,
-                    "repeated": gate.retries.spent,
-                    "endpoints": [
-                        {
-                            "address": f"{e.host}:{e.port}",
-                            "state": e.state,
-                            "outstanding": e.outstanding,
-                            "idle": len(e.idle),
-                        }
-                        for e in gate.endpoints
-                    ],
-                }
-                for name, gate in gateway.pools.items()
-            }
-        )
+        return JSONResponse(live_queues(gateway))
+
+    async def decision(request: Request) -> Response:
+        return _said(gateway.decisions.of(request.path_params["request_id"]))
+
+    async def decisions(request: Request) -> Response:
+        asked = request.query_params
+        limit = asked.get("limit", "20")
+        if len(limit) > 3 or not limit.isascii() or not limit.isdecimal():
+            return JSONResponse({"error": {"message": f"limit is a number from 1 to {ANSWERS}"}}, status_code=400)
+        tenant, reason = asked.get("tenant", ""), asked.get("reason", "")
+        return _said(gateway.decisions.where(tenant=tenant, reason=reason, limit=int(limit)))
 
     async def policies(_: Request) -> Response:
         report = gateway.documents.report(gateway.snapshot)
         return JSONResponse({**report, "key_sets": key_sets()})
 
-    routes = [Route("/queues", queues), Route("/policies", policies)]
-    return Starlette(routes=[*health_routes(ready, registry), *routes])
+    routes = [
+        Route("/queues", queues),
+        Route("/decisions", decisions),
+        Route("/decisions/{request_id}", decision),
+        Route("/policies", policies),
+    ]
+    return Guard(Starlette(routes=[*health_routes(ready, registry), *routes]), token)
+
+
+def _said(found: Sequence[Decided]) -> Response:
+    offset_s = time() - monotonic()
+    status = 200 if found else 404
+    return JSONResponse({"decisions": [explain(decided, offset_s) for decided in found]}, status_code=status)

@@ -8,9 +8,11 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+from oriel_gateway.access_log import AccessLog
 from oriel_gateway.admin import admin_app
 from oriel_gateway.compiler import compile_folder
 from oriel_gateway.core import Gateway
+from oriel_gateway.guard import admin_token
 from oriel_gateway.ingress_grpc import serve_grpc
 from oriel_gateway.ingress_http import ClientConnection
 from oriel_gateway.limits import EmbeddedLimiter, Limiter, SharedLimiter
@@ -80,6 +82,7 @@ async def _limiter(settings: Settings) -> Limiter:
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
     """Serve until `stop` is set, then drain. Raises StartFailed before anything is served."""
+    token = admin_token(settings.admin_host)
     source = FolderSource(settings.policies)
     seen = await asyncio.to_thread(source.stamp)
     try:
@@ -92,6 +95,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     http_socket = listen(settings.host, settings.http_port, "gateway HTTP")
     grpc_socket = listen(settings.host, settings.grpc_port, "gateway gRPC")
     admin_socket = listen(settings.admin_host, settings.admin_port, "gateway admin")
+    access_log = AccessLog(settings.access_log) if settings.access_log else None
     sink = open_sink("oriel-gateway")
     limiter = await _limiter(settings)
     gateway = Gateway(
@@ -101,6 +105,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         sample_ratio=settings.trace_sample_ratio,
         cache_bytes=settings.cache_bytes,
     )
+    gateway.access_log = access_log
     try:
         http: HttpServer = HttpServer(limits)
         tls = certificates.context if certificates is not None else None
@@ -123,7 +128,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         reloader = Reloader(gateway, source, lambda: load(settings), seen=seen)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.ask)
         async with asyncio.TaskGroup() as group:
-            group.create_task(serve_control(admin_app(gateway), admin_socket, control_stop))
+            group.create_task(serve_control(admin_app(gateway, token=token), admin_socket, control_stop))
             watching = [group.create_task(reloader.run())]
             if certificates is not None:
                 watching.append(group.create_task(certificates.watch()))
@@ -136,6 +141,8 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     finally:
         await gateway.close()
         sink.close()
+        if access_log is not None:
+            access_log.close()
 
 
 def _certificates(settings: Settings) -> Certificates | None:

@@ -25,7 +25,7 @@ from oriel_gateway.limits import Grant
 from oriel_gateway.pools import PoolGate
 from oriel_gateway.recovery import ANSWERING, COLLECT, DONE, QUEUED, SENDING, Recovery
 from oriel_gateway.targets import Target
-from oriel_gateway.tracing import Mark, record_call
+from oriel_gateway.tracing import Mark
 from oriel_policies.documents import Tenant
 from oriel_wire.chunked import LAST_CHUNK, chunk
 from oriel_wire.engine.upstream import UpstreamConnection
@@ -59,6 +59,8 @@ class Call(Recovery):
     cost_us = -1
     outcome = Outcome.ANSWERED
     response_s = 0.0
+    protocol = "http"
+    bytes_out = 0
     _close = False  # the answer that has begun ends its connection
     _rechunk = False
     _streaming = False
@@ -213,6 +215,7 @@ class Call(Recovery):
             self._send(now)
             return
         self.state = QUEUED
+        self.ahead = gate.admission.queue.rows_ahead(self.tenant.tier.band)
         try:
             self._ticket = gate.wait(
                 self,
@@ -266,7 +269,7 @@ class Call(Recovery):
         if endpoint is None:
             self._nobody()
             return
-        self._endpoint = endpoint
+        self._endpoint = self.endpoint = endpoint
         fresh = tries is not None and tries.fresh
         connection = endpoint.begin(self, now, head_only=self.target.head_only, fresh=fresh)
         if connection is not None:
@@ -344,6 +347,7 @@ class Call(Recovery):
         self.status = status
         self._pending = None
         self.cost_us = head.cost_us
+        self.bytes_out = len(data)
         client = self.client
         if self._asked:
             self._gate.reported(head.get(LOAD_METRICS))
@@ -408,6 +412,7 @@ class Call(Recovery):
         client = self.client
         if complete:
             self._connection = None
+        self.bytes_out += len(data)
         if self._streaming:
             self._data_s = monotonic()
         if self.grant is not None:
@@ -450,12 +455,7 @@ class Call(Recovery):
 
     def _count(self, outcome: Outcome, now: float, error: str) -> None:
         """Tell everybody who counts or records calls."""
-        gateway, tenant = self._gateway, self.tenant
-        seconds = now - self.received_s
-        on_time = outcome is Outcome.ANSWERED and self.status < 500 and seconds <= tenant.tier.target_s
-        gateway.stats.ended(self._gate.name, tenant.tier.name, outcome, self.status, seconds, on_time)
-        if self.mark.sampled and gateway.sink.enabled:
-            record_call(self, gateway.sink, now, error)
+        self._gateway.ended(self, now, error, self.response_s if self._streaming else now, self._pending_bytes)
 
     def _end(self, outcome: Outcome, error: str = "") -> None:
         state = self.state

@@ -88,6 +88,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="gateways that share the limiter, until it says how many there are (default %(default)s)",
     )
     parser.add_argument(
+        "--access-log",
+        default="",
+        metavar="PATH|-",
+        help="a JSON line per request; - is standard output (default none)",
+    )
+    parser.add_argument(
         "--quota-file",
         type=Path,
         default=None,
@@ -117,6 +123,7 @@ def run(args: argparse.Namespace) -> int:
         grpc_endpoints=_grouped(args.grpc_endpoint),
         cache_bytes=args.cache_bytes,
         trace_sample_ratio=_ratio(os.environ.get("OTEL_TRACES_SAMPLER_ARG", "")),
+        access_log=args.access_log,
         quota_file=_quota_file(args.quota_file),
         limiter=args.limiter or os.environ.get("ORIEL_LIMITER") or "embedded",
         limiter_password=os.environ.get("ORIEL_LIMITER_PASSWORD"),

@@ -8,6 +8,8 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
+from oriel_gateway.access_log import AccessLog
+from oriel_gateway.decisions import Decided, Decisions
 from oriel_gateway.documents import DocumentsInForce
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.identity import identify, still_valid
@@ -16,7 +18,7 @@ from oriel_gateway.pools import PoolGate
 from oriel_gateway.routing_state import CACHE_BYTES, RoutingState
 from oriel_gateway.stats import Stats
 from oriel_gateway.targets import Kind, Target, absent, resolve, resolve_grpc
-from oriel_gateway.tracing import Mark, record_refusal
+from oriel_gateway.tracing import Mark, Recorded, record_call, record_refusal
 from oriel_gateway.watch import Watch
 from oriel_policies.answer_cache import AnswerCache
 from oriel_policies.deadlines import DeadlineWheel
@@ -68,6 +70,8 @@ class Gateway:
         self.sample_ratio = sample_ratio
         self.stats = Stats()
         self.routing = RoutingState(cache=AnswerCache(max_bytes=cache_bytes))
+        self.decisions = Decisions()
+        self.access_log: AccessLog | None = None
         self.documents = DocumentsInForce()
         self.tokens: Tokens | None = None
         self.tokens_refused: dict[str, int] = {}
@@ -245,11 +249,75 @@ class Gateway:
         sampled = self.sink.enabled and (self.sample_ratio >= 1.0 or random.random() < self.sample_ratio)
         return Mark(request_id, random_bits(128) or 1, 0, span_id, span_hex, sampled, "")
 
-    def turned_away(self, refused: Refused, mark: Mark, tenant: Tenant | None, method: str, received_s: float) -> None:
-        """Count a request that was refused before it became a call, and trace it if its sender is known."""
-        self.stats.turned_away(refused.outcome)
+    def turned_away(
+        self,
+        refused: Refused,
+        mark: Mark,
+        tenant: Tenant | None,
+        method: str,
+        received_s: float,
+        *,
+        protocol: str = "http",
+        status: int = 0,
+        target: Target | None = None,
+    ) -> None:
+        """Count, keep and log a request that was refused before it became a call; trace it if its sender is known."""
+        outcome, message = refused.outcome, refused.message
+        self.stats.turned_away(outcome, tenant)
+        now = monotonic()
+        decided = Decided(now, mark, method, protocol, tenant, target, outcome, status, message, received_s)
+        self.decisions.append(decided)
+        if self.access_log is not None:
+            self.access_log.put(decided)
         if tenant is not None and mark.sampled and self.sink.enabled:
-            record_refusal(mark, tenant, self.sink, refused.outcome, refused.message, method, received_s, monotonic())
+            record_refusal(mark, tenant, self.sink, outcome, message, method, received_s, now)
+
+    def ended(self, call: Recorded, now: float, error: str, answered_s: float, bytes_in: int) -> None:
+        """Count, keep, log and trace a call that is over. answered_s: when it was what its target is about."""
+        tenant, target, outcome, received_s = call.tenant, call.target, call.outcome, call.received_s
+        sent_s, response_s, bytes_out = call.sent_s, call.response_s, call.bytes_out
+        # In the order of `Decided`.
+        decided = (
+            now,
+            call.mark,
+            call.method,
+            call.protocol,
+            tenant,
+            target,
+            outcome,
+            call.status,
+            error,
+            received_s,
+            call.queued_s,
+            call.permit_s,
+            sent_s,
+            response_s,
+            call.deadline,
+            call.ahead,
+            bytes_in,
+            bytes_out,
+            call.endpoint,
+            call.tried,
+        )
+        self.decisions.append(decided)
+        if self.access_log is not None:
+            self.access_log.put(decided)
+        self.stats.ended(
+            target.pool,
+            target.plan.name,
+            tenant,
+            outcome,
+            call.status,
+            now - received_s,
+            answered_s - received_s,
+            response_s - sent_s if response_s and sent_s else -1.0,
+            bytes_in,
+            bytes_out,
+        )
+        if call.ahead >= 0:
+            self.stats.waited(target.pool, tenant.tier.name, (call.permit_s or now) - call.queued_s)
+        if call.mark.sampled and self.sink.enabled:
+            record_call(call, self.sink, now, error)
 
     @property
     def ready(self) -> bool:

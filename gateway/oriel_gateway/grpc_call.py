@@ -8,12 +8,13 @@ from time import monotonic
 from grpc import StatusCode, aio
 
 from oriel_gateway.core import Gateway
+from oriel_gateway.decisions import TOLD
 from oriel_gateway.endpoints import Reach
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.grpc_endpoint import GrpcEndpoint, not_here, surely_not_executed
 from oriel_gateway.limits import Grant
 from oriel_gateway.targets import Target
-from oriel_gateway.tracing import Mark, record_call
+from oriel_gateway.tracing import Mark
 from oriel_policies.budget import MAX_ATTEMPTS
 from oriel_policies.documents import Pool, Tenant
 from oriel_policies.queue import Ticket
@@ -61,6 +62,12 @@ class _Answer:
 class GrpcCall:
     """Times are monotonic seconds, 0.0 = not reached. `end` may be called often; the first call counts."""
 
+    protocol = "grpc"
+    ahead = -1
+    bytes_out = 0
+    endpoint: GrpcEndpoint | None = None
+    tried: tuple[GrpcEndpoint, ...] = ()
+
     def __init__(
         self,
         gateway: Gateway,
@@ -84,10 +91,10 @@ class GrpcCall:
         self.deadline = deadline
         self.outcome = Outcome.ANSWERED
         self.status = 0
-        self.queued_s = self.permit_s = self.sent_s = 0.0
+        self.queued_s = self.permit_s = self.sent_s = self.response_s = 0.0
         self.refused: Refused | None = None
         self.metadata = metadata
-        self.size_bytes = size_bytes
+        self.size_bytes = self.bytes_in = size_bytes
         self.grant = grant
         self.limits: tuple[tuple[str, str], ...] = ()  # `RateLimit` and its policy, for the answer
         sticky = target.plan.sticky if target.special else ""
@@ -144,6 +151,7 @@ class GrpcCall:
         if gate.admission.enter():
             self.admitted()
             return
+        self.ahead = gate.admission.queue.rows_ahead(self.tenant.tier.band)
         self._ticket = gate.wait(
             self,
             self.tenant,
@@ -262,13 +270,17 @@ class GrpcCall:
                 answer: bytes = await call
             except aio.AioRpcError as error:
                 tried = (*tried, endpoint)
+                self.tried, self.endpoint = tried[-TOLD:], None
                 lacks = not_here(error) and self.target.kind == "model"
                 if not self._again(endpoint, error, tried, attempts, lacks):
+                    if not surely_not_executed(error):
+                        self.tried, self.endpoint = self.tried[:-1], endpoint
                     raise
                 attempts += not surely_not_executed(error)
                 lacking = endpoint if lacks else None
             else:
-                now = monotonic()
+                self.response_s = now = monotonic()
+                self.bytes_out = len(answer)
                 endpoint.answered(now, now - self.sent_s)
                 endpoint.heard = True
                 if lacking is not None:
@@ -297,6 +309,7 @@ class GrpcCall:
             endpoint = gate.grpc.pick(monotonic(), tried, self.target.name)
         if endpoint is None:
             raise Refused(Outcome.UPSTREAM_UNREACHABLE, "no server of this pool can be reached", retry_after_s=1)
+        self.endpoint = endpoint
         return endpoint
 
     def _again(
@@ -347,12 +360,14 @@ class GrpcCall:
                 raise Refused(Outcome.DEADLINE_EXCEEDED, "the deadline passed while waiting for the upstream") from None
             self._first_s = self._heard_s = monotonic()
             if answer is not None:
+                self.response_s = self._first_s
                 endpoint.answered(self._first_s, self._first_s - self.sent_s)
             slot = self._gateway.watch(self, self._stream_ends_s(), self._first_s)
             self._slot = slot
             try:
                 while answer is not None:
                     endpoint.heard = True
+                    self.bytes_out += len(answer)
                     yield answer
                     answer = await anext(answers, None)
                     self._heard_s = monotonic()
@@ -428,12 +443,8 @@ class GrpcCall:
 
     def _count(self, outcome: Outcome, now: float, error: str) -> None:
         """Tell everybody who counts or records calls."""
-        gateway, tenant = self._gateway, self.tenant
-        seconds = now - self.received_s
-        on_time = outcome is Outcome.ANSWERED and seconds <= tenant.tier.target_s
-        gateway.stats.ended(self._gate.name, tenant.tier.name, outcome, self.status, seconds, on_time)
-        if self.mark.sampled and gateway.sink.enabled:
-            record_call(self, gateway.sink, now, error)
+        streamed = self._method == "ModelStreamInfer" and self.response_s
+        self._gateway.ended(self, now, error, self.response_s if streamed else now, self.bytes_in)
 
     def end(self, outcome: Outcome, error: str = "") -> None:
         """Give back the place or the permit, count, trace."""
@@ -441,6 +452,8 @@ class GrpcCall:
             return
         self._ended = True
         self.outcome = outcome
+        if outcome is Outcome.ANSWERED and not self.status:
+            self.status = 200
         now = monotonic()
         gate, tenant = self._gate, self.tenant
         waiting = self._waiting

@@ -26,6 +26,7 @@ class GrpcEndpoint(Standing):
 
     def __init__(self, address: Address, *, max_response_bytes: int) -> None:
         super().__init__(address)
+        self.host, self.port = address
         self.outstanding = 0
         self.heard = False
         self._max_response_bytes = min(max_response_bytes, 2**31 - 1)

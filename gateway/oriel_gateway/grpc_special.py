@@ -47,6 +47,8 @@ class _Detached(GrpcCall):
     def hand_over(self, call: GrpcCall) -> None:
         """`call` has the permit from now on, as if it had been made itself."""
         call.queued_s, call.permit_s, call.sent_s = self.queued_s, self.permit_s, self.sent_s
+        call.ahead, call.endpoint, call.tried = self.ahead, self.endpoint, self.tried
+        call.response_s = self.response_s
         call._ticket, self._ticket = self._ticket, None
         self._ended = True
 
@@ -108,6 +110,7 @@ class GrpcSpecial:
         if found is not None:
             routing.answered_from(plan.name, "hit")
             call.notes += (("x-oriel-cache", "hit"), ("age", str(int(found[1]))))
+            call.bytes_out = len(found[0].body)
             call.end(Outcome.ANSWERED)
             return found[0].body
         gate, size = self._gateway.pools[call.target.pool], len(message)
@@ -159,6 +162,7 @@ class GrpcSpecial:
                     work.hand_over(member.call)
                 routing.answered_from(plan.name, how)
                 member.call.notes += (("x-oriel-cache", how),)
+                member.call.bytes_out = len(answer)
                 member.call.end(Outcome.ANSWERED)
                 member.answer.set_result(answer)
                 how = "joined"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import grpc
 from grpc import aio
 
+from oriel_gateway.answers import STATUS
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.grpc_call import GrpcCall, answer_metadata
@@ -54,6 +55,14 @@ _CODES = {
     Outcome.INFEASIBLE: grpc.StatusCode.UNAVAILABLE,
     Outcome.DEADLINE_TOO_SHORT: grpc.StatusCode.DEADLINE_EXCEEDED,
     Outcome.DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+# Of an upstream's errors, as counters and logs say them: the HTTP counterpart; the rest is the caller's doing.
+_STATUS = {
+    grpc.StatusCode.UNKNOWN: 500,
+    grpc.StatusCode.INTERNAL: 500,
+    grpc.StatusCode.DATA_LOSS: 500,
+    grpc.StatusCode.UNAVAILABLE: 503,
+    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
 if TYPE_CHECKING:
     Context = aio.ServicerContext[bytes, bytes]
@@ -170,12 +179,22 @@ class GrpcIngress(_GenericHandler):
                     await context.write(answer)
             except Refused as refused:
                 if call is not None:
+                    call.status = STATUS[refused.outcome]
                     call.end(refused.outcome, refused.message)
                 elif caller is not None:
-                    self._gateway.turned_away(refused, caller.mark, caller.tenant, method, caller.received_s)
+                    self._gateway.turned_away(
+                        refused,
+                        caller.mark,
+                        caller.tenant,
+                        method,
+                        caller.received_s,
+                        protocol="grpc",
+                        status=STATUS[refused.outcome],
+                    )
                 await _abort(context, refused, caller, call)
             except aio.AioRpcError as error:
                 assert call is not None
+                call.status = _STATUS.get(error.code(), 400)
                 call.end(_outcome(error), error.details() or "")
                 await context.abort(error.code(), error.details() or "", call.answer_metadata())
             finally:
@@ -196,6 +215,7 @@ class GrpcIngress(_GenericHandler):
             while isinstance(message := await context.read(), bytes):
                 while not await self._judge(caller, call, message):
                     pass  # it was held back
+                call.bytes_in += len(message)
                 yield self._authorised(call, message)
         except Refused as refused:
             call.refuse(refused)

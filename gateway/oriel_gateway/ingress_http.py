@@ -69,6 +69,7 @@ class ClientConnection(ServerConnection):
         received_s = monotonic()
         mark: Mark | None = None
         tenant: Tenant | None = None
+        target: Target | None = None
         http = gateway.snapshot.http
         if (http.cors_origins or http.trusted_proxies or self.cors or self.forwarded) and self._fronted(head):
             return
@@ -103,7 +104,8 @@ class ClientConnection(ServerConnection):
                 grant = gateway.limiter.take(tenant, target, head.content_length or 0, received_s)
         except Refused as refused:
             mark = mark or gateway.mark(head.request_id, head.traceparent, head.tracestate)
-            gateway.turned_away(refused, mark, tenant, head.line.method, received_s)
+            status = STATUS[refused.outcome]
+            gateway.turned_away(refused, mark, tenant, head.line.method, received_s, status=status, target=target)
             if refused.outcome is Outcome.UNAUTHENTICATED:
                 self._strikes += 1
                 self.unwanted(head)
@@ -173,12 +175,13 @@ class ClientConnection(ServerConnection):
 
     def on_refused(self, status: int, message: str) -> None:
         outcome = _FRAMING.get(status, Outcome.TOO_LARGE)
-        self.gateway.stats.turned_away(outcome)
-        head = self.head
-        mark = self.gateway.mark(head.request_id if head else None, None, None)
+        head, call = self.head, self.call
+        mark = call.mark if call is not None else self.gateway.mark(head.request_id if head else None, None, None)
         # Without a head nobody knows what was asked for; v2 clients are the ones that cannot read an object.
         v2 = head is None or head.line.path.startswith("/v2")
         refused = Refused(outcome, message)
+        method = head.line.method if head is not None else ""
+        self.gateway.turned_away(refused, mark, None, method, monotonic(), status=status)
         http = self.gateway.snapshot.http
         self.cors = answer_lines(head, http.cors_origins) if head is not None and http.cors_origins else b""
         self._write(

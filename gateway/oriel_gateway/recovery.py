@@ -8,6 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, cast
 
 from oriel_gateway.attempts import Tries
+from oriel_gateway.decisions import TOLD
 from oriel_gateway.endpoints import HttpEndpoint
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.hedge import Hedge
@@ -16,7 +17,7 @@ from oriel_gateway.targets import Target
 from oriel_policies.documents import Tenant
 from oriel_policies.queue import Ticket
 from oriel_wire.engine.upstream import ResponseSink, UpstreamConnection
-from oriel_wire.errors import UpstreamError, UpstreamUnreachable
+from oriel_wire.errors import UpstreamError, UpstreamUnreachable, UpstreamUnread
 from oriel_wire.h1 import RequestHead, ResponseHead
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ class Recovery:
     _ticket: Ticket | None = None
     _connection: UpstreamConnection | None = None
     _endpoint: HttpEndpoint | None = None
+    ahead = -1  # calls before it when it came to the queue, -1: it did not queue
+    endpoint: HttpEndpoint | None = None  # asked last; `_endpoint` only while it is the call's
+    tried: tuple[HttpEndpoint, ...] = ()  # asked before in vain, the latest `TOLD` of them
     _parked = False  # nobody can be asked: waits without a permit
     _tries: Tries | None = None
     _hedge: Hedge | None = None
@@ -125,10 +129,13 @@ class Recovery:
             tries = self._tries or Tries(self._gate, self.target.name)
             hedge = self._hedge
             if hedge is not None and hedge.flying:
+                self._in_vain(endpoint)
                 return  # the second copy is the call's now
             twice = self._kept and (self.target.plan.idempotent or self._only_reads)
             # What was written and not kept can only be sent again if nothing was written.
             if (self._kept or not self.sent_s) and tries.after_failure(endpoint, error, now, twice=twice):
+                if not isinstance(error, UpstreamUnread):
+                    self._in_vain(endpoint)
                 self._tries = tries
                 self.sent_s = 0.0
                 self._send(now)
@@ -152,10 +159,19 @@ class Recovery:
         if not tries.after_answer(endpoint, status, data, now, model=self.target.kind == "model"):
             return False
         self._tries = tries
+        self._in_vain(endpoint)
         self._connection = self._endpoint = None
         self.sent_s = 0.0
         self._send(now)
         return True
+
+    def _in_vain(self, endpoint: HttpEndpoint) -> None:
+        self.endpoint = None
+        self.tried = (*self.tried[1 - TOLD :], endpoint)
+
+    def inherit(self, work: "Recovery") -> None:
+        """Another call was made for this one: what that went through is told of this."""
+        self.ahead, self.endpoint, self.tried = work.ahead, work.endpoint, work.tried
 
     # The second copy (see `hedge`) -----------------------------------------------------------------------------
 
@@ -174,8 +190,10 @@ class Recovery:
 
     def take(self, hedge: Hedge, head: ResponseHead, data: bytes, complete: bool) -> None:
         """The second copy was answered first: it is the call's from here on."""
+        if self._endpoint is not None:
+            self._in_vain(self._endpoint)
         self._drop_first(monotonic())
-        self._endpoint = hedge.endpoint
+        self._endpoint = self.endpoint = hedge.endpoint
         self.sent_s = hedge.sent_s
         self._connection = hedge.connection
         if not complete and hedge.connection is not None:

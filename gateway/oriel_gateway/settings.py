@@ -32,6 +32,7 @@ class Settings:
     endpoints: Addresses = field(default_factory=dict)
     grpc_endpoints: Addresses = field(default_factory=dict)
     trace_sample_ratio: float = 1.0
+    access_log: str = ""  # a path or "-", "" is none
     quota_file: Path | None = None
     limiter: str = field(default="embedded", repr=False)
     limiter_password: str | None = field(default=None, repr=False)

@@ -77,6 +77,7 @@ def answer_from(call: Call, answer: KeptAnswer, how: str, age_s: float) -> None:
         f"server-timing: gateway-queue;dur=0.000, gateway-cache;dur={waited_s * 1e3:.3f}\r\n\r\n".encode("latin-1")
     )
     client.transport.write(b"\r\n".join(lines) + answer.body)
+    call.bytes_out = len(answer.body)
     call.end_unsent(200)
     client.answered(close=close)
 
@@ -155,6 +156,7 @@ class FlightCall(DetachedCall):
         self._end(refused.outcome)
         for member in self._land():
             if member is self._founder:
+                member.inherit(self)
                 member.refuse(refused)
             else:
                 _alone(member)
@@ -216,6 +218,7 @@ class FlightCall(DetachedCall):
         self.state = DONE
         member.state = SENDING
         member.queued_s, member.permit_s, member.sent_s = self.queued_s, self.permit_s, self.sent_s
+        member.inherit(self)
         member._ticket, self._ticket = self._ticket, None
         member._endpoint, self._endpoint = self._endpoint, None
         member._connection, self._connection = self._connection, None

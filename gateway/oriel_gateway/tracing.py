@@ -1,11 +1,14 @@
 """The gateway's rooms as spans of one call: request > queue, forward."""
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from oriel_gateway.errors import Outcome
 from oriel_gateway.targets import Target
 from oriel_policies.documents import Tenant
 from oriel_wire.trace import Span, SpanSink, TraceContext, child
+
+if TYPE_CHECKING:
+    from oriel_gateway.decisions import Address
 
 __all__ = ["Mark", "Recorded", "record_call", "record_refusal"]
 
@@ -66,10 +69,23 @@ class Recorded(Protocol):
     received_s: float
     queued_s: float
     permit_s: float
+    sent_s: float
+    response_s: float
     deadline: float
+    ahead: int  # calls before it when it came to the queue, -1: it did not queue
+    bytes_out: int
+
+    @property
+    def protocol(self) -> str: ...
 
     @property
     def method(self) -> str: ...
+
+    @property
+    def endpoint(self) -> "Address | None": ...
+
+    @property
+    def tried(self) -> "tuple[Address, ...]": ...
 
 
 def record_call(call: Recorded, sink: SpanSink, end_s: float, error: str) -> None:

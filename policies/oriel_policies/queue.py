@@ -24,6 +24,7 @@ rebuilt: every operation is O(log n) amortised.
 """
 
 from bisect import insort
+from collections.abc import Iterable
 from enum import Enum
 from heapq import heapify, heappop, heappush
 
@@ -105,6 +106,11 @@ class SlaQueue:
 
     def __len__(self) -> int:
         return self._items
+
+    def waiting(self, band: int) -> Iterable[Ticket]:
+        """The tickets of `band` that take room, by arrival. The queue must not change while they are read."""
+        found = self._bands.get(band)
+        return found.newest if found else ()
 
     def depth(self, band: int) -> int:
         """Tickets that wait in `band`."""

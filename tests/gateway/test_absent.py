@@ -39,7 +39,7 @@ def z_of(first: list[int], second: list[int]) -> float:
 
 
 def told_apart(one: Callable[[], object], two: Callable[[], object]) -> bool:
-    """Whether 400 samples of each, in turns, differ by more than noise each of eight times: a leak always does."""
+    """Whether 400 samples of each, in turns, differ by more than noise, each of eight times: a leak always does."""
     for _ in range(8):
         samples: tuple[list[int], list[int]] = ([], [])
         for number in range(2 * SAMPLES):

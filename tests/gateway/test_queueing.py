@@ -201,7 +201,7 @@ async def test_a_stream_ends_as_its_tier_says(up: Upstream, rule: str) -> None:
                 except ConnectionError:
                     pass
         assert idle(core)
-        assert [outcome for _, _, outcome, _ in core.stats.series] == [Outcome.DEADLINE_EXCEEDED]
+        assert [outcome for _, _, _, outcome, _ in core.stats.series] == [Outcome.DEADLINE_EXCEEDED]
         stop.set()
         await stopped.wait()
     server.close()

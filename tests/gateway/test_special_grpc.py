@@ -161,6 +161,9 @@ async def test_equal_calls_are_made_once_and_kept() -> None:
         for _, trailing in answers:  # one of them stands for the call that was made
             assert ("gateway-upstream" in trailing["server-timing"]) == (trailing["x-oriel-cache"] == "miss")
         assert {trailing["x-request-id"] for _, trailing in answers} == {f"r{n}" for n in range(4)}
+        told = [one for n in range(4) for one in it.core.decisions.of(f"r{n}")]
+        assert sorted(bool(one.endpoint and one.response_s) for one in told) == [False] * 3 + [True]
+        assert len({one.bytes_out for one in told}) == 1 and told[0].bytes_out > 0
         _, trailing = await it.infer()
         assert trailing["x-oriel-cache"] == "hit" and trailing["age"] == "0" and len(backend.seen) == 1
         await it.infer(x_api_key=OTHER)

@@ -258,6 +258,9 @@ async def test_an_equal_call_is_answered_from_the_first_ones_answer_with_its_own
         assert first.headers["traceresponse"][:35] != again.headers["traceresponse"][:35]
         assert "infer" not in again.headers["server-timing"] and "gateway-cache" in again.headers["server-timing"]
         assert len(up.seen) == 1
+        (made,), (kept,) = (it.core.decisions.of(one) for one in ("first", "again"))
+        assert made.endpoint is it.core.pools["p0"].endpoints[0] and kept.endpoint is None
+        assert made.bytes_out == kept.bytes_out == 6 and made.response_s > made.sent_s > 0.0 == kept.sent_s
         for other in (
             {"body": b"y"},
             {"key": OTHER},

@@ -27,6 +27,7 @@ from oriel_inference.servers import access_log
 from oriel_inference.servers.access_log import AccessLog
 from oriel_inference.settings import Settings
 from oriel_wire.context import from_headers
+from oriel_wire.engine import lines as lines_of
 from oriel_wire.errors import StartFailed
 from oriel_wire.trace import ListSink
 from oriel_wire.v2.grpc import SERVICE
@@ -290,7 +291,7 @@ def test_file_that_cannot_be_written_costs_lines_and_nothing_else(
 
 
 def test_reader_that_is_stuck_holds_up_only_the_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access_log, "CLOSE_S", 0.05)
+    monkeypatch.setattr(lines_of, "CLOSE_S", 0.05)
     entered, stuck = threading.Event(), threading.Event()
     writer = AccessLog(str(tmp_path / "log"), max_queued=2, delay_s=0.0)
 

@@ -1,0 +1,165 @@
+"""`Stats`, the pools and the tiers as Prometheus metrics. docs/metrics.md has the table."""
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from oriel_gateway.core import Gateway
+from oriel_gateway.queues import oldest_wait_s
+from oriel_gateway.stats import BUCKETS_S, RESULTS, Histogram
+from oriel_policies.ejection import Cause
+
+__all__ = ["GatewayCollector"]
+
+_BOUNDS = (*map(str, BUCKETS_S), "+Inf")
+
+
+class GatewayCollector(Collector):
+    """Read on the gateway's loop."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._calls()
+        yield from self._promises()
+        yield from self._pools()
+        yield from self._endpoints()
+        yield from self._losses()
+
+    def _calls(self) -> Iterator[Metric]:
+        stats = self._gateway.stats
+        labels = ["pool", "route", "tier", "outcome", "status"]
+        calls = HistogramMetricFamily(
+            "oriel_gateway_request_duration_seconds",
+            "From a complete head to the last upstream byte.",
+            labels=labels,
+        )
+        upstream = HistogramMetricFamily(
+            "oriel_gateway_upstream_duration_seconds",
+            "Time from the request's last byte to the upstream's head.",
+            labels=["pool", "route"],
+        )
+        received = CounterMetricFamily(
+            "oriel_gateway_received_bytes", "Bytes of bodies that clients sent.", labels=["pool", "route", "tier"]
+        )
+        sent = CounterMetricFamily(
+            "oriel_gateway_sent_bytes", "Bytes of bodies that upstreams answered.", labels=["pool", "route", "tier"]
+        )
+        moved: dict[tuple[str, str, str], tuple[int, int]] = {}
+        heads: dict[tuple[str, str], Histogram] = {}
+        for (pool, route, tier, outcome, status), series in stats.series.items():
+            _add(calls, [pool, route, tier, outcome, f"{status}xx" if status else "none"], series)
+            came, went = moved.get((pool, route, tier), (0, 0))
+            moved[pool, route, tier] = came + series.bytes_in, went + series.bytes_out
+            _merge(heads.setdefault((pool, route), Histogram()), series.upstream)
+        for key, (came, went) in moved.items():
+            received.add_metric(key, came)
+            sent.add_metric(key, went)
+        for pair, histogram in heads.items():
+            _add(upstream, list(pair), histogram)
+        waits = HistogramMetricFamily(
+            "oriel_gateway_queue_wait_seconds", "Time in the queue, of calls that had to wait.", labels=["pool", "tier"]
+        )
+        for pair, histogram in stats.waits.items():
+            _add(waits, list(pair), histogram)
+        yield from (calls, upstream, received, sent, waits)
+
+    def _promises(self) -> Iterator[Metric]:
+        gateway = self._gateway
+        attainment = CounterMetricFamily(
+            "oriel_gateway_attainment", "Requests by what became of the tier's promise.", labels=["tier", "result"]
+        )
+        reached = gateway.stats.attainment
+        for tier in gateway.snapshot.tiers:
+            for result in RESULTS:
+                attainment.add_metric([tier, result], reached.get((tier, result), 0))
+        objective = GaugeMetricFamily(
+            "oriel_gateway_tier_objective", "The share that should be answered within the target.", labels=["tier"]
+        )
+        target = GaugeMetricFamily("oriel_gateway_tier_target_seconds", "The tier's target.", labels=["tier"])
+        for name, documented in gateway.snapshot.tiers.items():
+            objective.add_metric([name], documented.objective)
+            target.add_metric([name], documented.target_s)
+        tenants = CounterMetricFamily(
+            "oriel_gateway_tenant_requests",
+            "Requests of the busiest tenants.",
+            labels=["tenant", "result"],
+        )
+        for tenant, counts in gateway.stats.tenants.read().items():
+            for result, count in counts.items():
+                tenants.add_metric([tenant, result], count)
+        refused = CounterMetricFamily(
+            "oriel_gateway_refused", "Requests refused before they reached a pool.", labels=["reason"]
+        )
+        for outcome, count in gateway.stats.refused.items():
+            refused.add_metric([outcome.value], count)
+        yield from (attainment, objective, target, tenants, refused)
+
+    def _pools(self) -> Iterator[Metric]:
+        gateway = self._gateway
+        inflight = GaugeMetricFamily("oriel_gateway_inflight", "Permits that are out.", labels=["pool"])
+        permits = GaugeMetricFamily("oriel_gateway_permits", "Permits there are.", labels=["pool"])
+        size = GaugeMetricFamily("oriel_gateway_waiting_bytes", "Bytes of calls that wait.", labels=["pool"])
+        oldest = GaugeMetricFamily(
+            "oriel_gateway_oldest_wait_seconds", "How long the oldest waiting call has waited.", labels=["pool"]
+        )
+        waiting = GaugeMetricFamily("oriel_gateway_waiting", "Calls that wait for a permit.", labels=["pool", "tier"])
+        bands = {tier.band for tier in gateway.snapshot.tiers.values()}
+        for name, gate in gateway.pools.items():
+            admission = gate.admission
+            inflight.add_metric([name], admission.inflight)
+            permits.add_metric([name], admission.limit)
+            size.add_metric([name], admission.queue.size_bytes)
+            oldest.add_metric([name], oldest_wait_s(gate, bands))
+            for tier in gateway.snapshot.tiers.values():
+                waiting.add_metric([name, tier.name], admission.queue.depth(tier.band))
+        yield from (inflight, permits, size, oldest, waiting)
+
+    def _endpoints(self) -> Iterator[Metric]:
+        parked = GaugeMetricFamily(
+            "oriel_gateway_waiting_for_endpoint", "Calls that wait because no endpoint is usable.", labels=["pool"]
+        )
+        usable = GaugeMetricFamily("oriel_gateway_endpoints_usable", "Endpoints that are asked.", labels=["pool"])
+        known = GaugeMetricFamily("oriel_gateway_endpoints", "Endpoints that are known.", labels=["pool"])
+        repeats = CounterMetricFamily("oriel_gateway_repeats", "Second copies of calls, sent.", labels=["pool"])
+        ejected = CounterMetricFamily(
+            "oriel_gateway_ejections", "Endpoints left alone for a while.", labels=["pool", "cause"]
+        )
+        for name, gate in self._gateway.pools.items():
+            parked.add_metric([name], gate.endpoints.parked + gate.grpc.parked)
+            usable.add_metric([name], len(gate.endpoints.usable) + len(gate.grpc.usable))
+            known.add_metric([name], len(gate.endpoints) + len(gate.grpc))
+            repeats.add_metric([name], gate.retries.spent)
+            for cause in Cause:
+                count = gate.endpoints.ejections.get(cause, 0) + gate.grpc.ejections.get(cause, 0)
+                ejected.add_metric([name, cause.value], count)
+        yield from (parked, usable, known, repeats, ejected)
+
+    def _losses(self) -> Iterator[Metric]:
+        gateway = self._gateway
+        spans, lines = getattr(gateway.sink, "dropped", 0), gateway.access_log
+        yield CounterMetricFamily("oriel_gateway_spans_dropped", "Spans that no collector took.", value=spans)
+        yield CounterMetricFamily(
+            "oriel_gateway_access_log_dropped",
+            "Lines of the access log that were lost.",
+            value=0 if lines is None else lines.dropped,
+        )
+
+
+def _add(family: HistogramMetricFamily, labels: list[str], histogram: Histogram) -> None:
+    running, buckets = 0, []
+    for bound, count in zip(_BOUNDS, histogram.buckets, strict=True):
+        running += count
+        buckets.append((bound, running))
+    family.add_metric(labels, buckets, histogram.total_s)
+
+
+def _merge(into: Histogram, more: Histogram) -> None:
+    into.count += more.count
+    into.total_s += more.total_s
+    into.buckets = [a + b for a, b in zip(into.buckets, more.buckets, strict=True)]

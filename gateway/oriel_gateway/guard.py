@@ -1,0 +1,81 @@
+"""Who may ask the admin port what: probes and scrapes everybody, the rest whoever has the operator's token.
+
+The token is asked for when there is one. A port bound wider than loopback has to have one, or it does not start.
+"""
+
+import os
+from collections.abc import Awaitable, Callable, MutableMapping
+from hmac import compare_digest
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+from oriel_wire.errors import StartFailed
+
+__all__ = ["TOKEN_FILE_VARIABLE", "TOKEN_VARIABLE", "Guard", "admin_token"]
+
+TOKEN_VARIABLE = "ORIEL_ADMIN_TOKEN"
+TOKEN_FILE_VARIABLE = "ORIEL_ADMIN_TOKEN_FILE"
+MIN_TOKEN = 16
+MAX_TOKEN = 4096
+_OPEN = frozenset({"/health/live", "/health/ready", "/metrics"})
+
+Scope = MutableMapping[str, Any]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_REFUSAL = (
+    b'{"error":{"message":"this page needs the admin token: send authorization: Bearer TOKEN",'
+    b'"reason":"unauthenticated"}}'
+)
+
+
+def admin_token(host: str) -> str | None:
+    """The token of the environment, or of the file it names; None on loopback without one. Raises StartFailed."""
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    path = os.environ.get(TOKEN_FILE_VARIABLE, "")
+    if path and not token:
+        try:
+            with Path(path).open(encoding="ascii") as file:
+                token = file.read(MAX_TOKEN + 1).strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise StartFailed(f"the file that {TOKEN_FILE_VARIABLE} names cannot be read as text") from error
+        if not token:
+            raise StartFailed(f"the file that {TOKEN_FILE_VARIABLE} names is empty")
+    if not token:
+        if _loopback(host):
+            return None
+        raise StartFailed(
+            f"the admin port on {host} is open to others: set {TOKEN_VARIABLE} or {TOKEN_FILE_VARIABLE}, "
+            "or pass --admin-host 127.0.0.1"
+        )
+    if not MIN_TOKEN <= len(token) <= MAX_TOKEN or not token.isascii():
+        raise StartFailed(f"the admin token has to have {MIN_TOKEN} to {MAX_TOKEN} ASCII characters")
+    return token
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Guard:
+    """An ASGI application in front of another."""
+
+    def __init__(self, app: App, token: str | None) -> None:
+        self._app = app
+        self._expected = None if token is None else b"Bearer " + token.encode("ascii")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self._expected is not None and scope["path"] not in _OPEN:
+            sent = [value for name, value in scope["headers"] if name == b"authorization"]
+            if len(sent) != 1 or not compare_digest(sent[0], self._expected):
+                headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
+                headers.append((b"content-length", b"%d" % len(_REFUSAL)))
+                await send({"type": "http.response.start", "status": 401, "headers": headers})
+                await send({"type": "http.response.body", "body": _REFUSAL})
+                return
+        await self._app(scope, receive, send)

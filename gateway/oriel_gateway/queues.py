@@ -1,0 +1,66 @@
+"""What waits where, for whoever asks the admin port: per pool, tier and tenant."""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from time import monotonic
+from typing import Any
+
+from oriel_gateway.core import Gateway
+from oriel_gateway.pools import PoolGate
+
+__all__ = ["live_queues", "oldest_wait_s"]
+
+TENANTS = 50  # listed per pool, those with the most calls
+LOOKED_AT = 20_000  # waiting calls of a pool: a longer queue is told by its counts, and this part of it by name
+
+
+def live_queues(gateway: Gateway) -> dict[str, Any]:
+    """By pool. A call that waits beyond `LOOKED_AT` is in `waiting` and in no tenant's line."""
+    return {name: _pool(gateway, gate, monotonic()) for name, gate in gateway.pools.items()}
+
+
+def oldest_wait_s(gate: PoolGate, bands: Iterable[int]) -> float:
+    """Seconds, 0.0 when nothing waits."""
+    first = [since for band in bands for since in islice(_since(gate, band), 1)]
+    return max(0.0, monotonic() - min(first)) if first else 0.0
+
+
+def _pool(gateway: Gateway, gate: PoolGate, now: float) -> dict[str, Any]:
+    queue = gate.admission.queue
+    tiers = gateway.snapshot.tiers.values()
+    tenants: dict[str, list[float]] = {}  # since when each call waits, by arrival within a band
+    for call in islice(_calls(gate, sorted({tier.band for tier in tiers})), LOOKED_AT):
+        tenants.setdefault(call.tenant.name, []).append(call.queued_s)
+    top = sorted(tenants.items(), key=lambda item: (-len(item[1]), item[0]))
+    return {
+        "permits": gate.admission.limit,
+        "inflight": gate.admission.inflight,
+        "waiting": {tier.name: queue.depth(tier.band) for tier in tiers},
+        "waiting_bytes": queue.size_bytes,
+        "waiting_for_endpoints": gate.endpoints.parked + gate.grpc.parked,
+        "repeated": gate.retries.spent,
+        "oldest_ms": {tier.name: round(oldest_wait_s(gate, [tier.band]) * 1e3, 3) for tier in tiers},
+        "tenants": [
+            {"tenant": name, "waiting": len(since), "oldest_ms": round((now - min(since)) * 1e3, 3)}
+            for name, since in top[:TENANTS]
+        ],
+        "more_tenants": max(0, len(top) - TENANTS),
+        "endpoints": [
+            {
+                "address": f"{e.host}:{e.port}",
+                "state": e.state,
+                "outstanding": e.outstanding,
+                "idle": len(e.idle),
+            }
+            for e in gate.endpoints
+        ],
+    }
+
+
+def _calls(gate: PoolGate, bands: Iterable[int]) -> Iterator[Any]:
+    queue = gate.admission.queue
+    return (ticket.payload for band in bands for ticket in queue.waiting(band) if ticket.payload is not None)
+
+
+def _since(gate: PoolGate, band: int) -> Iterator[float]:
+    return (call.queued_s for call in _calls(gate, [band]))

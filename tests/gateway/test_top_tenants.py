@@ -1,0 +1,69 @@
+"""The label `tenant`: bounded, and no series but a new one ever goes down."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oriel_gateway.errors import Outcome
+from oriel_gateway.stats import Stats, result_of
+from oriel_gateway.top_tenants import OTHER, RENAME_EVERY_S, TopTenants
+
+
+def clocked(**bounds: int) -> tuple[TopTenants, list[float]]:
+    now = [0.0]
+    return TopTenants(clock=lambda: now[0], **bounds), now
+
+
+def test_the_busiest_have_names_and_keep_them_against_equals() -> None:
+    tenants, now = clocked(max_named=2)
+    for name, calls in (("a", 5), ("b", 3), ("c", 1)):
+        for _ in range(calls):
+            tenants.count(name, "met")
+    assert tenants.read() == {"a": {"met": 0}, "b": {"met": 0}, OTHER: {"met": 9}}
+    now[0] += RENAME_EVERY_S
+    for name, calls in (("a", 2), ("b", 2), ("c", 3)):
+        for _ in range(calls):
+            tenants.count(name, "met")
+    assert tenants.read() == {"a": {"met": 2}, "b": {"met": 2}, OTHER: {"met": 12}}
+    now[0] += RENAME_EVERY_S
+    for _ in range(50):
+        tenants.count("c", "met")
+    assert set(tenants.read()) == {"a", "c", OTHER} or set(tenants.read()) == {"b", "c", OTHER}
+
+
+def test_a_tenant_called_other_is_one_of_the_others() -> None:
+    tenants, _ = clocked()
+    tenants.read()
+    tenants.count(OTHER, "met")
+    assert tenants.read() == {OTHER: {"met": 1}}
+
+
+@given(
+    st.lists(
+        st.one_of(st.tuples(st.sampled_from("abcdefgh"), st.integers(1, 20)), st.just(None)), min_size=1, max_size=60
+    )
+)
+def test_series_are_bounded_and_never_go_down_while_they_are_there(steps: list[tuple[str, int] | None]) -> None:
+    tenants, now = clocked(max_named=2, max_counted=4)
+    before = tenants.read()
+    for step in steps:
+        if step is None:
+            now[0] += RENAME_EVERY_S
+        else:
+            for _ in range(step[1]):
+                tenants.count(step[0], "met")
+        after = tenants.read()
+        assert len(after) <= 3 and len(tenants._tenants) <= 4
+        for name in set(before) & set(after):
+            assert all(after[name].get(result, 0) >= count for result, count in before[name].items())
+        before = after
+
+
+def test_what_counts_against_the_objective() -> None:
+    for outcome in Outcome:
+        assert result_of(outcome, 0) in ("missed", "excused")
+    assert result_of(Outcome.QUEUE_FULL, 0) == result_of(Outcome.ANSWERED, 500) == "missed"
+    assert result_of(Outcome.RATE_LIMITED, 0) == result_of(Outcome.ANSWERED, 404) == "excused"
+    assert result_of(Outcome.CLIENT_LEFT, 200) == "excused"
+    stats = Stats()
+    stats.turned_away(Outcome.UNAUTHENTICATED)
+    assert not stats.attainment, "whose promise would it be"

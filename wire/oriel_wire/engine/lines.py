@@ -1,0 +1,107 @@
+"""A log of lines on a file or standard output that never holds up the loop.
+
+The loop puts a note into a bounded queue and goes on. A daemon thread makes lines of the notes and appends them, a few
+times a second; the file is opened for each of these writes, so it may be renamed at any time. What does not fit into
+the queue or cannot be written is counted and lost.
+"""
+
+import logging
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from oriel_wire.errors import StartFailed
+
+__all__ = ["STDOUT", "LineLog"]
+
+_log = logging.getLogger(__name__)
+
+STDOUT = "-"
+MAX_QUEUED = 16_384
+DELAY_S = 0.2
+CLOSE_S = 2.0
+REPORT_EVERY_S = 60.0
+WRITE_LINES = 1024
+
+Note = TypeVar("Note")
+
+
+class LineLog(Generic[Note]):
+    """path: a file, made if need be, or "-". lines(notes, offset) -> bytes, called on the thread, must not raise;
+    offset: seconds from the monotonic clock to the wall clock. Notes are put by one thread. Raises StartFailed.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        lines: Callable[[Sequence[Note], float], bytes],
+        *,
+        max_queued: int = MAX_QUEUED,
+        delay_s: float = DELAY_S,
+    ) -> None:
+        self._path = path
+        self._lines = lines
+        self._max_queued = max_queued
+        self._delay_s = delay_s
+        self._notes: deque[Note] = deque()
+        self._refused = 0
+        self._failed = 0
+        self._reported_s = -REPORT_EVERY_S
+        self._stopping = threading.Event()
+        try:
+            self._append(b"")
+        except OSError as error:
+            raise StartFailed(f"--access-log: {path} cannot be written: {error.strerror}") from error
+        self._thread = threading.Thread(target=self._run, name="oriel-access-log", daemon=True)
+        self._thread.start()
+
+    @property
+    def dropped(self) -> int:
+        """Lines lost: the queue was full (counted by the loop) or the file refused them (by the thread)."""
+        return self._refused + self._failed
+
+    def put(self, note: Note) -> None:
+        """Never waits."""
+        if len(self._notes) >= self._max_queued:
+            self._refused += 1
+        else:
+            self._notes.append(note)
+
+    def close(self) -> None:
+        """Write what is queued and stop; blocks at most CLOSE_S. What comes later is lost."""
+        self._stopping.set()
+        self._thread.join(CLOSE_S)
+
+    # The thread's side ------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._delay_s):
+            self._flush()
+        self._flush()
+
+    def _flush(self) -> None:
+        notes = self._notes
+        while notes:
+            batch = [notes.popleft() for _ in range(min(len(notes), WRITE_LINES))]
+            try:
+                self._append(self._lines(batch, time.time() - time.monotonic()))
+            except OSError as error:
+                self._failed += len(batch)
+                self._report(error)
+
+    def _append(self, data: bytes) -> None:
+        if self._path == STDOUT:
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
+            return
+        with open(self._path, "ab") as file:
+            file.write(data)
+
+    def _report(self, error: OSError) -> None:
+        now = time.monotonic()
+        if now - self._reported_s >= REPORT_EVERY_S:
+            self._reported_s = now
+            _log.warning("the access log cannot be written (%s): %d lines lost so far", error.strerror, self.dropped)
