@@ -18,7 +18,9 @@ from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
 
-from gateway_hop import CONNECTIONS, PEERS, cpu_s, free_port, running
+from gateway_bench.contenders import PEERS, cpu_s, free_port, running
+
+CONNECTIONS = 32
 
 KINDS = {"forwarded": ("quick", "any"), "queue_full": ("held", "any"), "rate_limited": ("quick", "poor")}
 SCRIPT = """

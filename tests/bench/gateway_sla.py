@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from gateway_hop import ROOT, cpu_s
+from gateway_bench.contenders import ROOT, cpu_s
 from inference_bench.environments import machine, versions
 from inference_bench.models import Model
 from inference_bench.targets import http_target

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gateway_hop import ROOT
+from gateway_bench.contenders import ROOT
 from inference_bench import goodput_report, report
 from inference_bench.environments import PEERS, machine, python_of, versions
 from inference_bench.plot import Bar, Panel, page

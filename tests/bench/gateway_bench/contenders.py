@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-__all__ = ["CASES", "Contender", "cpu_s", "free_port", "free_ports", "running", "start"]
+__all__ = ["CASES", "PEERS", "ROOT", "Contender", "cpu_s", "free_port", "free_ports", "running", "start", "tree"]
 
 ROOT = Path(__file__).parents[3]
 PEERS = Path(__file__).parents[1] / "peers"
@@ -96,18 +96,18 @@ def running(command: list[str], port: int, start_s: float = 30.0, **environment:
             process.wait()
 
 
-def _tree(pid: int) -> list[int]:
+def tree(pid: int) -> list[int]:
     out = [pid]
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
-            out += _tree(int(child))
+            out += tree(int(child))
     return out
 
 
 def cpu_s(pid: int) -> float:
     """User and system seconds so far of a process and its descendants."""
     total = 0
-    for member in _tree(pid):
+    for member in tree(pid):
         fields = Path(f"/proc/{member}/stat").read_text().rpartition(")")[2].split()
         total += int(fields[11]) + int(fields[12])
     return total * TICK_S

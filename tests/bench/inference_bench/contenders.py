@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gateway_hop import PEERS as PEER_FILES
+from gateway_bench.contenders import PEERS as PEER_FILES
 
 from inference_bench.environments import python_of
 from inference_bench.models import Model

@@ -10,7 +10,7 @@ import venv
 from importlib.metadata import version
 from pathlib import Path
 
-from gateway_hop import ROOT
+from gateway_bench.contenders import ROOT
 
 __all__ = ["PEERS", "RUNTIME", "machine", "python_of", "versions"]
 

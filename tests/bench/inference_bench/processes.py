@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gateway_hop import ROOT, cpu_s, free_port, tree
+from gateway_bench.contenders import ROOT, cpu_s, free_port, tree
 
 __all__ = ["cpu_s", "free_port", "pss_mb", "serving"]
 

@@ -93,22 +93,25 @@ class HttpServer:
         """Let requests in flight finish (at most `grace_s`), then close everything.
 
         Answers say `Connection: close` from now on. For `LAME_DUCK_S` connections are still accepted, so that whoever
-        asks whether the server is ready hears that it is not, and whoever is in the listen queue is not reset; those
-        between two requests stay open: their clients may be sending already, and a request that arrives is still
-        answered. Cancelling it leaves the server closed to new connections with the rest still open.
+        asks whether the server is ready hears that it is not. Then nobody is let in any more, and for as long again
+        connections between two requests stay open, also those that have not sent one: their clients may be sending
+        already, and a request that arrives is still answered. Cancelling it leaves the server closed to new connections
+        with the rest still open.
         """
         self.draining = True
         try:
-            await asyncio.sleep(0)  # who waits in the listen queue is let in first
             await asyncio.sleep(max(0.0, min(grace_s, LAME_DUCK_S)))
+            for _ in range(3):  # closing resets whoever is in the listen queue: let them in
+                await asyncio.sleep(0)
         finally:
             self.accepting = False
             if self._server is not None:
                 self._server.close()
         self.emptied.clear()
+        await self._emptied_within(min(LAME_DUCK_S, grace_s - LAME_DUCK_S))
         for connection in list(self.connections):
             connection.close_if_idle()
-        await self._emptied_within(grace_s - LAME_DUCK_S)
+        await self._emptied_within(grace_s - 2 * LAME_DUCK_S)
         for connection in list(self.connections):
             connection.transport.abort()
         if self._timer is not None:
