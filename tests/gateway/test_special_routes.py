@@ -222,7 +222,7 @@ async def test_equal_values_meet_the_same_endpoint_until_it_is_gone() -> None:
             (index,) = [n for n, up in enumerate(it.ups) if any(s.get("x-session") == session for s in up.seen)]
             return index
 
-        places = {f"s{n}": await where(f"s{n}") for n in range(12)}
+        places = {f"s{n}": await where(f"s{n}") for n in range(60)}
         assert set(places.values()) == {0, 1, 2}
         assert {name: await where(name) for name in places} == places
         gone = places["s0"]
