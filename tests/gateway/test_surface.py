@@ -98,3 +98,10 @@ async def test_two_credentials_are_a_400_also_when_each_was_recognised_before(up
         seen = len(up.seen)
         reply = await client.ask(INFER, key=None, headers=credentials)
         assert reply.status == 400 and b"ambiguous_credentials" in reply.body and len(up.seen) == seen
+
+
+@pytest.mark.parametrize("name", ["X_API_KEY", "x_api-key", "X-Api_Key", "Proxy_Authorization"])
+async def test_a_key_under_a_name_that_some_servers_read_as_ours_does_not_travel(name: str) -> None:
+    async with upstream() as up, gateway(documents([up.port])) as (port, _), Client(port) as client:
+        reply = await client.ask("/v2/models/digits/infer", b"x", headers=f"{name}: s3cret\r\n")
+        assert reply.status == 200 and "s3cret" not in up.seen[0].head

@@ -64,6 +64,11 @@ _REQUEST_KINDS: dict[str, int] = {
     # Servers that turn dashes and underscores into one another would frame another message.
     "content_length": Kind.HOP,
     "transfer_encoding": Kind.HOP,
+    # No credential for us, but one for whoever reads it so: a key never travels.
+    "x_api_key": Kind.HOP,
+    "x_api-key": Kind.HOP,
+    "x-api_key": Kind.HOP,
+    "proxy_authorization": Kind.HOP,
     "host": Kind.HOST,
     "expect": Kind.EXPECT,
     "authorization": Kind.CREDENTIAL,
