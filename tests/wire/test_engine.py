@@ -182,6 +182,21 @@ async def test_a_head_can_be_refused_before_its_body() -> None:
     await server.drain(0.0)
 
 
+async def test_who_is_in_the_listen_queue_when_it_closes_is_answered() -> None:
+    """Closing it would reset them, and they may have sent a request already."""
+    server = await serve(Echo(), bound())
+    clients = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(3)]  # without a turn of the loop
+    for client in clients:
+        client.sendall(b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n")
+    server.draining = True
+    for accepted in server._close_listener():
+        await server.loop.connect_accepted_socket(server._factory, accepted)
+    for client in clients:
+        assert b"HTTP/1.1 200 OK" in await asyncio.to_thread(client.recv, 1000)
+        client.close()
+    await server.drain(0.0)
+
+
 async def test_drain_finishes_what_is_in_flight(echo: tuple[Echo, HttpServer]) -> None:
     handler, server = echo
     talking = asyncio.ensure_future(talk(server.port, b"GET /hold HTTP/1.1\r\nHost: x\r\n\r\n"))

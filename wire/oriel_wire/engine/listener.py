@@ -21,6 +21,7 @@ __all__ = ["HttpServer"]
 
 LAME_DUCK_S = 0.5
 _SWEEP_S = 0.25
+_LATE = 2048
 _SHUTDOWN_S = 5.0  # a TLS client's last word
 _EVICTION_SAMPLE = 64
 _EVICTION_SEARCH = 1024  # if none of the sample can go
@@ -42,6 +43,9 @@ class HttpServer:
         self.loop = asyncio.get_running_loop()
         self.joiner = ThreadPoolExecutor(1, thread_name_prefix="oriel-bodies")  # has no thread until it is used
         self._server: asyncio.Server | None = None
+        self._factory: Callable[[], asyncio.Protocol]
+        self._socket: socket.socket | None = None
+        self._tls: ssl.SSLContext | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     async def open(
@@ -57,6 +61,7 @@ class HttpServer:
         """
         self._tick()
         self.secure = tls is not None
+        self._factory, self._socket, self._tls = factory, sock, tls
         timeouts = (self.limits.head_timeout_s, _SHUTDOWN_S) if tls is not None else (None, None)
         self._server = await self.loop.create_server(
             factory,
@@ -101,12 +106,12 @@ class HttpServer:
         self.draining = True
         try:
             await asyncio.sleep(max(0.0, min(grace_s, LAME_DUCK_S)))
-            for _ in range(3):  # closing resets whoever is in the listen queue: let them in
-                await asyncio.sleep(0)
         finally:
             self.accepting = False
-            if self._server is not None:
-                self._server.close()
+            late = self._close_listener()
+        for accepted in late:
+            with suppress(OSError):  # it has left already
+                await self.loop.connect_accepted_socket(self._factory, accepted, ssl=self._tls)
         self.emptied.clear()
         await self._emptied_within(min(LAME_DUCK_S, grace_s - LAME_DUCK_S))
         for connection in list(self.connections):
@@ -118,6 +123,19 @@ class HttpServer:
             self._timer.cancel()
         self.joiner.shutdown(wait=False, cancel_futures=True)
         await asyncio.sleep(0)
+
+    def _close_listener(self) -> list[socket.socket]:
+        """Stop listening; whoever is in the listen queue at the very end, and would be reset, is let in."""
+        late: list[socket.socket] = []
+        if self._server is None or self._socket is None:
+            return late
+        with suppress(OSError), self._socket.dup() as queue:
+            queue.setblocking(False)
+            self._server.close()
+            while len(late) < _LATE:
+                late.append(queue.accept()[0])
+        self._server.close()
+        return late
 
     async def _emptied_within(self, seconds: float) -> None:
         if self.connections and seconds > 0.0:
