@@ -122,6 +122,7 @@ async def test_the_log_starts_as_the_flags_say(settings: Settings) -> None:
     assert shown == {**shown, **wanted, "log_file": "server.log", "log_error": True}
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of grpcio, closing a channel
 async def test_grpc_options_reach_the_server(settings: Settings) -> None:
     options = (("grpc.max_connection_age_ms", 50), ("grpc.max_connection_age_grace_ms", 50))
     async with open_unit(replace(settings, grpc_options=options)) as unit:

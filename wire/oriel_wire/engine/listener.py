@@ -112,6 +112,8 @@ class HttpServer:
         for accepted in late:
             with suppress(OSError):  # it has left already
                 await self.loop.connect_accepted_socket(self._factory, accepted, ssl=self._tls)
+        for _ in range(3):  # what was accepted before becomes a connection in a later turn of the loop
+            await asyncio.sleep(0)
         self.emptied.clear()
         await self._emptied_within(min(LAME_DUCK_S, grace_s - LAME_DUCK_S))
         for connection in list(self.connections):

@@ -119,7 +119,7 @@ class ServerConnection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are not registered as such
         server = self.server
         full = len(server.connections) >= self.limits.max_connections and not server.evict_idle()
-        if full or not server.accepting:
+        if full:
             self.state = CLOSED
             self.transport.abort()
             return
