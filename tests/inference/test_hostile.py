@@ -30,7 +30,7 @@ from oriel_wire.v2.proto import v2_pb2
 from . import compressed_calls, models
 
 MAX_GROWTH_MIB = 256
-# What a client waits. The slowest took 0.7 s on two idle cores; the tests share theirs, and this catches a hang.
+# Catches a hang; a second per answer is not asserted. Measured: 0.06-0.75 s, 1.1 s for the first large JSON.
 ANSWER_S = 20.0
 # gRPC's own buffers hold a message of 60 MB three times over. Of that this much is left half a minute later, at most.
 MAX_KEPT_MIB = 40
