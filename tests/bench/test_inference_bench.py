@@ -112,7 +112,14 @@ def test_targets_are_ratios_of_medians() -> None:
 def cell(goodput: float | None) -> Cell:
     tiers = {"gold": goodput, "bronze": goodput}
     return Cell(
-        goodput=goodput, by_tier=tiers, objection=None, p99_ms=tiers, refused={}, generator_busy=0.1, lag_p99_ms=1.0
+        goodput=goodput,
+        by_tier=tiers,
+        objection=None,
+        p99_ms=tiers,
+        refused={},
+        refused_ms={},
+        generator_busy=0.1,
+        lag_p99_ms=1.0,
     )
 
 

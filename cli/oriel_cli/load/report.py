@@ -102,6 +102,9 @@ def _figures(tally: Tally, seconds: float, quoted: bool, tail: bool) -> dict[str
         "refused": tally.refused,
         "failed": tally.failed,
         "unsent": tally.unsent,
+        "refused_ms": {reason: _percentiles(found, tail=tail) for reason, found in tally.refusals.items()}
+        if quoted
+        else None,
         "retry_after": {"count": retry.count, "least_s": retry.least_s, "most_s": retry.most_s},
         "attainment": round(tally.attainment, 6) if quoted and tally.attainment is not None else None,
         "goodput_per_s": round(tally.kept / seconds, 2) if quoted else None,
@@ -183,11 +186,20 @@ def _phase_lines(phase: Mapping[str, Any], streams: Sequence[Mapping[str, Any]])
     for tier, found in phase["tiers"].items():
         for kind in ("refused", "failed", "unsent"):
             for reason, count in sorted(found[kind].items(), key=lambda each: -each[1]):
-                lines.append(f"  {tier}: {kind} {count} x {reason}")
+                lines.append(f"  {tier}: {kind} {count} x {reason}{_after(kind, reason, found)}")
         retry = found["retry_after"]
         if retry["count"]:
             lines.append(f"  {tier}: Retry-After on {retry['count']}, {retry['least_s']:g} to {retry['most_s']:g} s")
     return lines
+
+
+def _after(kind: str, reason: str, found: Mapping[str, Any]) -> str:
+    """How long the refusals of this reason took."""
+    taken = (found["refused_ms"] or {}).get(reason) if kind == "refused" else None
+    if not taken:
+        return ""
+    tail = f", p99 {taken['p99']:.2f} ms" if taken["p99"] is not None else " ms"
+    return f", after p50 {taken['p50']:.2f}{tail}"
 
 
 def progress_line(scenario: Scenario, record: Record, offset_s: float, under_way: int) -> str:

@@ -50,7 +50,8 @@ class Tally:
     """The counts of one stream (or, merged, one tier) in one phase.
 
     scheduled: arrivals so far; good: proper answers; kept: good ones within the target since their scheduled arrival
-    (without a target: all good ones). latency, service: of good answers; lag: of everything sent, how late it left.
+    (without a target: all good ones). latency, service: of good answers; refusals: by reason, how long the server took
+    to say no, from the moment of sending; lag: of everything sent, how late it left.
     """
 
     scheduled: int = 0
@@ -63,6 +64,7 @@ class Tally:
     retry_after: RetryAfter = field(default_factory=RetryAfter)
     latency: Histogram = field(default_factory=Histogram)
     service: Histogram = field(default_factory=Histogram)
+    refusals: dict[str, Histogram] = field(default_factory=dict)
     lag: Histogram = field(default_factory=Histogram)
 
     def ended(self, outcome: Outcome, latency_s: float, service_s: float, target_s: float | None) -> bool:
@@ -75,7 +77,10 @@ class Tally:
                 self.kept += 1
                 return True
             return False
-        _count(self.refused if outcome.kind == "refused" else self.failed, outcome.reason)
+        if outcome.kind == "refused":
+            self.refusals.setdefault(_count(self.refused, outcome.reason), Histogram()).add(service_s)
+        else:
+            _count(self.failed, outcome.reason)
         if outcome.retry_after_s is not None:
             self.retry_after.add(outcome.retry_after_s)
         return False
@@ -106,6 +111,8 @@ class Tally:
         ):
             for reason, count in theirs.items():
                 mine[reason] = mine.get(reason, 0) + count
+        for reason, found in other.refusals.items():
+            self.refusals.setdefault(reason, Histogram()).merge(found)
         self.retry_after.merge(other.retry_after)
         self.latency.merge(other.latency)
         self.service.merge(other.service)
@@ -120,11 +127,13 @@ def total(tallies: Iterable[Tally]) -> Tally:
     return whole
 
 
-def _count(reasons: dict[str, int], reason: str) -> None:
+def _count(reasons: dict[str, int], reason: str) -> str:
+    """Under which name it was counted."""
     # Reasons come from the server, so their number is bounded.
     if reason not in reasons and len(reasons) >= MAX_REASONS:
         reason = "other"
     reasons[reason] = reasons.get(reason, 0) + 1
+    return reason
 
 
 @dataclass(slots=True)

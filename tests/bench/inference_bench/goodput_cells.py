@@ -49,13 +49,17 @@ class Served:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """goodput: answers within their deadline per second, by tier and in all; None if the phase cannot be quoted."""
+    """goodput: answers within their deadline per second, by tier and in all; None if the phase cannot be quoted.
+
+    refused_ms: tier -> reason -> percentiles of the time until the refusal; empty if the phase cannot be quoted.
+    """
 
     goodput: float | None
     by_tier: Mapping[str, float | None]
     objection: str | None
     p99_ms: Mapping[str, float | None]
     refused: Mapping[str, int]
+    refused_ms: Mapping[str, Mapping[str, Any]]
     generator_busy: float
     lag_p99_ms: float | None
 
@@ -133,6 +137,7 @@ def _cell(phase: Mapping[str, Any]) -> Cell:
         objection=phase["objection"],
         p99_ms={tier: (found["latency_ms"] or {}).get("p99") for tier, found in tiers.items()},
         refused=refused,
+        refused_ms={tier: found["refused_ms"] or {} for tier, found in tiers.items()},
         generator_busy=phase["generator_busy"],
         lag_p99_ms=phase["lag"].get("p99"),
     )

@@ -37,15 +37,14 @@ class Servers:
 def running(
     model: Model, file: Path, threads: int, folder: Path, *, fifo_delays: Sequence[int], triton_delays: Sequence[int]
 ) -> Iterator[Servers]:
-    """All of them at once; the idle ones cost nothing. No triton_delays: no Triton."""
+    """All of them at once; the idle ones cost nothing. No delays: no such server."""
     audit = folder / "audit.json"
-    made = {
+    made: dict[str, tuple[Contender, Sequence[int]]] = {
         "oriel": (_oriel(folder / "oriel", model, file, threads, {model.name: ""}, ["--audit", str(audit)]), (0,)),
-        "fifo": (
-            _oriel(folder / "fifo", model, file, threads, _copies(model, _FIFO, fifo_delays), ["--fifo"]),
-            fifo_delays,
-        ),
     }
+    if fifo_delays:
+        copies = _copies(model, _FIFO, fifo_delays)
+        made["fifo"] = (_oriel(folder / "fifo", model, file, threads, copies, ["--fifo"]), fifo_delays)
     if triton_delays:
         copies = _copies(model, _TRITON, triton_delays)
         made["triton-python"] = (triton(folder, model, file, threads, copies), triton_delays)

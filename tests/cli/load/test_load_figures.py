@@ -76,6 +76,16 @@ def test_reasons_from_outside_are_bounded_and_never_lost() -> None:
     for number in range(1000):
         tally.ended(Outcome("refused", f"reason {number}"), 0, 0, None)
     assert len(tally.refused) == MAX_REASONS + 1 and sum(tally.refused.values()) == 1000
+    assert tally.refusals.keys() == tally.refused.keys()
+
+
+def test_how_long_refusals_took_is_kept_by_reason_and_merged() -> None:
+    one, other = Tally(), Tally()
+    for tally, seconds in ((one, 0.001), (one, 0.002), (other, 0.5)):
+        tally.ended(Outcome("refused", "504 deadline_exceeded"), 9, seconds, None)
+    other.ended(Outcome("failed", "broken"), 9, 9, None)
+    (found,) = total([one, other]).refusals.values()
+    assert (found.count, found.max_s, one.refusals["504 deadline_exceeded"].max_s) == (3, 0.5, 0.002)
 
 
 @given(st.floats(0.01, 1e6), st.floats(0, 100), st.lists(st.floats(-1, 2e6), max_size=50))

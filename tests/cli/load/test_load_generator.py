@@ -172,6 +172,8 @@ async def test_refusals_are_told_apart_by_status_and_reason() -> None:
     async with serving(refusing) as port:
         gold = (await phase_of(scenario(port)))["tiers"]["gold"]
     assert gold["refused"] == {"503 queue_full": 33, "429 rate_limited": 33, "500": 33}
+    assert gold["refused_ms"].keys() == gold["refused"].keys()
+    assert all(0 < found["p50"] <= found["max"] < 10_000 for found in gold["refused_ms"].values())
     assert gold["retry_after"] == {"count": 66, "least_s": 2.0, "most_s": 7.0}
     assert gold["good"] == 0 and gold["attainment"] == 0 and gold["latency_ms"] is None
 

@@ -1,5 +1,6 @@
 import json
 import time
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -36,8 +37,9 @@ def test_bytes_behind_the_json_part_do_not_count() -> None:
 _documents = st.recursive(st.text('[]{}"\\a') | st.integers(), lambda inner: st.lists(inner, max_size=4))
 
 
-@given(_documents, st.integers(0, 80))
-def test_agrees_with_a_parser(value: object, more: int) -> None:
+@given(_documents, st.integers(0, 80), st.sampled_from([5, 64, 1 << 18]))
+def test_agrees_with_a_parser(value: object, more: int, piece: int) -> None:
+    """However many bytes it looks at in one go."""
     for _ in range(more):
         value = [value, "[" * 70]
 
@@ -45,11 +47,12 @@ def test_agrees_with_a_parser(value: object, more: int) -> None:
         return 1 + max((depth(e) for e in each), default=0) if isinstance(each, list) else 0
 
     text = json.dumps(value, ensure_ascii=False).encode()
-    if depth(value) > MAX_DEPTH:
-        with pytest.raises(BadMessage):
+    with mock.patch("oriel_wire.v2.depth._PIECE", piece):
+        if depth(value) > MAX_DEPTH:
+            with pytest.raises(BadMessage):
+                check_depth(text)
+        else:
             check_depth(text)
-    else:
-        check_depth(text)
 
 
 def test_four_mebibytes_take_no_longer_than_a_stall_may() -> None:

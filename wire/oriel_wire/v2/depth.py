@@ -7,6 +7,7 @@ from oriel_wire.errors import BadMessage
 __all__ = ["MAX_DEPTH", "check_depth"]
 
 MAX_DEPTH = 64
+_PIECE = 1 << 18  # bytes looked at in one go: what is made of them stays in the cache
 
 
 def check_depth(body: bytes, length: int | None = None) -> None:
@@ -22,11 +23,20 @@ def check_depth(body: bytes, length: int | None = None) -> None:
     if b"\\" in text:
         # Left to right a run of backslashes pairs up from its start: what remains before a quote escapes it.
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-    codes = np.frombuffer(text, np.uint8)
-    within = np.logical_xor.accumulate(codes == 0x22)
-    folded = codes & 0xDF  # [ and { differ in one bit, so do ] and }
-    steps = (folded == 0x5B).astype(np.int8)
-    steps -= folded == 0x5D
-    steps[within] = 0
-    if int(np.cumsum(steps, dtype=np.int32).max(initial=0)) > MAX_DEPTH:
-        raise BadMessage(f"the JSON part is nested deeper than {MAX_DEPTH} levels")
+    level, quoted = 0, False
+    for start in range(0, len(text), _PIECE):
+        codes = np.frombuffer(text, np.uint8, min(_PIECE, len(text) - start), start)
+        folded = codes & 0xDF  # [ and { differ in one bit, so do ] and }
+        steps = (folded == 0x5B).view(np.int8)
+        steps -= (folded == 0x5D).view(np.int8)
+        quotes = codes == 0x22
+        if quoted or quotes.any():
+            within = np.logical_xor.accumulate(quotes)
+            if quoted:
+                np.logical_not(within, out=within)
+            steps[within] = 0
+            quoted = bool(within[-1])
+        levels = np.cumsum(steps, dtype=np.int32)
+        if level + int(levels.max()) > MAX_DEPTH:
+            raise BadMessage(f"the JSON part is nested deeper than {MAX_DEPTH} levels")
+        level += int(levels[-1])
