@@ -57,6 +57,7 @@ class Standing:
         self.probing = False
         self.probe_due_s = 0.0
         self.probe_misses = 0
+        self.probed_s = 0.0  # when the probe under way began
 
     def answered(self, now: float, latency_s: float) -> None:
         """The head of an answer came."""

@@ -158,7 +158,12 @@ class Watch:
             if member.heard:
                 member.heard = False
                 member.record.heard_s = now
+            silence_s = now - member.record.heard_s if several and member.outstanding else 0.0
             if member.probing:
+                # It may have been asked before it fell silent, and is asked once: a suspect has as long, no longer.
+                late = min(silence_s - SUSPECT_S, now - member.probed_s) >= SUSPECT_ANSWER_S
+                if late and path and member.ejection.cause is None:
+                    these.eject(member, Cause.STUCK, now)
                 continue
             if member.reach is Reach.UNREACHABLE or member.reach is Reach.NOT_READY:
                 if now >= member.probe_due_s:
@@ -166,7 +171,7 @@ class Watch:
             elif member.ejection.cause is not None:
                 if now >= member.ejection.until_s:
                     self._probe(these, member, path, PROBE_TIMEOUT_S)
-            elif several and member.outstanding and now - member.record.heard_s > SUSPECT_S:
+            elif silence_s > SUSPECT_S:
                 if path:
                     self._probe(these, member, path, SUSPECT_ANSWER_S, suspect=True)
                 elif silent_for_too_long(member.record, now) and self._others_answer(these, member, now):
@@ -203,6 +208,7 @@ class Watch:
             return
         self._left -= 1
         member.probing = True
+        member.probed_s = monotonic()
 
         def done(reach: Reach | None) -> None:
             now = monotonic()
@@ -227,7 +233,8 @@ class Watch:
         """No answer in time: worth an ejection if it has work that nothing came back from, or did not answer twice."""
         member.probe_misses += 1
         if member.ejection.cause is not None:
-            these.eject(member, member.ejection.cause, now)
+            if now >= member.ejection.until_s:  # else it was ejected while it was asked
+                these.eject(member, member.ejection.cause, now)
         elif suspect or member.probe_misses >= MISSES:
             these.eject(member, Cause.STUCK, now)
 

@@ -1,0 +1,46 @@
+"""A server that hangs while a probe of it is under way (R11b)."""
+
+import asyncio
+
+import pytest
+
+from oriel_gateway import watch
+from oriel_gateway.endpoints import Reach
+from oriel_policies.ejection import Cause
+
+from .stack import Client, Seen, gateway, upstream
+from .test_endpoints import with_probe
+from .test_ingress_http import INFER, settle
+
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+
+
+async def test_a_regular_probe_under_way_does_not_put_the_verdict_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "PROBE_TIMEOUT_S", 3600.0)
+    hangs = asyncio.Event()
+    never = asyncio.Event()
+
+    async def hanging(seen: Seen) -> bytes:
+        if hangs.is_set():
+            await never.wait()
+        return OK
+
+    async def other(seen: Seen) -> bytes:
+        return OK
+
+    async with upstream() as bad, upstream() as good:
+        bad.answer, good.answer = hanging, other
+        async with gateway(with_probe([bad.port, good.port])) as (port, core):
+            these = core.pools["p"].endpoints
+            victim = next(each for each in these if each.port == bad.port)
+            await settle(lambda: [each.reach for each in these] == [Reach.READY] * 2)
+            hangs.set()
+            await settle(lambda: victim.probing)
+            async with Client(port) as one, Client(port) as two, Client(port) as three:
+                for client in (one, two, three):  # whichever is asked, one of them ends there
+                    client.send(INFER, b"x")
+                    await settle(lambda: victim.outstanding > 0 or len(good.seen) > 0)
+                await settle(lambda: victim.outstanding > 0)
+                await settle(lambda: victim.ejection.cause is Cause.STUCK, 20.0)
+                assert these.usable == [each for each in these if each is not victim]
+                assert victim.probing, "the probe is still waited for"
