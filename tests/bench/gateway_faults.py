@@ -10,7 +10,7 @@ ask without a pause, deadline 1.5 s. One server gets SIGKILL, or SIGSTOP and lat
     in flight    calls that the server held when it was signalled
     lost         answers that were not 200 (promised: at most those in flight; none of idempotent ones that are killed)
     twice        calls executed by both
-    stale        calls executed after SIGCONT though they had been answered 504
+    stale        calls executed after SIGCONT that had been answered 504
 """
 
 import argparse
@@ -115,6 +115,7 @@ async def one_round(number: signal.Signals, *, idempotent: bool, probe: str) -> 
             await asyncio.sleep(POLL_S)
         left_alone = time.monotonic() - at
         await asyncio.sleep(2.5)
+        resumed = time.monotonic()
         if number is signal.SIGSTOP:
             one.signal(signal.SIGCONT)
             await asyncio.sleep(1.0)
@@ -128,7 +129,7 @@ async def one_round(number: signal.Signals, *, idempotent: bool, probe: str) -> 
             in_flight=min(in_flight, CALLERS),
             lost=statuses.total() - statuses[200],
             twice=sum(times > 1 for times in (one.ran + other.ran).values()),
-            stale=len(expired & (set(one.ran) | set(other.ran))),
+            stale=sum(when > resumed for body, when in one.ran_s.items() if body in expired),
             statuses=dict(statuses),
         )
 

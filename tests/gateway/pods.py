@@ -19,18 +19,21 @@ PROBED = 'probe = "/v2/health/ready"'
 
 
 class Pod:
-    """A model server in a process. ran: how often each body was executed there."""
+    """A model server in a process. ran: how often each body was executed there, ran_s: when last (monotonic)."""
 
     def __init__(self, process: Process, port: int) -> None:
         self.process = process
         self.port = port
         self.ran: Counter[bytes] = Counter()
+        self.ran_s: dict[bytes, float] = {}
 
     async def read(self) -> None:
         """Count what the process says it has executed, until it ends."""
         assert self.process.stdout is not None
         async for line in self.process.stdout:
-            self.ran[line.strip()] += 1
+            body = line.strip()
+            self.ran[body] += 1
+            self.ran_s[body] = monotonic()
 
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.process.pid, number)
