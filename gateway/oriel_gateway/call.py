@@ -74,6 +74,7 @@ class Call(Recovery):
         self,
         gateway: Gateway,
         client: "ClientConnection",
+        gate: PoolGate,
         head: RequestHead,
         tenant: Tenant,
         target: Target,
@@ -82,7 +83,8 @@ class Call(Recovery):
         deadline: float,
     ) -> None:
         self._gateway = gateway
-        self._gate = gateway.pools[target.pool]
+        self._gate = gate
+        gate.calls += 1
         self.client = client
         self.head = head
         self.tenant = tenant
@@ -468,6 +470,7 @@ class Call(Recovery):
         gateway.unwatch(self, self._slot)
         now = monotonic()
         self._count(outcome, now, error)
+        gate.calls -= 1
         if self._held_bytes:
             gate.release(self._held_bytes)
             gateway.bodies.ended(self._held_bytes)

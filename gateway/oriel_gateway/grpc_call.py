@@ -13,10 +13,11 @@ from oriel_gateway.endpoints import Reach
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.grpc_endpoint import GrpcEndpoint, not_here, surely_not_executed
 from oriel_gateway.limits import Grant
+from oriel_gateway.pools import PoolGate
 from oriel_gateway.targets import Target
 from oriel_gateway.tracing import Mark
 from oriel_policies.budget import MAX_ATTEMPTS
-from oriel_policies.documents import Pool, Tenant
+from oriel_policies.documents import Tenant
 from oriel_policies.queue import Ticket
 from oriel_wire.context import INTERNAL
 from oriel_wire.orca import LOAD_FORMAT, LOAD_METRICS
@@ -75,6 +76,7 @@ class GrpcCall:
     def __init__(
         self,
         gateway: Gateway,
+        gate: PoolGate,
         method: str,
         tenant: Tenant,
         target: Target,
@@ -86,7 +88,8 @@ class GrpcCall:
         grant: Grant | None,
     ) -> None:
         self._gateway = gateway
-        self._gate = gateway.pools[target.pool]
+        self._gate = gate
+        gate.calls += 1
         self._method = method
         self.tenant = tenant
         self.target = target
@@ -131,9 +134,9 @@ class GrpcCall:
         return self._method in ("ModelInfer", "ModelStreamInfer")
 
     @property
-    def pool(self) -> Pool:
-        """What the documents say of the pool it goes to."""
-        return self._gate.pool
+    def gate(self) -> PoolGate:
+        """The pool it goes to."""
+        return self._gate
 
     async def let_through(self) -> None:
         """Wait for the limiter's ledger, if the call depends on it. Raises Refused."""
@@ -460,6 +463,7 @@ class GrpcCall:
             self.status = 200
         now = monotonic()
         gate, tenant = self._gate, self.tenant
+        gate.calls -= 1
         waiting = self._waiting
         if waiting is not None and waiting.done() and not waiting.cancelled():
             with suppress(Refused):

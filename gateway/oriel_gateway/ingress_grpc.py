@@ -277,6 +277,7 @@ class GrpcIngress(_GenericHandler):
         grant = gateway.limiter.take(tenant, target, len(message), monotonic()) if target.allowances else None
         return GrpcCall(
             gateway,
+            gate,
             method,
             tenant,
             target,
@@ -308,7 +309,7 @@ class GrpcIngress(_GenericHandler):
         if not version and name == call.target.name:
             version = call.target.version  # the side of a split
         message = append_model(message, name, version)
-        priorities = call.pool.triton_priorities if call.infers else None
+        priorities = call.gate.pool.triton_priorities if call.infers else None
         if priorities and (priority := priorities.get(call.tenant.tier.name)) is not None:
             # A stream's deadline bounds its first answer only.
             left_s = None if call.method == "ModelStreamInfer" else call.deadline - monotonic()

@@ -83,22 +83,24 @@ def place_for_copy(gateway: Gateway, plan: Route, size_bytes: int) -> PoolGate |
 def send_copy(call: Call, body: bytes, seen: Fingerprint) -> None:
     """Send what `call` sent to the shadow pool of its route, a turn of the loop later."""
     routing, plan = call.gateway.routing, call.target.plan
-    if place_for_copy(call.gateway, plan, len(body)) is None:
+    gate = place_for_copy(call.gateway, plan, len(body))
+    if gate is None:
         routing.compared(plan.name, plan.shadow_pool, "dropped")
         return
     routing.shadows += 1
-    copy = ShadowCall(call, seen, len(body))
+    copy = ShadowCall(call, gate, seen, len(body))
     asyncio.get_running_loop().call_soon(copy.start, body)
 
 
 class ShadowCall(DetachedCall):
     """One copy. original: the call it repeats, which has ended; seen: what that was answered."""
 
-    def __init__(self, original: Call, seen: Fingerprint, size_bytes: int) -> None:
+    def __init__(self, original: Call, gate: PoolGate, seen: Fingerprint, size_bytes: int) -> None:
         gateway, mark, now = original.gateway, original.mark, monotonic()
         plan, own_id = original.target.plan, mark.forward_id
         super().__init__(
             gateway,
+            gate,
             original.head,
             shadow_tenant(gateway, original.tenant),
             replace(original.target, pool=plan.shadow_pool, special=False),

@@ -86,7 +86,7 @@ def join(call: Call, key: bytes, body: bytes) -> Flight[Call]:
     """Become a member of the flight for `key`, and start its work if there is none."""
     gateway = call.gateway
     routing = gateway.routing
-    place = (key, call.tenant.tier.band)
+    place = (key, call.tenant.tier.band, call.gate)  # two pools in turn may have had one name
     call.state = JOINED
     call.queued_s = monotonic()
     flight, founded = routing.flights.join(place, call)
@@ -106,6 +106,7 @@ class FlightCall(DetachedCall):
         gateway = founder.gateway
         super().__init__(
             gateway,
+            founder.gate,
             founder.head,
             founder.tenant,
             founder.target,
@@ -215,6 +216,7 @@ class FlightCall(DetachedCall):
         """`member` is from now on the one that has the permit and reads the answer."""
         self._gateway.unwatch(self, self._slot)
         self._gateway.routing.detached.pop(self, None)
+        self._gate.calls -= 1
         self.state = DONE
         member.state = SENDING
         member.queued_s, member.permit_s, member.sent_s = self.queued_s, self.permit_s, self.sent_s
