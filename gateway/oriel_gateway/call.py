@@ -92,7 +92,6 @@ class Call(Recovery):
         self.mark = mark
         self.received_s = received_s
         self.deadline = deadline
-        self._gate.retries.requested(received_s)
         self._slot = gateway.watch(self, deadline, received_s)
 
     @property
@@ -264,6 +263,8 @@ class Call(Recovery):
 
     def _send(self, now: float) -> None:
         gate, tries = self._gate, self._tries
+        if tries is None and not self.tried:
+            gate.retries.requested(now)
         if self.stick:
             endpoint = self._sticky(now)
         else:
@@ -339,7 +340,7 @@ class Call(Recovery):
             endpoint.answered(now, now - self.sent_s)
         else:
             self._gate.endpoints.erred(endpoint, status, now, now - self.sent_s)
-        if status >= 400 and complete and self._elsewhere(endpoint, status, data, now):
+        if status >= 400 and complete and self._elsewhere(endpoint, head, data, now):
             return
         if self._hedge is not None or self._tries is not None:
             self._settle(status, now)

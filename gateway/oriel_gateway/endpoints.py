@@ -262,6 +262,13 @@ class EndpointSet(Generic[E]):
         self._absent.setdefault(model, {})[endpoint] = now + ABSENT_S
         self._having.clear()
 
+    def lacking(self, now: float, model: str) -> Sequence[E]:
+        """The usable ones that have not the model, as long as others may have it."""
+        if model not in self._absent:
+            return ()
+        having = self._narrowed(now, (), model)
+        return [member for member in self.usable if member not in having]
+
     # Who is next -----------------------------------------------------------------------------------------------
 
     def pick(self, now: float, tried: Sequence[E] = (), model: str = "") -> E | None:

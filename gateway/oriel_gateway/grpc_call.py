@@ -149,7 +149,6 @@ class GrpcCall:
         """Wait for a permit. Raises Refused; cancelled, the place in the queue is free at once (by `end`)."""
         if not self.queued_s:
             self.queued_s = monotonic()
-            self._gate.retries.requested(self.queued_s)
         await self.let_through()
         gate = self._gate
         if not gate.grpc.usable:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from time import monotonic
 
+from oriel_gateway.attempts import note_answer
 from oriel_gateway.call import Call
 from oriel_gateway.core import Gateway
 from oriel_gateway.detached import DetachedCall
@@ -103,7 +104,13 @@ class ShadowCall(DetachedCall):
             gate,
             original.head,
             shadow_tenant(gateway, original.tenant),
-            replace(original.target, pool=plan.shadow_pool, special=False),
+            # A copy is worth no second try.
+            replace(
+                original.target,
+                pool=plan.shadow_pool,
+                special=False,
+                plan=replace(plan, hedge_s=0.0, idempotent=False),
+            ),
             Mark(mark.request_id, mark.trace_id, mark.span_id, own_id, f"{own_id:016x}", False, mark.state),
             now,
             now + original.tenant.tier.give_up_s,
@@ -120,6 +127,9 @@ class ShadowCall(DetachedCall):
 
     def response(self, head: ResponseHead, data: bytes, complete: bool) -> None:
         self.state = ANSWERING
+        self.response_s = now = monotonic()
+        if self._endpoint is not None:
+            note_answer(self._gate.endpoints, self._endpoint, head.status, now, now - self.sent_s)
         self.status = self._own.status = head.status
         self.cost_us = head.cost_us
         self.response_data(data, complete)

@@ -14,6 +14,7 @@ large ones, cookies) is for the founder alone: the rest go on their own, as they
 from hashlib import blake2b
 from time import monotonic
 
+from oriel_gateway.attempts import note_answer
 from oriel_gateway.call import Call
 from oriel_gateway.cors import dressed
 from oriel_gateway.detached import DetachedCall
@@ -134,7 +135,9 @@ class FlightCall(DetachedCall):
             self._connection = None
         self.response_s = now = monotonic()
         status, endpoint = head.status, self._endpoint
-        if status >= 400 and complete and endpoint is not None and self._elsewhere(endpoint, status, data, now):
+        took_s = now - self.sent_s
+        if status >= 400 and complete and endpoint is not None and self._elsewhere(endpoint, head, data, now):
+            note_answer(self._gate.endpoints, endpoint, status, now, took_s)
             return
         if self._hedge is not None or self._tries is not None:
             self._settle(status, now)
@@ -202,6 +205,10 @@ class FlightCall(DetachedCall):
             self._hand_over(taker, head, data, complete)
             del members[0]
         else:
+            if self._endpoint is not None:
+                note_answer(
+                    self._gate.endpoints, self._endpoint, head.status, self.response_s, self.response_s - self.sent_s
+                )
             self._end(Outcome.CLIENT_LEFT)
         for member in members:
             _alone(member)
@@ -221,6 +228,7 @@ class FlightCall(DetachedCall):
         member.state = SENDING
         member.queued_s, member.permit_s, member.sent_s = self.queued_s, self.permit_s, self.sent_s
         member.inherit(self)
+        member._tries = self._tries
         member._ticket, self._ticket = self._ticket, None
         member._endpoint, self._endpoint = self._endpoint, None
         member._connection, self._connection = self._connection, None

@@ -28,6 +28,7 @@ __all__ = ["Endpoint", "ResponseSink", "UpstreamConnection"]
 
 _MAX_HEAD = 64 * 1024
 _MAX_INTERIM = 8
+_WHOLE_ERROR = 4096  # bytes of an error's body up to which it is given as a whole
 _UNTIL_CLOSE = 1 << 62
 _SIOCOUTQ = 0x5411  # Linux: bytes of a socket that its peer has not acknowledged
 
@@ -184,6 +185,9 @@ class UpstreamConnection(asyncio.Protocol):
                 self._reusable = False
             self._finish()
             sink.response(head, rest, True)
+            return
+        if head.status >= 400 and length <= _WHOLE_ERROR:
+            self._buffer = data  # whoever reads it needs the reason as well, which often comes in a packet of its own
             return
         self._left = length - size
         self._in_body = True
