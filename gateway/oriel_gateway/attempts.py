@@ -4,9 +4,11 @@
 |---|---|---|
 | no connection could be made | surely | every other endpoint once; nothing was sent, so no budget |
 | a kept connection closed before the request reached the other side | surely | once, on a new connection; no budget |
-| 503 whose `reason` is one of our own for "not executed" | surely | another endpoint, once, within the budget; not where the call sticks to this one, nor where the answer says that whoever gave it has tried again itself |
+| 503 whose `reason` is one of our own for "not executed" | surely | another endpoint, once, within the budget [1] |
 | 404, or 503 `model_not_ready`, for a model: it is not here | surely | another endpoint, once, within the budget |
 | closed or broken before the first byte of an answer | perhaps | if the call may run twice: once, within the budget |
+
+[1] Not where the call sticks to this one, nor where the answer says that whoever passed it on has tried again.
 
 At most two requests are ever sent for a call (`budget.MAX_ATTEMPTS`), never after the first byte of an answer went to
 the client, and never when the body was not kept (more than 64 KiB). Deadlines are the call's own and do not grow.
@@ -53,6 +55,8 @@ def says_not_executed(head: ResponseHead, data: bytes, *, model: bool) -> tuple[
         return True, True
     if status != 503 or len(data) > _MAX_REASON_BODY:
         return False, False
+    if b"Exceeds maximum queue size" in data:  # Triton
+        return True, False
     try:
         answer = _decode(data)
     except msgspec.MsgspecError:

@@ -18,6 +18,7 @@ from oriel_gateway.grpc_call import GrpcCall
 from oriel_gateway.pools import PoolGate
 from oriel_gateway.routing_state import KEPT_BYTES, REPLAY_BYTES, KeptAnswer
 from oriel_gateway.shadow import place_for_copy, shadow_tenant
+from oriel_gateway.single_flight import wants_its_own
 from oriel_gateway.targets import Target
 from oriel_policies.assignment import unit
 from oriel_policies.documents import Tenant
@@ -83,7 +84,7 @@ class GrpcSpecial:
         small = len(message) <= REPLAY_BYTES
         await call.let_through()  # before a kept answer can be given
         try:
-            if small and target.keepable and call.metadata.get("cache-control") not in ("no-cache", "no-store"):
+            if small and target.keepable and not wants_its_own(call.metadata.get("cache-control")):
                 answer = await self._shared(call, message)
             else:
                 answer = await self._forward(call, message)
@@ -200,7 +201,9 @@ class GrpcSpecial:
 
     async def _shadow(self, call: GrpcCall, gate: PoolGate, message: bytes, code: str, digest: bytes) -> None:
         gateway, plan = self._gateway, call.target.plan
-        target = replace(call.target, pool=plan.shadow_pool, special=False)
+        # A copy is worth no second try.
+        alone = replace(plan, hedge_s=0.0, idempotent=False)
+        target = replace(call.target, pool=plan.shadow_pool, special=False, plan=alone)
         tenant = shadow_tenant(gateway, call.tenant)
         work = _Detached(call, gate, tenant, target, monotonic() + call.tenant.tier.give_up_s)
         result = "failed"

@@ -24,7 +24,7 @@ from oriel_gateway.routing_state import KEPT_BYTES, KeptAnswer
 from oriel_policies.flights import Flight
 from oriel_wire.h1 import ResponseHead
 
-__all__ = ["RELEVANT", "answer_from", "answer_key", "join"]
+__all__ = ["RELEVANT", "answer_from", "answer_key", "join", "wants_its_own"]
 
 RELEVANT = (
     "accept",
@@ -41,7 +41,7 @@ _NOT_FOR_OTHERS = frozenset({"no-store", "no-cache", "private"})
 def answer_key(call: Call, body: bytes) -> bytes | None:
     """What makes two calls equal; None when the client wants an answer of its own (`Cache-Control`)."""
     head, target = call.head, call.target
-    if (asked := head.get("cache-control")) is not None and not _NOT_FOR_OTHERS.isdisjoint(_words(asked)):
+    if wants_its_own(head.get("cache-control")):
         return None
     owner = "" if target.plan.cache_shared else call.tenant.name
     if not owner and target.kind == "service":
@@ -53,6 +53,11 @@ def answer_key(call: Call, body: bytes) -> bytes | None:
     digest.update(b"\0\0")
     digest.update(body)
     return digest.digest()
+
+
+def wants_its_own(cache_control: str | None) -> bool:
+    """Whether a client asks for an answer that is nobody else's."""
+    return cache_control is not None and not _NOT_FOR_OTHERS.isdisjoint(_words(cache_control))
 
 
 def answer_from(call: Call, answer: KeptAnswer, how: str, age_s: float) -> None:
