@@ -167,25 +167,13 @@ async def test_an_answer_that_was_spent_is_not_tried_again() -> None:
         assert await it.infer() == "UNAVAILABLE" and len(it.asked) == 1
 
 
-async def test_a_server_that_fails_quickly_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_fails_quickly_does_not_look_fast() -> None:
     """INTERNAL counted as an answer, and a quick one: it drew all calls to the server that failed."""
-    monkeypatch.setattr(watch, "TICK_S", 0.01)
-    async with house(servers=2) as it:
-        bad = it.servers[0]
-        bad.steps = [Fails(CODE.INTERNAL, "no device")] * 10_000
-        it.servers[1].steps = [0.002] * 10_000
-        for _ in range(25):
-            for one, script in zip(it.these, it.servers, strict=True):
-                if script is bad:
-                    it.these.erred(one, 500, monotonic(), 0.01)
-                else:
-                    one.answered(monotonic(), 0.01)
-        before = len(it.asked)
-        assert [await it.infer() for _ in range(20)].count("INTERNAL") <= 10
-        assert await it.infer() in ("OK", "INTERNAL")
-        await until(lambda: it.these.ejections != {})
-        codes = {await it.infer() for _ in range(10)}
-        assert codes == {"OK"} and len(it.asked) > before
+    async with house() as it:
+        it.servers[0].steps = [Fails(CODE.INTERNAL, "no device")] * 1000
+        it.servers[1].steps = [0.003] * 1000
+        codes = [await it.infer() for _ in range(60)]
+        assert 1 <= codes.count("INTERNAL") <= 20
 
 
 async def test_errors_are_noted_as_over_http() -> None:
@@ -266,6 +254,7 @@ async def test_a_session_on_an_idle_server_does_not_make_it_look_stuck(monkeypat
     async with house('sticky = "header:x-session"') as it:
         assert await it.infer(x_session="one") == "OK"
         stuck = it.asked[0]
+        await until(lambda: not any(one.heard for one in it.these))
         for one in it.these:
             for _ in range(30):
                 one.answered(monotonic(), 0.001)
