@@ -4,9 +4,11 @@
 |---|---|---|
 | no connection could be made | surely | every other endpoint once; nothing was sent, so no budget |
 | a kept connection closed before the request reached the other side | surely | once, on a new connection; no budget |
-| 503 whose `reason` is one of our own for "not executed" | surely | another endpoint, once, within the budget |
+| 503 whose `reason` is one of our own for "not executed" | surely | another endpoint, once, within the budget [1] |
 | 404, or 503 `model_not_ready`, for a model: it is not here | surely | another endpoint, once, within the budget |
 | closed or broken before the first byte of an answer | perhaps | if the call may run twice: once, within the budget |
+
+[1] Not where the call sticks to this one, nor where the answer says that whoever passed it on has tried again.
 
 At most two requests are ever sent for a call (`budget.MAX_ATTEMPTS`), never after the first byte of an answer went to
 the client, and never when the body was not kept (more than 64 KiB). Deadlines are the call's own and do not grow.
@@ -16,14 +18,17 @@ from typing import Any
 
 import msgspec
 
-from oriel_gateway.endpoints import HttpEndpoint, Reach
+from oriel_gateway.endpoints import EndpointSet, HttpEndpoint, Reach
 from oriel_gateway.pools import PoolGate
 from oriel_policies.budget import MAX_ATTEMPTS
 from oriel_wire.errors import UpstreamError, UpstreamUnreachable, UpstreamUnread
+from oriel_wire.h1 import ResponseHead
 
-__all__ = ["Tries", "says_not_executed"]
+__all__ = ["SPENT", "Tries", "note_answer", "note_failure", "says_not_executed"]
 
 _MAX_REASON_BODY = 4096
+_SPENT = "x-oriel-retry"
+SPENT = b"x-oriel-retry: spent"  # of an answer that was passed on: who asks through us does not ask again
 _NOT_EXECUTED = frozenset({"queue_full", "server_stopping", "saturated", "displaced"})
 _NOT_HERE = frozenset({"unknown_model", "model_not_ready"})
 
@@ -36,17 +41,22 @@ class _Answer(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Answer).decode
 
 
-def says_not_executed(status: int, data: bytes, *, model: bool) -> tuple[bool, bool]:
+def says_not_executed(head: ResponseHead, data: bytes, *, model: bool) -> tuple[bool, bool]:
     """Of a whole answer: (the request was surely not executed, because this endpoint has not the model).
 
     model: the request names one; only then a 404 can be about this endpoint alone.
     """
+    status = head.status
+    if head.cost_us > 0:
+        return False, False  # a service can be full after its model has run
     if status == 404 and model:
         return True, True
     if status == 400 and model and b"unknown model" in data[:256]:  # Triton before 2.41
         return True, True
     if status != 503 or len(data) > _MAX_REASON_BODY:
         return False, False
+    if b"Exceeds maximum queue size" in data:  # Triton
+        return True, False
     try:
         answer = _decode(data)
     except msgspec.MsgspecError:
@@ -55,6 +65,26 @@ def says_not_executed(status: int, data: bytes, *, model: bool) -> tuple[bool, b
     if not isinstance(reason, str):
         return False, False
     return reason in _NOT_EXECUTED or (model and reason in _NOT_HERE), model and reason in _NOT_HERE
+
+
+def note_answer(
+    endpoints: EndpointSet[HttpEndpoint], endpoint: HttpEndpoint, status: int, now: float, s: float
+) -> None:
+    """A whole answer came after `s` seconds."""
+    if status < 500:
+        endpoint.answered(now, s)
+    else:
+        endpoints.erred(endpoint, status, now, s)
+
+
+def note_failure(
+    endpoints: EndpointSet[HttpEndpoint], endpoint: HttpEndpoint, error: UpstreamError, now: float
+) -> None:
+    """No answer came."""
+    if isinstance(error, UpstreamUnreachable):
+        endpoints.found(endpoint, Reach.UNREACHABLE)
+    elif not isinstance(error, UpstreamUnread):
+        endpoints.broke(endpoint, now)
 
 
 class Tries:
@@ -79,8 +109,8 @@ class Tries:
     def after_failure(self, endpoint: HttpEndpoint, error: UpstreamError, now: float, *, twice: bool) -> bool:
         """Whether to try again. twice: the call may run twice, and its body is still here."""
         endpoints = self._gate.endpoints
+        note_failure(endpoints, endpoint, error, now)
         if isinstance(error, UpstreamUnreachable):
-            endpoints.found(endpoint, Reach.UNREACHABLE)
             self.tried = (*self.tried, endpoint)
             return True
         if isinstance(error, UpstreamUnread):
@@ -88,7 +118,6 @@ class Tries:
                 return False
             self.fresh = True
             return True
-        endpoints.broke(endpoint, now)
         if not twice or self.attempts >= MAX_ATTEMPTS or not self._gate.retries.spend(now):
             return False
         self.attempts += 1
@@ -96,10 +125,22 @@ class Tries:
         self.fresh = True
         return True
 
-    def after_answer(self, endpoint: HttpEndpoint, status: int, data: bytes, now: float, *, model: bool) -> bool:
+    def after_answer(
+        self, endpoint: HttpEndpoint, head: ResponseHead, data: bytes, now: float, *, model: bool, sticks: bool
+    ) -> bool:
         """Whether this answer means that another endpoint should be asked, and there is one."""
-        not_executed, lacks = says_not_executed(status, data, model=model)
-        if not not_executed or self.attempts >= MAX_ATTEMPTS:
+        not_executed, lacks = says_not_executed(head, data, model=model)
+        if not not_executed or (sticks and not lacks) or (head.status == 503 and head.get(_SPENT) is not None):
+            return False
+        if not self._once_more(endpoint, now):
+            if head.status == 503:
+                head.forward.append(SPENT)
+            return False
+        self._lacking = endpoint if lacks else None
+        return True
+
+    def _once_more(self, endpoint: HttpEndpoint, now: float) -> bool:
+        if self.attempts >= MAX_ATTEMPTS:
             return False
         tried = (*self.tried, endpoint)
         following = self._gate.endpoints.pick(now, tried, self._model)
@@ -108,7 +149,6 @@ class Tries:
         self.attempts += 1
         self.tried = tried
         self._next = following
-        self._lacking = endpoint if lacks else None
         return True
 
     def answered(self, status: int, now: float) -> None:

@@ -74,6 +74,7 @@ class Call(Recovery):
         self,
         gateway: Gateway,
         client: "ClientConnection",
+        gate: PoolGate,
         head: RequestHead,
         tenant: Tenant,
         target: Target,
@@ -82,7 +83,8 @@ class Call(Recovery):
         deadline: float,
     ) -> None:
         self._gateway = gateway
-        self._gate = gateway.pools[target.pool]
+        self._gate = gate
+        gate.calls += 1
         self.client = client
         self.head = head
         self.tenant = tenant
@@ -90,7 +92,6 @@ class Call(Recovery):
         self.mark = mark
         self.received_s = received_s
         self.deadline = deadline
-        self._gate.retries.requested(received_s)
         self._slot = gateway.watch(self, deadline, received_s)
 
     @property
@@ -262,6 +263,8 @@ class Call(Recovery):
 
     def _send(self, now: float) -> None:
         gate, tries = self._gate, self._tries
+        if tries is None and not self.tried:
+            gate.retries.requested(now)
         if self.stick:
             endpoint = self._sticky(now)
         else:
@@ -337,7 +340,7 @@ class Call(Recovery):
             endpoint.answered(now, now - self.sent_s)
         else:
             self._gate.endpoints.erred(endpoint, status, now, now - self.sent_s)
-        if status >= 400 and complete and self._elsewhere(endpoint, status, data, now):
+        if status >= 400 and complete and self._elsewhere(endpoint, head, data, now):
             return
         if self._hedge is not None or self._tries is not None:
             self._settle(status, now)
@@ -468,6 +471,7 @@ class Call(Recovery):
         gateway.unwatch(self, self._slot)
         now = monotonic()
         self._count(outcome, now, error)
+        gate.calls -= 1
         if self._held_bytes:
             gate.release(self._held_bytes)
             gateway.bodies.ended(self._held_bytes)

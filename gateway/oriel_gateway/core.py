@@ -83,7 +83,7 @@ class Gateway:
         self.left_pools: list[PoolGate] = []  # not in the documents any more, but calls are still on their way
         self.top_band = min((tier.band for tier in snapshot.tiers.values()), default=0)
         self.draining = False
-        self.endpoint_watch = Watch(lambda: self.pools)
+        self.endpoint_watch = Watch(lambda: (*self.pools.values(), *self.left_pools))
         self._loop = asyncio.get_running_loop()
         self._wheel: DeadlineWheel[Expirable] = DeadlineWheel(0.005)
         self._ticking: asyncio.TimerHandle | None = None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 from oriel_gateway.call import Call
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome
+from oriel_gateway.pools import PoolGate
 from oriel_gateway.targets import Target
 from oriel_gateway.tracing import Mark
 from oriel_policies.documents import Tenant
@@ -34,6 +35,7 @@ class DetachedCall(Call):
     def __init__(
         self,
         gateway: Gateway,
+        gate: PoolGate,
         head: RequestHead,
         tenant: Tenant,
         target: Target,
@@ -41,7 +43,8 @@ class DetachedCall(Call):
         received_s: float,
         deadline: float,
     ) -> None:
-        super().__init__(gateway, cast("ClientConnection", _Nobody()), head, tenant, target, mark, received_s, deadline)
+        nobody = cast("ClientConnection", _Nobody())
+        super().__init__(gateway, nobody, gate, head, tenant, target, mark, received_s, deadline)
         gateway.routing.detached[self] = None
 
     def client_writable(self, writable: bool) -> None:

@@ -72,6 +72,9 @@ class Standing:
         cause = self.ejection.cause
         return f"ejected:{cause.value}" if cause is not None else self.reach.value
 
+    def tidy(self, now: float) -> None:
+        """Give back what has not been used for long."""
+
     async def close(self) -> None:
         """Give back what is kept open."""
 
@@ -95,6 +98,10 @@ class HttpEndpoint(Endpoint, Standing):
         self.connect_timeout_s = self.prober.connect_timeout_s = pool.connect_timeout_s
         self.max_idle_s = pool.idle_timeout_s
         self.max_response_bytes = pool.max_response_bytes
+
+    def tidy(self, now: float) -> None:
+        self.close_stale(now)
+        self.prober.close_stale(now)
 
     async def close(self) -> None:
         await Endpoint.close(self)
@@ -138,6 +145,9 @@ class EndpointSet(Generic[E]):
         self.usable: list[E] = []
         self.leaving: list[E] = []
         self.ejections: dict[Cause, int] = {}
+        self.named: Address | None = None  # the name that was looked up last, for `watch`
+        self.look_up_s = 0.0  # when to do it again
+        self.looked_up = False  # once at least, with whatever result
         self.became_usable: Callable[[], None] = lambda: None  # after nobody was
         self.assign(addresses)
 
@@ -252,6 +262,13 @@ class EndpointSet(Generic[E]):
             del self._absent[next(iter(self._absent))]
         self._absent.setdefault(model, {})[endpoint] = now + ABSENT_S
         self._having.clear()
+
+    def lacking(self, now: float, model: str) -> Sequence[E]:
+        """The usable ones that have not the model, as long as others may have it."""
+        if model not in self._absent:
+            return ()
+        having = self._narrowed(now, (), model)
+        return [member for member in self.usable if member not in having]
 
     # Who is next -----------------------------------------------------------------------------------------------
 

@@ -5,21 +5,20 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from time import monotonic
 
-from grpc import StatusCode, aio
+from grpc import aio
 
 from oriel_gateway.core import Gateway
-from oriel_gateway.decisions import TOLD
-from oriel_gateway.endpoints import Reach
 from oriel_gateway.errors import Outcome, Refused
-from oriel_gateway.grpc_endpoint import GrpcEndpoint, not_here, surely_not_executed
+from oriel_gateway.grpc_errors import broken
+from oriel_gateway.grpc_recovery import GrpcRecovery
 from oriel_gateway.limits import Grant
+from oriel_gateway.pools import PoolGate
 from oriel_gateway.targets import Target
 from oriel_gateway.tracing import Mark
-from oriel_policies.budget import MAX_ATTEMPTS
-from oriel_policies.documents import Pool, Tenant
+from oriel_policies.documents import Tenant
 from oriel_policies.queue import Ticket
 from oriel_wire.context import INTERNAL
-from oriel_wire.orca import LOAD_FORMAT, LOAD_METRICS
+from oriel_wire.orca import LOAD_FORMAT
 
 __all__ = ["GrpcCall", "answer_metadata"]
 
@@ -63,18 +62,16 @@ class _Answer:
             self.heard.set_exception(refused)
 
 
-class GrpcCall:
+class GrpcCall(GrpcRecovery):
     """Times are monotonic seconds, 0.0 = not reached. `end` may be called often; the first call counts."""
 
     protocol = "grpc"
     ahead = -1
-    bytes_out = 0
-    endpoint: GrpcEndpoint | None = None
-    tried: tuple[GrpcEndpoint, ...] = ()
 
     def __init__(
         self,
         gateway: Gateway,
+        gate: PoolGate,
         method: str,
         tenant: Tenant,
         target: Target,
@@ -86,7 +83,8 @@ class GrpcCall:
         grant: Grant | None,
     ) -> None:
         self._gateway = gateway
-        self._gate = gateway.pools[target.pool]
+        self._gate = gate
+        gate.calls += 1
         self._method = method
         self.tenant = tenant
         self.target = target
@@ -131,9 +129,9 @@ class GrpcCall:
         return self._method in ("ModelInfer", "ModelStreamInfer")
 
     @property
-    def pool(self) -> Pool:
-        """What the documents say of the pool it goes to."""
-        return self._gate.pool
+    def gate(self) -> PoolGate:
+        """The pool it goes to."""
+        return self._gate
 
     async def let_through(self) -> None:
         """Wait for the limiter's ledger, if the call depends on it. Raises Refused."""
@@ -146,7 +144,6 @@ class GrpcCall:
         """Wait for a permit. Raises Refused; cancelled, the place in the queue is free at once (by `end`)."""
         if not self.queued_s:
             self.queued_s = monotonic()
-            self._gate.retries.requested(self.queued_s)
         await self.let_through()
         gate = self._gate
         if not gate.grpc.usable:
@@ -255,98 +252,18 @@ class GrpcCall:
             self._waiting.set_exception(refused)
 
     async def forward_unary(self, method: str, message: bytes) -> bytes:
-        """Send and wait for the answer; once more to another endpoint if it surely was not executed, or may run twice
-        (see `attempts`). Raises AioRpcError as the upstream ended it, or Refused."""
-        tried: tuple[GrpcEndpoint, ...] = ()
-        attempts = 1
-        lacking: GrpcEndpoint | None = None
-        while True:
-            if not self._gate.grpc.usable:
-                tried = ()
-                await self._permit_again()
-            endpoint = self._pick(tried)
-            endpoint.outstanding += 1
-            try:
-                self.sent_s = now = monotonic()
-                send = endpoint.channel.unary_unary(method, None, None)
-                call = send(message, timeout=max(0.0, self.deadline - now), metadata=self._onward())
-                self._upstream = call
-                answer: bytes = await call
-            except aio.AioRpcError as error:
-                tried = (*tried, endpoint)
-                self.tried, self.endpoint = tried[-TOLD:], None
-                lacks = not_here(error) and self.target.kind == "model"
-                if not self._again(endpoint, error, tried, attempts, lacks):
-                    if not surely_not_executed(error):
-                        self.tried, self.endpoint = self.tried[:-1], endpoint
-                    raise
-                attempts += not surely_not_executed(error)
-                lacking = endpoint if lacks else None
-            else:
-                self.response_s = now = monotonic()
-                self.bytes_out = len(answer)
-                endpoint.answered(now, now - self.sent_s)
-                endpoint.heard = True
-                if lacking is not None:
-                    self._gate.grpc.lacks(lacking, self.target.name, now)
-                if self._asked:
-                    self._gate.reported(
-                        next((str(v) for k, v in await call.trailing_metadata() if k == LOAD_METRICS), None)
-                    )
-                self.moved(answer)
-                self.end(Outcome.ANSWERED)
-                return answer
-            finally:
-                endpoint.outstanding -= 1
-
-    async def _permit_again(self) -> None:
-        """Nobody can be asked any more: others may have the permit meanwhile."""
-        ticket, self._ticket = self._ticket, None
-        self.permit_s = 0.0
-        self._gate.give_back(ticket)
-        await self.permit()
-
-    def _pick(self, tried: tuple[GrpcEndpoint, ...] = ()) -> GrpcEndpoint:
-        gate = self._gate
-        endpoint = gate.grpc_sticky.pick(gate.grpc.usable, self.stick, tried) if self.stick else None
-        if endpoint is None:
-            endpoint = gate.grpc.pick(monotonic(), tried, self.target.name)
-        if endpoint is None:
-            raise Refused(Outcome.UPSTREAM_UNREACHABLE, "no server of this pool can be reached", retry_after_s=1)
-        self.endpoint = endpoint
-        return endpoint
-
-    def _again(
-        self,
-        endpoint: GrpcEndpoint,
-        error: aio.AioRpcError,
-        tried: tuple[GrpcEndpoint, ...],
-        attempts: int,
-        lacks: bool,
-    ) -> bool:
-        """Note what an error says of the endpoint; whether to ask another one."""
-        now = monotonic()
-        these = self._gate.grpc
-        if surely_not_executed(error):
-            these.found(endpoint, Reach.UNREACHABLE)
-            return not these.usable or these.pick(now, tried, self.target.name) is not None
-        if error.code() is StatusCode.UNAVAILABLE:
-            these.broke(endpoint, now)
-        elif error.code() is StatusCode.DEADLINE_EXCEEDED:
-            endpoint.cost.observed(now - self.sent_s, now)
-        else:
-            endpoint.answered(now, now - self.sent_s)
-            endpoint.heard = True
-        twice = error.code() is StatusCode.UNAVAILABLE and self.target.plan.idempotent
-        if attempts >= MAX_ATTEMPTS or not (lacks or twice) or now >= self.deadline:
-            return False
-        return these.pick(now, tried, self.target.name) is not None and self._gate.retries.spend(now)
+        """Send and wait for the answer. Raises AioRpcError as the upstream ended it, or Refused."""
+        answer = await self.ask(method, message)
+        self.bytes_out = len(answer)
+        self.moved(answer)
+        self.end(Outcome.ANSWERED)
+        return answer
 
     async def forward_stream(self, method: str, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """Both directions at once. The deadline bounds the first answer, then the tier says how long the stream may be
         silent in both directions and how long it may last."""
         tier = self.tenant.tier
-        endpoint = self._pick()
+        endpoint = await self.connected()
         endpoint.outstanding += 1
         try:
             self.sent_s = now = monotonic()
@@ -381,10 +298,8 @@ class GrpcCall:
                 raise self.refused
             self.end(Outcome.ANSWERED)
         except aio.AioRpcError as error:
-            if surely_not_executed(error):
-                self._gate.grpc.found(endpoint, Reach.UNREACHABLE)
-            elif error.code() is StatusCode.UNAVAILABLE:
-                self._gate.grpc.broke(endpoint, monotonic())
+            if not self._first_s or broken(error):
+                self._note(endpoint, error, self.sent_s)
             raise
         except asyncio.CancelledError:
             # Either this call was cancelled, or `refuse` cancelled the upstream's half of it.
@@ -460,6 +375,7 @@ class GrpcCall:
             self.status = 200
         now = monotonic()
         gate, tenant = self._gate, self.tenant
+        gate.calls -= 1
         waiting = self._waiting
         if waiting is not None and waiting.done() and not waiting.cancelled():
             with suppress(Refused):
@@ -471,14 +387,14 @@ class GrpcCall:
         self._count(outcome, now, error)
         cost_s = 0.0
         if self.permit_s:
-            good = None if outcome is Outcome.CLIENT_LEFT else outcome is Outcome.ANSWERED
+            good = None if outcome is Outcome.CLIENT_LEFT else outcome is Outcome.ANSWERED and self.status < 500
             cost_s = gate.leave(
                 self.target,
                 tenant,
                 self._ticket,
                 now - self.permit_s,
                 -1,
-                size_bytes=-1 if self._first_s else self.size_bytes,
+                size_bytes=-1 if self._first_s or self.status >= 300 else self.size_bytes,
                 good=good,
             )
         if (grant := self.grant) is not None:

@@ -1,5 +1,6 @@
 """One gRPC upstream address: its channel, what is under way on it, and its readiness probe."""
 
+import asyncio
 from collections.abc import Callable
 
 import grpc
@@ -7,10 +8,12 @@ from grpc import aio
 
 from oriel_gateway.discovery import Address
 from oriel_gateway.endpoints import Reach, Standing
+from oriel_gateway.grpc_errors import surely_not_executed
 
-__all__ = ["GrpcEndpoint", "not_here", "surely_not_executed"]
+__all__ = ["GrpcEndpoint"]
 
 _SERVER_READY = "/inference.GRPCInferenceService/ServerReady"
+_READY, _FAILED = grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE
 _OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.enable_http_proxy", 0),
@@ -18,7 +21,6 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 250),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
-_NOT_CONNECTED = "failed to connect to all addresses"
 
 
 class GrpcEndpoint(Standing):
@@ -58,17 +60,20 @@ class GrpcEndpoint(Standing):
         finally:
             done(reach)
 
+    async def connect(self, timeout_s: float) -> bool:
+        """Have a connection, for what cannot be sent twice; False: there is none within that time."""
+        channel = self.channel
+        try:
+            async with asyncio.timeout(timeout_s):
+                while (state := channel.get_state(try_to_connect=True)) is not _READY:
+                    if state is _FAILED:
+                        return False
+                    await channel.wait_for_state_change(state)
+        except TimeoutError:
+            return False
+        return True
+
     async def close(self) -> None:
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close(None)
-
-
-def surely_not_executed(error: aio.AioRpcError) -> bool:
-    """Whether the call never left: gRPC says so only in words."""
-    return error.code() is grpc.StatusCode.UNAVAILABLE and (error.details() or "").startswith(_NOT_CONNECTED)
-
-
-def not_here(error: aio.AioRpcError) -> bool:
-    """Whether the server says that it has not the model: another one may."""
-    return error.code() is grpc.StatusCode.NOT_FOUND

@@ -15,8 +15,10 @@ from grpc import aio
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.grpc_call import GrpcCall
+from oriel_gateway.pools import PoolGate
 from oriel_gateway.routing_state import KEPT_BYTES, REPLAY_BYTES, KeptAnswer
 from oriel_gateway.shadow import place_for_copy, shadow_tenant
+from oriel_gateway.single_flight import wants_its_own
 from oriel_gateway.targets import Target
 from oriel_policies.assignment import unit
 from oriel_policies.documents import Tenant
@@ -31,10 +33,9 @@ Forward = Callable[[GrpcCall, bytes], Awaitable[bytes]]
 class _Detached(GrpcCall):
     """A call for others: not counted as a request, and its end is somebody else's to say."""
 
-    def __init__(self, of: GrpcCall, tenant: Tenant, target: Target, deadline: float) -> None:
-        super().__init__(
-            of.gateway, of.method, tenant, target, of.mark, of.metadata, of.size_bytes, monotonic(), deadline, None
-        )
+    def __init__(self, of: GrpcCall, gate: PoolGate, tenant: Tenant, target: Target, deadline: float) -> None:
+        now, size = monotonic(), of.size_bytes
+        super().__init__(of.gateway, gate, of.method, tenant, target, of.mark, of.metadata, size, now, deadline, None)
         self.stick = of.stick
 
     def end(self, outcome: Outcome, error: str = "") -> None:
@@ -51,6 +52,7 @@ class _Detached(GrpcCall):
         call.response_s = self.response_s
         call._ticket, self._ticket = self._ticket, None
         self._ended = True
+        self._gate.calls -= 1
 
     def _count(self, outcome: Outcome, now: float, error: str) -> None:
         """Whoever it works for is counted."""
@@ -82,7 +84,7 @@ class GrpcSpecial:
         small = len(message) <= REPLAY_BYTES
         await call.let_through()  # before a kept answer can be given
         try:
-            if small and target.keepable and call.metadata.get("cache-control") not in ("no-cache", "no-store"):
+            if small and target.keepable and not wants_its_own(call.metadata.get("cache-control")):
                 answer = await self._shared(call, message)
             else:
                 answer = await self._forward(call, message)
@@ -113,10 +115,10 @@ class GrpcSpecial:
             call.bytes_out = len(found[0].body)
             call.end(Outcome.ANSWERED)
             return found[0].body
-        gate, size = self._gateway.pools[call.target.pool], len(message)
+        gate, size = call.gate, len(message)
         if not gate.hold(size, urgent=False):
             return await self._forward(call, message)  # no bytes to wait with: the queue decides
-        place = (key, call.tenant.tier.band)
+        place = (key, call.tenant.tier.band, gate)
         member = _Member(call)
         flight, founded = self._flights.join(place, member)
         call.queued_s = monotonic()
@@ -138,7 +140,7 @@ class GrpcSpecial:
         """The one call for all members. It may take as long as the tier allows: they have their own deadlines."""
         call = founder.call
         plan, routing, tenant = call.target.plan, self._gateway.routing, call.tenant
-        work = _Detached(call, tenant, call.target, monotonic() + tenant.tier.give_up_s)
+        work = _Detached(call, call.gate, tenant, call.target, monotonic() + tenant.tier.give_up_s)
         try:
             answer = await self._forward(work, message)
         except (Refused, aio.AioRpcError) as error:
@@ -193,16 +195,17 @@ class GrpcSpecial:
             return
         routing.shadows += 1
         digest = blake2b(seen[1], digest_size=16).digest()
-        task = asyncio.create_task(self._shadow(call, message, seen[0], digest))
+        task = asyncio.create_task(self._shadow(call, gate, message, seen[0], digest))
         self._copies.add(task)
         task.add_done_callback(self._copies.discard)
 
-    async def _shadow(self, call: GrpcCall, message: bytes, code: str, digest: bytes) -> None:
+    async def _shadow(self, call: GrpcCall, gate: PoolGate, message: bytes, code: str, digest: bytes) -> None:
         gateway, plan = self._gateway, call.target.plan
-        gate = gateway.pools[plan.shadow_pool]
-        target = replace(call.target, pool=plan.shadow_pool, special=False)
+        # A copy is worth no second try.
+        alone = replace(plan, hedge_s=0.0, idempotent=False)
+        target = replace(call.target, pool=plan.shadow_pool, special=False, plan=alone)
         tenant = shadow_tenant(gateway, call.tenant)
-        work = _Detached(call, tenant, target, monotonic() + call.tenant.tier.give_up_s)
+        work = _Detached(call, gate, tenant, target, monotonic() + call.tenant.tier.give_up_s)
         result = "failed"
         try:
             answer = await self._forward(work, message)

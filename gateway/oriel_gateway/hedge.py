@@ -11,6 +11,7 @@ import asyncio
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from oriel_gateway.attempts import note_answer, note_failure, says_not_executed
 from oriel_gateway.endpoints import HttpEndpoint
 from oriel_wire.engine.upstream import UpstreamConnection
 from oriel_wire.errors import UpstreamError
@@ -65,23 +66,33 @@ class Hedge:
         self._call.put(connection, now)
 
     def response(self, head: ResponseHead, data: bytes, complete: bool) -> None:
-        if head.status >= 500 and self._call.first_flying:
+        call, endpoint = self._call, self.endpoint
+        assert endpoint is not None
+        said_no = head.status >= 500 or (
+            head.status >= 400 and says_not_executed(head, data, model=call.target.kind == "model")[0]
+        )
+        if said_no and call.first_flying:
+            now = monotonic()
+            note_answer(call.gate.endpoints, endpoint, head.status, now, now - self.sent_s)
             if complete:
                 self.connection = None
                 self.endpoint = None
             else:
                 self.cancel()
             return
-        self._call.take(self, head, data, complete)
+        call.take(self, head, data, complete)
 
     def response_data(self, data: bytes, complete: bool) -> None:
         """Never called: the answer's connection is the call's from its head on."""
 
     def failed(self, error: UpstreamError) -> None:
+        call, endpoint = self._call, self.endpoint
         self.connection = None
         self.endpoint = None
-        if not self._call.first_flying:
-            self._call.failed(error)
+        if endpoint is not None:
+            note_failure(call.gate.endpoints, endpoint, error, monotonic())
+        if not call.first_flying:
+            call.failed(error)
 
     def upstream_writable(self, writable: bool) -> None:
         """The request was written as a whole."""

@@ -18,6 +18,7 @@ from oriel_gateway.answers import STATUS
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.grpc_call import GrpcCall, answer_metadata
+from oriel_gateway.grpc_errors import passed_on, refusal
 from oriel_gateway.grpc_model import append_model, append_schedule, peek_model
 from oriel_gateway.grpc_special import GrpcSpecial
 from oriel_gateway.targets import absent, valid_name, valid_version
@@ -194,9 +195,17 @@ class GrpcIngress(_GenericHandler):
                 await _abort(context, refused, caller, call)
             except aio.AioRpcError as error:
                 assert call is not None
+                lost = refusal(error)
+                if lost is None and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and monotonic() >= call.deadline:
+                    lost = Refused(Outcome.DEADLINE_EXCEEDED, "the deadline passed while waiting for the upstream")
+                if lost is not None:
+                    call.status = STATUS[lost.outcome]
+                    call.end(lost.outcome, lost.message)
+                    await _abort(context, lost, caller, call)
+                words, metadata = passed_on(error)
                 call.status = _STATUS.get(error.code(), 400)
-                call.end(_outcome(error), error.details() or "")
-                await context.abort(error.code(), error.details() or "", call.answer_metadata())
+                call.end(_outcome(error), words)
+                await context.abort(error.code(), words, metadata + call.answer_metadata())
             finally:
                 if call is not None:
                     call.end(Outcome.CLIENT_LEFT)  # nothing if it has ended before
@@ -277,6 +286,7 @@ class GrpcIngress(_GenericHandler):
         grant = gateway.limiter.take(tenant, target, len(message), monotonic()) if target.allowances else None
         return GrpcCall(
             gateway,
+            gate,
             method,
             tenant,
             target,
@@ -308,7 +318,7 @@ class GrpcIngress(_GenericHandler):
         if not version and name == call.target.name:
             version = call.target.version  # the side of a split
         message = append_model(message, name, version)
-        priorities = call.pool.triton_priorities if call.infers else None
+        priorities = call.gate.pool.triton_priorities if call.infers else None
         if priorities and (priority := priorities.get(call.tenant.tier.name)) is not None:
             # A stream's deadline bounds its first answer only.
             left_s = None if call.method == "ModelStreamInfer" else call.deadline - monotonic()
@@ -373,6 +383,4 @@ async def _abort(context: "Context", refused: Refused, caller: _Caller | None, c
 def _outcome(error: aio.AioRpcError) -> Outcome:
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return Outcome.DEADLINE_EXCEEDED
-    if error.code() is grpc.StatusCode.UNAVAILABLE:
-        return Outcome.UPSTREAM_UNREACHABLE
     return Outcome.ANSWERED

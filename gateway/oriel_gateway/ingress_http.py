@@ -116,7 +116,7 @@ class ClientConnection(ServerConnection):
             self.write_refusal(refused, mark, v2=head.line.path.startswith("/v2"), queued_s=0.0)
             self.answered(close=False)
             return
-        self.call = call = Call(gateway, self, head, tenant, target, mark, received_s, deadline)
+        self.call = call = Call(gateway, self, gate, head, tenant, target, mark, received_s, deadline)
         if grant is not None:
             call.grant = grant
             if not grant.ready:

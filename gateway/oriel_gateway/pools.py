@@ -69,6 +69,7 @@ class PoolGate:
         self.sticky = StickyChoice[HttpEndpoint](_name)
         self.grpc_sticky = StickyChoice[GrpcEndpoint](_name)
         self.shadows = 0  # copies that hold a permit or wait for one
+        self.calls = 0  # that have not ended, whatever they do
 
     def adopt(self, pool: Pool, *, most_s: float = inf) -> None:
         """The documents say something else of this pool: what waits and runs goes on, by the new bounds.
@@ -98,8 +99,7 @@ class PoolGate:
     @property
     def unused(self) -> bool:
         """Nothing waits, runs or comes in."""
-        waiting = len(self.admission.queue) + self.endpoints.parked + self.grpc.parked
-        return not (self.admission.inflight or waiting or self.held_bytes)
+        return not self.calls
 
     def hold(self, size_bytes: int, *, urgent: bool) -> bool:
         """Take bytes of an incoming body from the pool's budget, `max_queue_bytes`; False: there are not enough.

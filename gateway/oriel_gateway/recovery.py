@@ -7,13 +7,14 @@
 from time import monotonic
 from typing import TYPE_CHECKING, cast
 
-from oriel_gateway.attempts import Tries
+from oriel_gateway.attempts import Tries, note_failure, says_not_executed
 from oriel_gateway.decisions import TOLD
 from oriel_gateway.endpoints import HttpEndpoint
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.hedge import Hedge
 from oriel_gateway.pools import PoolGate
 from oriel_gateway.targets import Target
+from oriel_policies.budget import MAX_ATTEMPTS
 from oriel_policies.documents import Tenant
 from oriel_policies.queue import Ticket
 from oriel_wire.engine.upstream import ResponseSink, UpstreamConnection
@@ -35,6 +36,7 @@ class Recovery:
     queued_s = 0.0
     permit_s = 0.0
     sent_s = 0.0
+    response_s = 0.0
     head: RequestHead
     tenant: Tenant
     target: Target
@@ -108,7 +110,8 @@ class Recovery:
     def _sticky(self, now: float) -> HttpEndpoint | None:
         """The endpoint that the call's key chooses among those that can be asked."""
         gate, tries = self._gate, self._tries
-        endpoint = gate.sticky.pick(gate.endpoints.usable, self.stick, tries.tried if tries is not None else ())
+        tried = (*(tries.tried if tries is not None else ()), *gate.endpoints.lacking(now, self.target.name))
+        endpoint = gate.sticky.pick(gate.endpoints.usable, self.stick, tried)
         if endpoint is not None and not endpoint.outstanding:
             endpoint.record.heard_s = now
         return endpoint
@@ -129,6 +132,7 @@ class Recovery:
             tries = self._tries or Tries(self._gate, self.target.name)
             hedge = self._hedge
             if hedge is not None and hedge.flying:
+                note_failure(self._gate.endpoints, endpoint, error, now)
                 self._in_vain(endpoint)
                 return  # the second copy is the call's now
             twice = self._kept and (self.target.plan.idempotent or self._only_reads)
@@ -151,12 +155,20 @@ class Recovery:
     def _only_reads(self) -> bool:
         return not self._pending_bytes and self.head.method in ("GET", "HEAD")
 
-    def _elsewhere(self, endpoint: HttpEndpoint, status: int, data: bytes, now: float) -> bool:
-        """This endpoint surely did not execute the call and another one may: ask that."""
-        if not self._kept or self._hedge is not None:
-            return False
+    def _elsewhere(self, endpoint: HttpEndpoint, head: ResponseHead, data: bytes, now: float) -> bool:
+        """This endpoint surely did not execute the call and another one may, or has it already: that answer counts."""
+        model = self.target.kind == "model"
+        hedge = self._hedge
+        if hedge is not None and hedge.flying:
+            if head.status < 500 and not says_not_executed(head, data, model=model)[0]:
+                return False
+            self._in_vain(endpoint)
+            self._connection = self._endpoint = None
+            return True
         tries = self._tries or Tries(self._gate, self.target.name)
-        if not tries.after_answer(endpoint, status, data, now, model=self.target.kind == "model"):
+        if not self._kept:
+            tries.attempts = MAX_ATTEMPTS
+        if not tries.after_answer(endpoint, head, data, now, model=model, sticks=bool(self.stick)):
             return False
         self._tries = tries
         self._in_vain(endpoint)
@@ -183,7 +195,7 @@ class Recovery:
     def second_endpoint(self, now: float) -> HttpEndpoint | None:
         """Where a second copy may go now, paid from the retry budget; None: nowhere."""
         first = self._endpoint
-        if self.state != SENDING or first is None or self._tries is not None or not self._kept:
+        if self.state != SENDING or first is None or self._tries is not None or not self._kept or self.stick:
             return None
         second = self._gate.endpoints.pick(now, (first,), self.target.name)
         return second if second is not None and self._gate.retries.spend(now) else None
@@ -199,6 +211,8 @@ class Recovery:
         if not complete and hedge.connection is not None:
             hedge.connection.sink = cast(ResponseSink, self)
         self._hedge = None
+        self._tries = Tries(self._gate, self.target.name)
+        self._tries.attempts = MAX_ATTEMPTS
         self.response(head, data, complete)
 
     def _drop_first(self, now: float) -> None:
@@ -207,7 +221,8 @@ class Recovery:
             self._connection.abandon()
             self._connection = None
             assert endpoint is not None
-            endpoint.cost.observed(now - self.sent_s, now)  # at least that
+            if not self.response_s:
+                endpoint.cost.observed(now - self.sent_s, now)  # at least that
         elif endpoint is not None and not self.sent_s:
             endpoint.forget(cast(ResponseSink, self))
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from time import monotonic
 
+from oriel_gateway.attempts import note_answer
 from oriel_gateway.call import Call
 from oriel_gateway.core import Gateway
 from oriel_gateway.detached import DetachedCall
@@ -83,25 +84,33 @@ def place_for_copy(gateway: Gateway, plan: Route, size_bytes: int) -> PoolGate |
 def send_copy(call: Call, body: bytes, seen: Fingerprint) -> None:
     """Send what `call` sent to the shadow pool of its route, a turn of the loop later."""
     routing, plan = call.gateway.routing, call.target.plan
-    if place_for_copy(call.gateway, plan, len(body)) is None:
+    gate = place_for_copy(call.gateway, plan, len(body))
+    if gate is None:
         routing.compared(plan.name, plan.shadow_pool, "dropped")
         return
     routing.shadows += 1
-    copy = ShadowCall(call, seen, len(body))
+    copy = ShadowCall(call, gate, seen, len(body))
     asyncio.get_running_loop().call_soon(copy.start, body)
 
 
 class ShadowCall(DetachedCall):
     """One copy. original: the call it repeats, which has ended; seen: what that was answered."""
 
-    def __init__(self, original: Call, seen: Fingerprint, size_bytes: int) -> None:
+    def __init__(self, original: Call, gate: PoolGate, seen: Fingerprint, size_bytes: int) -> None:
         gateway, mark, now = original.gateway, original.mark, monotonic()
         plan, own_id = original.target.plan, mark.forward_id
         super().__init__(
             gateway,
+            gate,
             original.head,
             shadow_tenant(gateway, original.tenant),
-            replace(original.target, pool=plan.shadow_pool, special=False),
+            # A copy is worth no second try.
+            replace(
+                original.target,
+                pool=plan.shadow_pool,
+                special=False,
+                plan=replace(plan, hedge_s=0.0, idempotent=False),
+            ),
             Mark(mark.request_id, mark.trace_id, mark.span_id, own_id, f"{own_id:016x}", False, mark.state),
             now,
             now + original.tenant.tier.give_up_s,
@@ -118,6 +127,9 @@ class ShadowCall(DetachedCall):
 
     def response(self, head: ResponseHead, data: bytes, complete: bool) -> None:
         self.state = ANSWERING
+        self.response_s = now = monotonic()
+        if self._endpoint is not None:
+            note_answer(self._gate.endpoints, self._endpoint, head.status, now, now - self.sent_s)
         self.status = self._own.status = head.status
         self.cost_us = head.cost_us
         self.response_data(data, complete)

@@ -14,6 +14,7 @@ large ones, cookies) is for the founder alone: the rest go on their own, as they
 from hashlib import blake2b
 from time import monotonic
 
+from oriel_gateway.attempts import note_answer
 from oriel_gateway.call import Call
 from oriel_gateway.cors import dressed
 from oriel_gateway.detached import DetachedCall
@@ -23,7 +24,7 @@ from oriel_gateway.routing_state import KEPT_BYTES, KeptAnswer
 from oriel_policies.flights import Flight
 from oriel_wire.h1 import ResponseHead
 
-__all__ = ["RELEVANT", "answer_from", "answer_key", "join"]
+__all__ = ["RELEVANT", "answer_from", "answer_key", "join", "wants_its_own"]
 
 RELEVANT = (
     "accept",
@@ -40,7 +41,7 @@ _NOT_FOR_OTHERS = frozenset({"no-store", "no-cache", "private"})
 def answer_key(call: Call, body: bytes) -> bytes | None:
     """What makes two calls equal; None when the client wants an answer of its own (`Cache-Control`)."""
     head, target = call.head, call.target
-    if (asked := head.get("cache-control")) is not None and not _NOT_FOR_OTHERS.isdisjoint(_words(asked)):
+    if wants_its_own(head.get("cache-control")):
         return None
     owner = "" if target.plan.cache_shared else call.tenant.name
     if not owner and target.kind == "service":
@@ -52,6 +53,11 @@ def answer_key(call: Call, body: bytes) -> bytes | None:
     digest.update(b"\0\0")
     digest.update(body)
     return digest.digest()
+
+
+def wants_its_own(cache_control: str | None) -> bool:
+    """Whether a client asks for an answer that is nobody else's."""
+    return cache_control is not None and not _NOT_FOR_OTHERS.isdisjoint(_words(cache_control))
 
 
 def answer_from(call: Call, answer: KeptAnswer, how: str, age_s: float) -> None:
@@ -86,7 +92,7 @@ def join(call: Call, key: bytes, body: bytes) -> Flight[Call]:
     """Become a member of the flight for `key`, and start its work if there is none."""
     gateway = call.gateway
     routing = gateway.routing
-    place = (key, call.tenant.tier.band)
+    place = (key, call.tenant.tier.band, call.gate)  # two pools in turn may have had one name
     call.state = JOINED
     call.queued_s = monotonic()
     flight, founded = routing.flights.join(place, call)
@@ -106,6 +112,7 @@ class FlightCall(DetachedCall):
         gateway = founder.gateway
         super().__init__(
             gateway,
+            founder.gate,
             founder.head,
             founder.tenant,
             founder.target,
@@ -133,7 +140,9 @@ class FlightCall(DetachedCall):
             self._connection = None
         self.response_s = now = monotonic()
         status, endpoint = head.status, self._endpoint
-        if status >= 400 and complete and endpoint is not None and self._elsewhere(endpoint, status, data, now):
+        took_s = now - self.sent_s
+        if status >= 400 and complete and endpoint is not None and self._elsewhere(endpoint, head, data, now):
+            note_answer(self._gate.endpoints, endpoint, status, now, took_s)
             return
         if self._hedge is not None or self._tries is not None:
             self._settle(status, now)
@@ -201,6 +210,10 @@ class FlightCall(DetachedCall):
             self._hand_over(taker, head, data, complete)
             del members[0]
         else:
+            if self._endpoint is not None:
+                note_answer(
+                    self._gate.endpoints, self._endpoint, head.status, self.response_s, self.response_s - self.sent_s
+                )
             self._end(Outcome.CLIENT_LEFT)
         for member in members:
             _alone(member)
@@ -215,10 +228,12 @@ class FlightCall(DetachedCall):
         """`member` is from now on the one that has the permit and reads the answer."""
         self._gateway.unwatch(self, self._slot)
         self._gateway.routing.detached.pop(self, None)
+        self._gate.calls -= 1
         self.state = DONE
         member.state = SENDING
         member.queued_s, member.permit_s, member.sent_s = self.queued_s, self.permit_s, self.sent_s
         member.inherit(self)
+        member._tries = self._tries
         member._ticket, self._ticket = self._ticket, None
         member._endpoint, self._endpoint = self._endpoint, None
         member._connection, self._connection = self._connection, None

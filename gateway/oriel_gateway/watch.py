@@ -12,7 +12,7 @@ One timer, ten times a second; what takes time is a callback or a task that ends
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from random import random
 from time import monotonic
 from typing import Any
@@ -95,17 +95,16 @@ class _HttpProbe:
 
 
 class Watch:
-    """See the module's head. pools: looked at anew each tick, so that a reload needs to tell nobody.
+    """See the module's head. pools: looked at anew each tick, so that a reload needs to tell nobody; calls may wait in
+    one that the documents do not name any more.
 
     looked: every endpoint was asked once, or 3 s have passed: before that a gateway does not know whom it can ask.
     """
 
-    def __init__(self, pools: Callable[[], Mapping[str, PoolGate]]) -> None:
+    def __init__(self, pools: Callable[[], Collection[PoolGate]]) -> None:
         self._pools = pools
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._looking: dict[EndpointSet[Any], float] = {}
-        self._asked: set[EndpointSet[Any]] = set()  # whose name was looked up once, with whatever result
         self.looked = False
         self._ticks = 0
         self._turn = 0
@@ -134,30 +133,33 @@ class Watch:
         self._ticks += 1
         self._left = PROBES_PER_TICK
         pools = self._pools()
-        for gate in pools.values():
+        for gate in pools:
             self._look_after(gate, gate.endpoints, gate.pool.discover)
             self._look_after(gate, gate.grpc, gate.pool.grpc_discover)
         if not self.looked:
-            self.looked = self._ticks > FIRST_LOOK_TICKS or all(map(self._has_looked, pools.values()))
+            self.looked = self._ticks > FIRST_LOOK_TICKS or all(map(self._has_looked, pools))
 
     def _has_looked(self, gate: PoolGate) -> bool:
-        if gate.pool.discover is not None and gate.endpoints not in self._asked:
+        if gate.pool.discover is not None and not gate.endpoints.looked_up:
             return False
         return not gate.pool.probe or all(member.reach is not Reach.UNKNOWN for member in gate.endpoints)
 
     def _look_after(self, gate: PoolGate, these: EndpointSet[Any], name: Address | None) -> None:
         now = monotonic()
-        if name is not None and self._looking.get(these, 0.0) <= now:
-            self._looking[these] = now + 60.0
-            self._run(self._look_up(these, self.discover(name)))
+        if name is not None and (these.look_up_s <= now or these.named != name):
+            these.look_up_s, these.named = now + 60.0, name
+            self._run(self._look_up(gate, these, name))
         for gone in these.gone() if these.leaving else ():
             self._run(gone.close())
         path = gate.pool.probe
         several = len(these.members) > 1
+        tidy = self._ticks % COMPARE_EVERY == 0
         for member in self._in_turn(these):
             if member.heard:
                 member.heard = False
                 member.record.heard_s = now
+            if tidy:
+                member.tidy(now)
             silence_s = now - member.record.heard_s if several and member.outstanding else 0.0
             if member.probing:
                 # It may have been asked before it fell silent, and is asked once: a suspect has as long, no longer.
@@ -184,7 +186,7 @@ class Watch:
                 if member.reach in (Reach.UNREACHABLE, Reach.NOT_READY):
                     again_s = min(again_s, max(AGAIN_S, share))
                 member.probe_due_s = now + again_s * (0.9 + 0.2 * random())
-        if self._ticks % COMPARE_EVERY == 0 and several:
+        if tidy and several:
             for index, cause in outliers([member.record for member in these.members]):
                 member = these.members[index]
                 if member.ejection.cause is None:
@@ -238,16 +240,19 @@ class Watch:
         elif suspect or member.probe_misses >= MISSES:
             these.eject(member, Cause.STUCK, now)
 
-    async def _look_up(self, these: EndpointSet[Any], discovery: Discovery) -> None:
+    async def _look_up(self, gate: PoolGate, these: EndpointSet[Any], name: Address) -> None:
+        discovery = self.discover(name)
         every_s = discovery.every_s
         try:
             found = await discovery.lookup()
+            if name != (gate.pool.discover if these is gate.endpoints else gate.pool.grpc_discover):
+                return  # the documents say something else by now
             if found != tuple(sorted(member.address for member in these.members)):
                 these.assign(found)
         except DiscoveryFailed as error:
             _log.warning("the last known addresses stay: %s", error)
             every_s = min(every_s, 1.0)
-        self._asked.add(these)
+        these.looked_up = True
         if not these.usable:
             every_s = min(every_s, 1.0)
-        self._looking[these] = monotonic() + every_s * (0.9 + 0.2 * random())
+        these.look_up_s = monotonic() + every_s * (0.9 + 0.2 * random())

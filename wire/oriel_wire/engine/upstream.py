@@ -28,6 +28,7 @@ __all__ = ["Endpoint", "ResponseSink", "UpstreamConnection"]
 
 _MAX_HEAD = 64 * 1024
 _MAX_INTERIM = 8
+_WHOLE_ERROR = 4096  # bytes of an error's body up to which it is given as a whole
 _UNTIL_CLOSE = 1 << 62
 _SIOCOUTQ = 0x5411  # Linux: bytes of a socket that its peer has not acknowledged
 
@@ -185,6 +186,9 @@ class UpstreamConnection(asyncio.Protocol):
             self._finish()
             sink.response(head, rest, True)
             return
+        if head.status >= 400 and length <= _WHOLE_ERROR:
+            self._buffer = data  # whoever reads it needs the reason as well, which often comes in a packet of its own
+            return
         self._left = length - size
         self._in_body = True
         sink.response(head, rest, False)
@@ -241,7 +245,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._decoder = None
         endpoint = self.endpoint
         endpoint.outstanding -= 1
-        if self._reusable and self.request_done:  # `begin` looks whether it is closing meanwhile
+        if self._reusable and self.request_done and not endpoint.closed:  # `begin` looks whether it is closing
             self.idle_since = monotonic()
             endpoint.idle.append(self)
         else:
@@ -301,6 +305,7 @@ class Endpoint:
         self.host_line = f"host: {name}:{port}".encode("ascii")
         self.idle: list[UpstreamConnection] = []
         self.outstanding = 0
+        self.closed = False  # keeps no connection any more
         self.memo = LineMemo(response=True)
         self._connecting: dict[asyncio.Task[None], ResponseSink] = {}
 
@@ -340,6 +345,12 @@ class Endpoint:
                 task.cancel()
                 return
 
+    def close_stale(self, now: float) -> None:
+        """Close idle connections that are too old to be used again."""
+        idle, oldest_allowed = self.idle, now - self.max_idle_s
+        while idle and idle[0].idle_since < oldest_allowed:
+            idle.pop(0).transport.close()
+
     async def _connect(self, head_only: bool) -> None:
         loop = asyncio.get_running_loop()
         task = asyncio.current_task()
@@ -369,7 +380,9 @@ class Endpoint:
         self._connecting.pop(task, None)
 
     async def close(self) -> None:
-        """Close idle connections and give up attempts to connect; borrowed ones belong to their borrowers."""
+        """Close idle connections and give up attempts to connect; borrowed ones belong to their borrowers, and are
+        closed when they are given back."""
+        self.closed = True
         tasks = list(self._connecting)
         for task in tasks:
             task.cancel()

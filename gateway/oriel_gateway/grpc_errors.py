@@ -1,0 +1,114 @@
+"""What an upstream's gRPC error means: who failed, whether anything ran, what the caller is told of it.
+
+gRPC gives an error of the connection and an error that the server sent the same code, UNAVAILABLE, and tells them
+apart only in words; the words of a connection's error name addresses, which are nobody's business outside.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from oriel_gateway.errors import Outcome, Refused
+
+__all__ = [
+    "broken",
+    "not_here",
+    "passed_on",
+    "refusal",
+    "says_not_executed",
+    "servers_fault",
+    "surely_not_executed",
+]
+
+_REASON = "x-oriel-reason"
+_RETRY = "x-oriel-retry"
+_NOT_EXECUTED = frozenset({"queue_full", "server_stopping", "saturated", "displaced"})
+_NOT_HERE = frozenset({"unknown_model", "model_not_ready", "no_available_version"})
+_NOT_CONNECTED = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed")
+_LOST = re.compile(
+    r"ipv[46]:|unix:|Socket closed|Connection (?:reset|refused|timed out)|Broken pipe|Cancelling all calls"
+    r"|GOAWAY|RST_STREAM|Stream removed|keepalive|recvmsg|sendmsg|Transport closed|Endpoint closing",
+    re.IGNORECASE,
+)
+_TRITON_FULL = "maximum queue size"
+_ADDRESS = re.compile(r"(?:ipv[46]:\S+|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d{1,5})?|\[[0-9a-fA-F:]{2,}\](?::\d{1,5})?)")
+_WORD = re.compile(r"[a-z_]{1,64}\Z")
+_FAULTS = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.DATA_LOSS,
+    }
+)
+_MAX_WORDS = 500
+
+
+def surely_not_executed(error: aio.AioRpcError) -> bool:
+    """Whether the call never left."""
+    return error.code() is grpc.StatusCode.UNAVAILABLE and (error.details() or "").startswith(_NOT_CONNECTED)
+
+
+def broken(error: aio.AioRpcError) -> bool:
+    """Whether the connection was lost: perhaps it was executed."""
+    if error.code() is not grpc.StatusCode.UNAVAILABLE or surely_not_executed(error):
+        return False
+    return _said(error, _REASON) is None and _LOST.search(error.details() or "") is not None
+
+
+def servers_fault(error: aio.AioRpcError) -> bool:
+    """Whether a server failed, rather than its caller."""
+    return error.code() in _FAULTS
+
+
+def not_here(error: aio.AioRpcError) -> bool:
+    """Whether the server says that it has not the model: another one may."""
+    return error.code() is grpc.StatusCode.NOT_FOUND or (
+        error.code() is grpc.StatusCode.UNAVAILABLE and _said(error, _REASON) in _NOT_HERE
+    )
+
+
+def says_not_executed(error: aio.AioRpcError) -> bool:
+    """Whether the server refused the call before it ran, and nobody behind it was asked twice already."""
+    if error.code() is not grpc.StatusCode.UNAVAILABLE or _said(error, _RETRY) is not None:
+        return False
+    reason = _said(error, _REASON)
+    return reason in _NOT_EXECUTED or (reason is None and _TRITON_FULL in (error.details() or ""))
+
+
+def refusal(error: aio.AioRpcError) -> Refused | None:
+    """In our own words, what the server did not say itself."""
+    if surely_not_executed(error):
+        return Refused(Outcome.UPSTREAM_UNREACHABLE, "the upstream does not accept connections", retry_after_s=1)
+    if broken(error):
+        lost = "the upstream closed the connection before its answer was complete"
+        return Refused(Outcome.UPSTREAM_BROKEN, lost, retry_after_s=1)
+    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "CLIENT: Received message larger" in (
+        error.details() or ""
+    ):
+        return Refused(Outcome.UPSTREAM_BROKEN, "the upstream's answer is larger than its pool allows", retry_after_s=1)
+    return None
+
+
+def passed_on(error: aio.AioRpcError) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """The server's own words without addresses, and the metadata that goes with them."""
+    words = _ADDRESS.sub("(an address)", error.details() or "")[:_MAX_WORDS]
+    metadata = []
+    reason = _said(error, _REASON)
+    if reason is not None and _WORD.match(reason):
+        metadata.append((_REASON, reason))
+    if error.code() is grpc.StatusCode.UNAVAILABLE:
+        metadata += [("retry-after", "1"), (_RETRY, "spent")]
+    return words, tuple(metadata)
+
+
+def _said(error: aio.AioRpcError, name: str) -> str | None:
+    """The first text of that name in the trailing metadata."""
+    pairs: Iterable[Any] = error.trailing_metadata() or ()
+    for key, value in pairs:
+        if key == name and isinstance(value, str):
+            return value
+    return None

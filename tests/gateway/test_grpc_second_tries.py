@@ -1,0 +1,284 @@
+"""gRPC upstreams that refuse, fail, hang and go: the same rules as over HTTP."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+from tritonclient.grpc import service_pb2
+
+from oriel_gateway import watch
+from oriel_gateway.core import Gateway
+from oriel_gateway.endpoints import EndpointSet, Reach
+from oriel_gateway.grpc_endpoint import GrpcEndpoint
+from oriel_gateway.ingress_grpc import serve_grpc
+from oriel_gateway.limits import EmbeddedLimiter
+from oriel_policies.documents import compile_documents
+from oriel_wire.trace import ListSink
+
+from .stack import GOLD, documents
+from .test_endpoints import first_route
+from .test_ingress_grpc import idle
+from .test_special_grpc import INFER, STREAM
+from .test_special_routes import until
+
+ANSWER = service_pb2.ModelInferResponse(model_name="digits").SerializeToString()
+MESSAGE = service_pb2.ModelInferRequest(model_name="digits").SerializeToString()
+CODE = grpc.StatusCode
+
+
+@dataclass(frozen=True)
+class Fails:
+    """A status that a server sends."""
+
+    code: grpc.StatusCode
+    words: str = ""
+    metadata: tuple[tuple[str, str], ...] = ()
+
+
+FULL = Fails(CODE.UNAVAILABLE, "the queue is full", (("x-oriel-reason", "queue_full"),))
+TRITON_FULL = Fails(CODE.UNAVAILABLE, "[request id: 1] Exceeds maximum queue size")
+STOPS = Fails(CODE.UNAVAILABLE, "the server says so")
+ABSENT = Fails(CODE.NOT_FOUND, "Request for unknown model")
+
+
+class Script(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic at run time
+    """One of several servers that take turns: each request gets the next step, then an answer. asked: who was."""
+
+    def __init__(self, asked: list["Script"], steps: list[Fails | float | None]) -> None:
+        self.asked, self.steps = asked, steps
+        self.left = 0
+        self.server: aio.Server | None = None
+
+    def service(self, details: grpc.HandlerCallDetails) -> Any:
+        if details.method.endswith("ModelStreamInfer"):
+            return grpc.stream_stream_rpc_method_handler(self.stream)
+        return grpc.unary_unary_rpc_method_handler(self.unary)
+
+    async def unary(self, message: bytes, context: Any) -> bytes:
+        self.asked.append(self)
+        step = self.steps.pop(0) if self.steps else None
+        if isinstance(step, Fails):
+            await context.abort(step.code, step.words, step.metadata)
+        try:
+            await asyncio.sleep(step or 0.0)
+        except asyncio.CancelledError:
+            self.left += 1
+            raise
+        return ANSWER
+
+    async def stream(self, messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        self.asked.append(self)
+        async for _ in messages:
+            yield service_pb2.ModelStreamInferResponse().SerializeToString()
+
+
+@dataclass
+class House:
+    channel: aio.Channel
+    core: Gateway
+    asked: list[Script]
+    steps: list[Fails | float | None]
+    servers: list[Script] = field(default_factory=list)
+
+    @property
+    def these(self) -> EndpointSet[GrpcEndpoint]:
+        return self.core.pools["p"].grpc
+
+    async def infer(self, **metadata: str) -> str:
+        """The code's name; an error is kept in `error`."""
+        pairs = (("x-api-key", GOLD), *((name.replace("_", "-"), value) for name, value in metadata.items()))
+        try:
+            await self.channel.unary_unary(INFER)(MESSAGE, metadata=pairs)
+        except aio.AioRpcError as error:
+            self.error = error
+            return error.code().name
+        return "OK"
+
+    def told(self) -> dict[str, str]:
+        return {str(k): str(v) for k, v in self.error.trailing_metadata() or ()}
+
+
+@asynccontextmanager
+async def house(route: str = "", *, servers: int = 2, calls: int = 0) -> AsyncIterator[House]:
+    """One pool of so many servers. calls: that the retry budget has seen."""
+    asked: list[Script] = []
+    steps: list[Fails | float | None] = []
+    scripts = [Script(asked, steps) for _ in range(servers)]
+    ports = []
+    for script in scripts:
+        script.server = aio.server()
+        script.server.add_generic_rpc_handlers((script,))
+        ports.append(script.server.add_insecure_port("127.0.0.1:0"))
+        await script.server.start()
+    files = documents(ports)
+    if route:
+        files = first_route(files, f'[[routes]]\nmodel = "*"\npool = "p"\n{route}\n')
+    core = Gateway(compile_documents(files), limiter=EmbeddedLimiter(), sink=ListSink())
+    for _ in range(calls):
+        core.pools["p"].retries.requested(monotonic())
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    ingress = await serve_grpc(core, sock)
+    try:
+        async with aio.insecure_channel(f"127.0.0.1:{ingress.port}") as channel:
+            yield House(channel, core, asked, steps, scripts)
+    finally:
+        await ingress.drain(0.0)
+        await core.close()
+        for script in scripts:
+            assert script.server is not None
+            await script.server.stop(0.0)
+
+
+@pytest.mark.parametrize("refusal", [FULL, TRITON_FULL], ids=["oriel", "triton"])
+async def test_what_a_full_server_did_not_execute_goes_to_another(refusal: Fails) -> None:
+    async with house() as it:
+        it.steps[:] = [refusal]
+        assert await it.infer() == "OK" and len(it.asked) == 2 and it.asked[0] is not it.asked[1]
+        it.asked.clear()
+        it.steps[:] = [refusal] * 1000
+        for _ in range(49):
+            assert await it.infer() == "UNAVAILABLE"
+        assert len(it.asked) == 49 + 4 and it.core.pools["p"].retries.spent == 5 and idle(it.core)
+        told = it.told()
+        assert (told["x-oriel-retry"], told["retry-after"]) == ("spent", "1")
+        assert told.get("x-oriel-reason") == dict(refusal.metadata).get("x-oriel-reason")
+        assert not it.these.ejections  # a full server is no broken one
+
+
+async def test_what_a_server_says_of_itself_is_not_sent_again_and_does_not_eject_it() -> None:
+    """Three UNAVAILABLE of a healthy server counted as three lost connections."""
+    async with house("idempotent = true") as it:
+        it.steps[:] = [STOPS] * 8
+        assert [await it.infer() for _ in range(8)] == ["UNAVAILABLE"] * 8
+        assert len(it.asked) == 8 and not it.these.ejections and it.error.details() == "the server says so"
+
+
+async def test_an_answer_that_was_spent_is_not_tried_again() -> None:
+    async with house(calls=50) as it:
+        it.steps[:] = [Fails(CODE.UNAVAILABLE, "full", (*FULL.metadata, ("x-oriel-retry", "spent")))]
+        assert await it.infer() == "UNAVAILABLE" and len(it.asked) == 1
+
+
+async def test_a_server_that_fails_quickly_does_not_look_fast() -> None:
+    """INTERNAL counted as an answer, and a quick one: it drew all calls to the server that failed."""
+    async with house() as it:
+        it.servers[0].steps = [Fails(CODE.INTERNAL, "no device")] * 1000
+        it.servers[1].steps = [0.003] * 1000
+        codes = [await it.infer() for _ in range(60)]
+        assert 1 <= codes.count("INTERNAL") <= 20
+
+
+async def test_errors_are_noted_as_over_http() -> None:
+    async with house(servers=1) as it:
+        (one,) = it.these
+        for step, rate in ((Fails(CODE.INTERNAL), 0.1), (Fails(CODE.UNKNOWN), 0.19), (STOPS, 0.19)):
+            it.steps[:] = [step]
+            await it.infer()
+            assert one.record.error_rate == pytest.approx(rate) and one.record.broken == 0
+        it.steps[:] = [Fails(CODE.INVALID_ARGUMENT)]
+        await it.infer()
+        assert one.record.error_rate < 0.19 and one.cost.cost_s > 0.001
+
+
+async def test_a_connection_that_is_lost_names_no_address() -> None:
+    """`ipv4:10.0.0.7:8001: Connection refused` went to the client."""
+    async with house(servers=1) as it:
+        it.steps[:] = [30.0]
+        asking = asyncio.ensure_future(it.infer())
+        await until(lambda: len(it.asked) == 1)
+        server = it.servers[0].server
+        assert server is not None
+        await server.stop(0.0)
+        assert await asking == "UNAVAILABLE" and it.told()["x-oriel-reason"] == "upstream_broken"
+        assert it.told()["retry-after"] == "1"
+        words = it.error.details() or ""
+        assert words == "the upstream closed the connection before its answer was complete"
+    async with house(servers=1) as it:
+        it.steps[:] = [Fails(CODE.INTERNAL, "no backend at ipv4:10.1.2.3:8001, 10.1.2.3:99 or [fe80::1]:80 " * 20)]
+        assert await it.infer() == "INTERNAL"
+        words = it.error.details() or ""
+        assert words.startswith("no backend at (an address) (an address) or (an address) ") and len(words) == 500
+        assert (decided := it.core.decisions.where()[0]).status == 500 and "10.1" not in decided.error
+
+
+async def test_a_late_call_gets_a_second_copy_and_the_first_answer_wins() -> None:
+    async with house("idempotent = true\nhedge_ms = 30") as it:
+        it.steps[:] = [30.0]
+        assert await it.infer(x_request_id="r") == "OK"
+        first, second = it.asked
+        assert first is not second and it.core.pools["p"].retries.spent == 1
+        await until(lambda: first.left == 1 and idle(it.core) and not any(e.outstanding for e in it.these))
+        (decided,) = it.core.decisions.of("r")
+        assert decided.endpoint is not None and [e.port for e in decided.tried] != [decided.endpoint.port]
+        assert sum(series.count for series in it.core.stats.series.values()) == 1
+        assert await it.infer() == "OK" and len(it.asked) == 3  # in time: no second copy
+
+
+@pytest.mark.parametrize(
+    ("steps", "codes"),
+    [
+        ([0.1, FULL], ["OK"]),  # the second copy is refused: the first one's answer counts
+        ([0.06, ABSENT], ["OK"]),
+        ([0.1, Fails(CODE.INVALID_ARGUMENT)], ["INVALID_ARGUMENT"]),  # what any server would say ends it
+        ([0.5, STOPS, 0.0], ["OK"]),
+    ],
+)
+async def test_two_copies_are_two_requests_in_all(steps: list[Fails | float | None], codes: list[str]) -> None:
+    async with house("idempotent = true\nhedge_ms = 20", servers=3, calls=50) as it:
+        it.steps[:] = steps
+        assert [await it.infer() for _ in codes] == codes and len(it.asked) == 2
+        await until(lambda: idle(it.core) and not any(e.outstanding for e in it.these))
+
+
+async def test_a_caller_that_leaves_takes_both_copies_along() -> None:
+    async with house("idempotent = true\nhedge_ms = 20") as it:
+        it.steps[:] = [30.0, 30.0]
+        asking = asyncio.ensure_future(it.infer())
+        await until(lambda: len(it.asked) == 2)
+        asking.cancel()
+        await until(lambda: [s.left for s in it.servers] == [1, 1] and idle(it.core))
+        assert not any(e.outstanding for e in it.these)
+
+
+async def test_a_session_on_an_idle_server_does_not_make_it_look_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its clock ran since its last call: it was ejected as soon as it got work again."""
+    monkeypatch.setattr(watch, "TICK_S", 0.01)
+    async with house('sticky = "header:x-session"') as it:
+        assert await it.infer(x_session="one") == "OK"
+        stuck = it.asked[0]
+        await until(lambda: not any(one.heard for one in it.these))
+        for one in it.these:
+            for _ in range(30):
+                one.answered(monotonic(), 0.001)
+            one.record.heard_s = monotonic() - 60.0
+        other = it.these[1 - it.servers.index(stuck)]
+        it.steps[:] = [0.15]
+        asking = asyncio.ensure_future(it.infer(x_session="one"))
+        while not asking.done():
+            other.record.heard_s = monotonic()  # the other one answers all the time
+            await asyncio.sleep(0.005)
+        assert await asking == "OK" and it.asked == [stuck, stuck] and not it.these.ejections
+        it.steps[:] = [FULL]
+        assert await it.infer(x_session="one") == "UNAVAILABLE" and it.asked[2] is stuck
+
+
+async def test_a_stream_is_opened_where_a_connection_can_be_made() -> None:
+    """One of two servers is down and nobody knows: every other stream failed."""
+    async with house() as it:
+        gone = it.servers[0].server
+        assert gone is not None
+        await gone.stop(0.0)
+        for _ in range(6):
+            for one in it.these:
+                it.these.found(one, Reach.UNKNOWN)
+            call = it.channel.stream_stream(STREAM)(iter([MESSAGE] * 2), metadata=(("x-api-key", GOLD),))
+            assert len([answer async for answer in call]) == 2
+        assert it.asked == [it.servers[1]] * 6 and idle(it.core)

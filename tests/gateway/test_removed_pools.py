@@ -1,0 +1,155 @@
+"""Pools, endpoints and names that leave the documents or the discovery while calls are on their way."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from time import monotonic
+
+import pytest
+
+from oriel_gateway import watch
+from oriel_gateway.core import Gateway
+from oriel_gateway.discovery import Address, ScriptedDiscovery
+from oriel_gateway.endpoints import Reach
+from oriel_gateway.watch import Watch
+from oriel_policies.documents import Pool
+
+from .stack import GOLD, Client, Seen, Upstream, documents, gateway, upstream
+from .test_endpoints import PROBED, served, with_probe
+from .test_ingress_http import INFER, settle
+from .test_special_routes import FLOWN, Held, house, until
+
+HALF = f"POST {INFER} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {GOLD}\r\ncontent-length: 4\r\n\r\nbo".encode()
+
+
+@pytest.fixture
+async def up() -> AsyncIterator[Upstream]:
+    async with upstream() as served:
+        yield served
+
+
+def without(core: Gateway, *gone: str, **changed: Pool) -> None:
+    """Adopt documents that lack these pools, and every route."""
+    pools = {name: pool for name, pool in core.snapshot.pools.items() if name not in gone}
+    core.adopt(replace(core.snapshot, pools=pools | changed, routes=()))
+
+
+async def test_a_call_whose_body_comes_in_outlives_its_pool_and_leaves_no_connection(up: Upstream) -> None:
+    """The pool looked unused, was closed, and its next connection was kept for ever."""
+    async with gateway(documents([up.port])) as (port, core), Client(port) as client:
+        old = core.pools["p"]
+        client.writer.write(HALF)
+        await settle(lambda: old.calls == 1)
+        without(core, "p")
+        await core.close_left_pools()
+        assert core.left_pools == [old]
+        client.writer.write(b"dy")
+        assert (await client.reply()).status == 200 and up.seen[0].body == b"body"
+        await core.close_left_pools()
+        assert core.left_pools == [] and not old.endpoints[0].idle and not old.calls
+
+
+async def test_equal_calls_whose_pool_leaves_while_their_bodies_come_in_are_made(up: Upstream) -> None:
+    """The flight looked for its pool by name: KeyError, and the client saw its connection reset."""
+    async with house(FLOWN) as it, Client(it.port) as one, Client(it.port) as other:
+        old, pool = it.core.pools["p0"], it.core.snapshot.pools["p0"]
+        held = it.ups[0].answer = Held()
+        for client in (one, other):
+            client.writer.write(HALF)
+        await until(lambda: old.calls == 2)
+        without(it.core, "p0")
+        one.writer.write(b"dy")
+        await until(lambda: it.members() == 1)
+        without(it.core, p0=pool)  # and comes back: another pool, whose permits are others
+        other.writer.write(b"dy")
+        await until(lambda: it.members() == 2 and len(it.ups[0].seen) == 1)
+        held.go.release()
+        assert [(await client.reply()).body for client in (one, other)] == [b"ok", b"ok"]
+        await it.core.close_left_pools()
+        assert it.idle() and not it.core.left_pools and not old.calls and not old.admission.inflight
+
+
+async def test_a_call_that_waits_for_a_server_of_a_removed_pool_is_sent_when_it_comes() -> None:
+    """Nobody looked after removed pools: it waited until its deadline."""
+    async with upstream() as late:
+        gone = late.port
+    async with gateway(documents([gone])) as (port, core), Client(port) as client:
+        client.send(INFER, b"x")
+        old = core.pools["p"]
+        await settle(lambda: old.endpoints.parked == 1)
+        without(core, "p")
+        async with served(late.serve, gone):
+            assert (await client.reply()).status == 200
+            await core.close_left_pools()
+            assert core.left_pools == []
+
+
+async def test_the_probe_of_an_endpoint_that_leaves_keeps_no_connection(up: Upstream) -> None:
+    """Its connection came back to a list that was closed before, once for each pod that went."""
+    asked, go = asyncio.Event(), asyncio.Event()
+
+    async def slow(seen: Seen) -> bytes:
+        asked.set()
+        await go.wait()
+        return await up.ok(seen)
+
+    async with upstream() as other, gateway(with_probe([other.port, up.port])) as (_, core):
+        these = core.pools["p"].endpoints
+        await settle(lambda: these[1].reach is Reach.READY)
+        up.answer = slow
+        await asked.wait()
+        gone = these[1]
+        pool = replace(core.snapshot.pools["p"], endpoints=(these[0].address,))
+        without(core, p=pool)
+        await settle(lambda: not these.leaving)
+        assert gone.prober.outstanding == 1
+        go.set()
+        await settle(lambda: not gone.prober.outstanding)
+        assert not gone.prober.idle and not gone.idle
+
+
+async def test_connections_that_are_too_old_to_be_used_are_closed(
+    up: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A burst's connections stayed open until somebody happened to reach them in the list."""
+    monkeypatch.setattr(watch, "TICK_S", 0.01)
+    files = documents([up.port], pool=PROBED)
+    async with gateway(files) as (port, core), Client(port) as one, Client(port) as other:
+        up.answer = Held()
+        for client in (one, other):
+            client.send(INFER)
+        await settle(lambda: sum("POST" in seen.head for seen in up.seen) == 2)
+        for _ in range(10):
+            up.answer.go.release()
+        for client in (one, other):
+            assert (await client.reply()).status == 200
+        endpoint = core.pools["p"].endpoints[0]
+        assert len(endpoint.idle) == 2
+        endpoint.idle[0].idle_since = monotonic() - 46.0
+        await settle(lambda: len(endpoint.idle) == 1)
+
+
+async def test_a_lookup_that_ends_after_the_documents_changed_says_nothing(
+    up: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name's late addresses replaced those that the documents list by now, for good."""
+    began, go = asyncio.Event(), asyncio.Event()
+
+    class Late(ScriptedDiscovery):
+        async def lookup(self) -> tuple[Address, ...]:
+            began.set()
+            await go.wait()
+            return await super().lookup()
+
+    late = Late([("127.0.0.1", 1)])
+    monkeypatch.setattr(Watch, "discover", staticmethod(lambda _: late))
+    files = documents([up.port])
+    lines = [line for line in files["all.toml"].split(b"\n") if not line.startswith((b"endpoints", b"grpc_endp"))]
+    files["all.toml"] = b"\n".join(lines).replace(b"[pools.p]", b'[pools.p]\ndiscover = "dns:pods.example:8000"')
+    async with gateway(files) as (_, core):
+        await began.wait()
+        these = core.pools["p"].endpoints
+        without(core, p=replace(core.snapshot.pools["p"], discover=None, endpoints=(("127.0.0.1", up.port),)))
+        go.set()
+        await settle(lambda: late.lookups == 1)
+        assert [endpoint.port for endpoint in these] == [up.port]

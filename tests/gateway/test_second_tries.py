@@ -1,0 +1,197 @@
+"""Second tries and second copies: never more than two requests for a call, a tenth in all, and none too few."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from time import monotonic
+
+import pytest
+
+from .stack import Client, Seen, Upstream, documents, gateway, upstream
+from .test_endpoints import FULL, HEDGED, IDEMPOTENT, first_route, served
+from .test_ingress_http import INFER, idle, settle
+from .test_special_routes import CACHED, SHADOWED, copies, house, ok, until
+
+Answer = Callable[[Seen], Awaitable[bytes]]
+REFUSED = ok(FULL, status="503 No")
+ABSENT = ok(b'{"error":"Request for unknown model"}', status="404 Not Found")
+HANG = b"hang"
+
+
+@pytest.fixture
+async def ups() -> AsyncIterator[list[Upstream]]:
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(upstream()) for _ in range(3)]
+
+
+def in_turn(ups: list[Upstream], *answers: bytes) -> list[Upstream]:
+    """Whichever is asked gives the next of these answers, then 200; who was asked, in order."""
+    asked: list[Upstream] = []
+
+    def of(up: Upstream) -> Answer:
+        async def answer(seen: Seen) -> bytes:
+            asked.append(up)
+            found = answers[len(asked) - 1] if len(asked) <= len(answers) else ok()
+            if found is HANG:
+                await asyncio.Event().wait()
+            if found.startswith(b"late "):
+                await asyncio.sleep(0.15)
+            return found.removeprefix(b"late ")
+
+        return answer
+
+    for up in ups:
+        up.answer = of(up)
+    return asked
+
+
+def ports(ups: list[Upstream]) -> list[int]:
+    return [up.port for up in ups]
+
+
+async def test_a_reason_that_comes_after_its_head_counts_as_well() -> None:
+    """Only errors whose head and body came in one packet were read: servers that write twice were not asked again."""
+    asked = 0
+
+    async def twice(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        try:
+            while await reader.readuntil(b"body"):
+                asked += 1
+                head, body = (REFUSED if asked == 1 else ok()).split(b"\r\n\r\n")
+                writer.write(head + b"\r\n\r\n")
+                await asyncio.sleep(0.02)
+                writer.write(body)
+        except asyncio.IncompleteReadError:
+            writer.close()
+
+    async with served(twice) as one, served(twice) as other:
+        async with gateway(documents([one, other])) as (port, core), Client(port) as client:
+            assert (await client.ask(INFER, b"body")).status == 200 and asked == 2 and idle(core)
+        await asyncio.sleep(0.01)
+
+
+async def test_a_hedged_route_goes_elsewhere_at_once_when_it_is_refused(ups: list[Upstream]) -> None:
+    """The timer of a second copy that was far away kept the call from being tried again."""
+    asked = in_turn(ups, REFUSED)
+    files = first_route(documents(ports(ups)), HEDGED.replace("30", "60000"))
+    async with gateway(files) as (port, core), Client(port) as client:
+        assert (await client.ask(INFER, b"x")).status == 200
+        assert len(asked) == 2 and asked[0] is not asked[1] and idle(core)
+
+
+@pytest.mark.parametrize("refusal", [ABSENT, REFUSED], ids=["absent", "full"])
+async def test_a_second_copy_that_is_refused_is_not_sent_a_third_time(ups: list[Upstream], refusal: bytes) -> None:
+    """It took the call over and was tried again: three requests for one call."""
+    asked = in_turn(ups, b"late " + ok(b"first"), refusal)
+    async with gateway(first_route(documents(ports(ups)), HEDGED)) as (port, core), Client(port) as client:
+        for _ in range(20):
+            core.pools["p"].retries.requested(monotonic())
+        assert (await client.ask(INFER, b"x")).body == b"first" and len(asked) == 2 and idle(core)
+
+
+async def test_a_first_copy_that_is_refused_late_leaves_the_call_to_the_second(ups: list[Upstream]) -> None:
+    """Its 503 was passed on, and the copy that was under way was dropped."""
+    asked = in_turn(ups, b"late " + REFUSED, b"late " + ok(b"second"))
+    async with gateway(first_route(documents(ports(ups)), HEDGED)) as (port, core), Client(port) as client:
+        assert (await client.ask(INFER, b"x")).body == b"second" and len(asked) == 2 and idle(core)
+
+
+async def test_copies_that_break_count_against_their_servers(ups: list[Upstream]) -> None:
+    asked = in_turn(ups, b"late ", b"")
+    async with gateway(first_route(documents(ports(ups)), HEDGED)) as (port, core), Client(port) as client:
+        assert (await client.ask(INFER, b"x")).status == 502 and len(asked) == 2 and idle(core)
+        broken = {e.port: e.record.broken for e in core.pools["p"].endpoints}
+        assert [broken[up.port] for up in asked] == [1, 1]
+
+
+async def test_what_was_not_sent_allows_no_second_tries() -> None:
+    """Answers from the cache, and refusals, counted as requests: ten sent calls could be repeated ten times."""
+    async with house(CACHED) as it, Client(it.port) as client:
+        for _ in range(100):
+            assert (await client.ask(INFER, b"x")).status == 200
+        budget = it.core.pools["p0"].retries
+        now = monotonic()
+        assert [budget.spend(now) for _ in range(3)] == [True, False, False] and len(it.ups[0].seen) == 1
+
+
+async def test_a_session_stays_with_its_server_also_when_that_is_full(ups: list[Upstream]) -> None:
+    """Another server knows nothing of it; but one that has not the model cannot know it either."""
+    asked = in_turn(ups, REFUSED, ok(), ABSENT, ok(), ok())
+    route = '[[routes]]\nmodel = "*"\npool = "p"\nsticky = "header:x-session"\nidempotent = true\nhedge_ms = 1\n'
+    async with gateway(first_route(documents(ports(ups)), route)) as (port, core), Client(port) as client:
+        for _ in range(20):
+            core.pools["p"].retries.requested(monotonic())
+
+        async def say() -> int:
+            return (await client.ask(INFER, b"x", headers="x-session: one\r\n")).status
+
+        assert [await say(), await say()] == [503, 200] and asked[0] is asked[1] and len(asked) == 2
+        assert await say() == 200 and asked[2] is asked[0] is not asked[3]
+        assert await say() == 200 and asked[4] is asked[3] and len(asked) == 5  # and that is remembered
+        in_turn(ups, b"late " + ok())
+        assert await say() == 200 and core.pools["p"].retries.spent == 1  # no second copy elsewhere
+
+
+async def test_a_service_that_is_full_after_its_model_ran_is_not_asked_again(ups: list[Upstream]) -> None:
+    """It has no worker left for what comes after: the model would run twice."""
+    full = ok(b'{"error":{"reason":"saturated"}}', "x-oriel-cost-us: 900\r\n", "503 No")
+    asked = in_turn(ups, full, full.replace(b"900", b"0"))
+    async with gateway(documents(ports(ups))) as (port, _), Client(port) as client:
+        assert (await client.ask("/v1/services/chat", b"x")).status == 503 and len(asked) == 1
+        assert (await client.ask("/v1/services/chat", b"x")).status == 200 and len(asked) == 3
+
+
+@pytest.mark.parametrize("failure", [REFUSED, b""], ids=["full", "broken"])
+async def test_what_one_hop_tried_again_the_hop_before_does_not(
+    ups: list[Upstream], failure: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R9: gateway, gateway, servers that fail: 120 requests came of 100."""
+    asked = in_turn(ups, *[failure] * 1000)
+    async with AsyncExitStack() as stack:
+        inner = [
+            await stack.enter_async_context(gateway(first_route(documents(ports(ups)), IDEMPOTENT))) for _ in range(2)
+        ]
+        outer, _ = await stack.enter_async_context(
+            gateway(first_route(documents([port for port, _ in inner]), IDEMPOTENT))
+        )
+        client = await stack.enter_async_context(Client(outer))
+        for _, core in inner:  # keys do not travel: a hop inside takes everybody for the first tenant
+            key = next(iter(core.snapshot.keys.values()))
+            monkeypatch.setattr(core, "identify_fields", lambda fields, memo, key=key: key)
+        for _ in range(100):
+            assert (await client.ask(INFER, b"x")).status in (502, 503)
+        assert 105 <= len(asked) <= 110
+
+
+async def test_time_in_which_a_client_reads_a_stream_is_no_latency() -> None:
+    """A client that left a long answer made its server look as slow as the answer was long."""
+
+    async def stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n")
+        await reader.read()
+        writer.close()
+
+    async with served(stream) as up, gateway(documents([up])) as (port, core):
+        async with Client(port) as client:
+            client.send(INFER)
+            await client.reader.readuntil(b"ok\r\n")
+            await asyncio.sleep(0.3)
+        await settle(lambda: idle(core))
+        assert 0.0 < core.pools["p"].endpoints[0].cost.cost_s < 0.2
+
+
+async def test_a_copy_for_a_shadow_is_sent_once_and_tells_of_its_server() -> None:
+    """It was hedged and repeated as its original would be; and its server could fail for ever unseen."""
+    async with house(SHADOWED + "idempotent = true\nhedge_ms = 5\n", per_pool=2) as it:
+        shadows = it.ups[2:]
+        asked = in_turn(shadows, b"late " + ok(b"no", status="500 No"), b"")
+        async with Client(it.port) as client:
+            for number in (1, 2):
+                assert (await client.ask(INFER, b"x")).status == 200
+                await until(lambda number=number: sum(copies(it.core).values()) == number)  # type: ignore[misc]
+        assert copies(it.core) == {"status_differs": 1.0, "failed": 1.0} and len(asked) == 2
+        records = [endpoint.record for endpoint in it.core.pools["p1"].endpoints]
+        assert sum(record.error_rate > 0.0 for record in records) >= 1 and sum(r.broken for r in records) == 1
+        await until(it.idle)
