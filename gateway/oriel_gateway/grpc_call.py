@@ -13,6 +13,7 @@ from oriel_gateway.endpoints import Reach
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.grpc_endpoint import GrpcEndpoint, not_here, surely_not_executed
 from oriel_gateway.limits import Grant
+from oriel_gateway.pools import PoolGate
 from oriel_gateway.targets import Target
 from oriel_gateway.tracing import Mark
 from oriel_policies.budget import MAX_ATTEMPTS
@@ -129,6 +130,11 @@ class GrpcCall:
     def infers(self) -> bool:
         """Whether its messages are `ModelInferRequest`s."""
         return self._method in ("ModelInfer", "ModelStreamInfer")
+
+    @property
+    def gate(self) -> PoolGate:
+        """The pool it goes to."""
+        return self._gate
 
     @property
     def pool(self) -> Pool:

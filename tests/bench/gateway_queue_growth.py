@@ -22,11 +22,11 @@ from hashlib import sha256
 from typing import Any
 
 import uvloop
-from oriel_gateway.limiter import EmbeddedLimiter
 
 from oriel_gateway.app import COLLECTOR
 from oriel_gateway.core import Gateway
 from oriel_gateway.ingress_http import ClientConnection
+from oriel_gateway.limits import EmbeddedLimiter
 from oriel_policies.documents import compile_documents
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer
