@@ -394,6 +394,8 @@ class Call(Recovery):
         if complete:
             self._end(Outcome.ANSWERED)
             client.answered(close=close)
+        elif not client.keeps_up:
+            client.on_writable(False)
 
     def _extend(self) -> None:
         """An answer without a known length is a stream: its deadline was its first byte; now it may not fall silent."""
@@ -429,6 +431,8 @@ class Call(Recovery):
         if complete:
             self._end(Outcome.ANSWERED)
             client.answered(close=self._close)
+        elif not client.keeps_up:
+            client.on_writable(False)
 
     # The end ---------------------------------------------------------------------------------------------------
 

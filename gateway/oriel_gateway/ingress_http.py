@@ -14,6 +14,7 @@ from oriel_gateway.forwarded import forwarded_for
 from oriel_gateway.identity import still_valid
 from oriel_gateway.targets import Target
 from oriel_gateway.tracing import Mark
+from oriel_gateway.unread import NOTED_BYTES
 from oriel_policies.documents import ApiKey, Snapshot, Tenant
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.server import ServerConnection
@@ -21,7 +22,6 @@ from oriel_wire.h1 import RequestHead
 
 __all__ = ["ClientConnection"]
 
-_WRITE_HIGH = 256 * 1024
 _MAX_STRIKES = 8  # refused credentials in a row on one connection, which is then closed
 _NOT_QUEUED = "gateway-queue;dur=0.000"
 _FRAMING = {400: Outcome.BAD_REQUEST, 408: Outcome.DEADLINE_EXCEEDED}
@@ -57,7 +57,7 @@ class ClientConnection(ServerConnection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self.transport.set_write_buffer_limits(high=_WRITE_HIGH)
+        self.transport.set_write_buffer_limits(high=NOTED_BYTES, low=NOTED_BYTES)
         self.address = self.peer
 
     def forget_head(self) -> None:
@@ -170,7 +170,16 @@ class ClientConnection(ServerConnection):
         if self.call is not None:
             self.call.client_left()
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.gateway.unread.read(self)
+        super().connection_lost(exc)
+
     def on_writable(self, writable: bool) -> None:
+        unread = self.gateway.unread
+        if writable:
+            unread.read(self)
+        elif not unread.note(self, self.transport.get_write_buffer_size()):
+            return
         if self.call is not None:
             self.call.client_writable(writable)
 
