@@ -17,7 +17,7 @@ from oriel_gateway.pools import PoolGate
 from oriel_gateway.targets import Target
 from oriel_gateway.tracing import Mark
 from oriel_policies.budget import MAX_ATTEMPTS
-from oriel_policies.documents import Pool, Tenant
+from oriel_policies.documents import Tenant
 from oriel_policies.queue import Ticket
 from oriel_wire.context import INTERNAL
 from oriel_wire.orca import LOAD_FORMAT, LOAD_METRICS
@@ -135,11 +135,6 @@ class GrpcCall:
     def gate(self) -> PoolGate:
         """The pool it goes to."""
         return self._gate
-
-    @property
-    def pool(self) -> Pool:
-        """What the documents say of the pool it goes to."""
-        return self._gate.pool
 
     async def let_through(self) -> None:
         """Wait for the limiter's ledger, if the call depends on it. Raises Refused."""

@@ -237,7 +237,7 @@ class GrpcIngress(_GenericHandler):
         caller.key = gateway.identify(caller.credentials)
         tenant = caller.key.tenant
         name, version = self._authorise(tenant, message)
-        _bounded(message, call.pool)
+        _bounded(message, call.gate.pool)
         if not tenant.allowances:
             call.moved(message)
             return True
@@ -317,7 +317,7 @@ class GrpcIngress(_GenericHandler):
         if not version and name == call.target.name:
             version = call.target.version  # the side of a split
         message = append_model(message, name, version)
-        priorities = call.pool.triton_priorities if call.infers else None
+        priorities = call.gate.pool.triton_priorities if call.infers else None
         if priorities and (priority := priorities.get(call.tenant.tier.name)) is not None:
             # A stream's deadline bounds its first answer only.
             left_s = None if call.method == "ModelStreamInfer" else call.deadline - monotonic()
