@@ -25,6 +25,8 @@ WORDS = {"http": "HTTP", "grpc": "gRPC", "admin": "admin", "metrics": "metrics"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags that shape the units."""
     parser.add_argument("--host", default=LOOPBACK, help="where the gateway's public ports bind (127.0.0.1)")
+    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate chain of those ports, PEM")
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key, PEM; both are reloaded when they change")
     parser.add_argument("--policies", type=Path, metavar="DIR", help="tenants.toml, tiers.toml, routes.toml")
     parser.add_argument("--services", type=Path, action="append", metavar="DIR", help="logic services (repeatable)")
     parser.add_argument(
@@ -51,6 +53,9 @@ def units(args: argparse.Namespace, assets: DemoAssets | None) -> list[UnitSpec]
                 f"there is no folder {str(folder)!r}: check --policies, --services and --model-repository"
             )
 
+    if bool(args.tls_cert) != bool(args.tls_key):
+        raise StartFailed("a certificate goes with its key: pass both --tls-cert and --tls-key")
+    tls = ["--tls-cert", str(args.tls_cert), "--tls-key", str(args.tls_key)] if args.tls_cert else []
     at = _addresses(args)
     gateway, logic, inference = at["gateway"], at["logic"], at["inference"]
     return [
@@ -59,11 +64,13 @@ def units(args: argparse.Namespace, assets: DemoAssets | None) -> list[UnitSpec]
             argv=[
                 *_command("gateway"),
                 *("--policies", str(policies), "--host", args.host),
+                *tls,
                 *_ports(gateway),
                 *("--endpoint", f"logic={logic['http']}", "--endpoint", f"inference={inference['http']}"),
                 *("--grpc-endpoint", f"inference={inference['grpc']}"),
             ],
             addresses=gateway,
+            scheme="https" if tls else "http",
             ready=("admin", "/health/ready"),
         ),
         UnitSpec(

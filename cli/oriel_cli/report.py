@@ -58,7 +58,7 @@ def _unit_lines(units: Sequence[Unit]) -> list[str]:
     for unit in units:
         addresses = unit.spec.addresses
         others = ", ".join(f"{label} {address.port}" for label, address in addresses.items() if label != "http")
-        rows.append((unit.name, f"http://{addresses['http']}", others, unit.state, unit.pid))
+        rows.append((unit.name, f"{unit.spec.scheme}://{addresses['http']}", others, unit.state, unit.pid))
     return columns(("unit", "address", "other ports", "state", "pid"), rows)
 
 

@@ -30,15 +30,16 @@ class Address:
 class UnitSpec:
     """One process to keep alive.
 
-    argv: the whole command. addresses: label ("http") -> Address. ready: (label, path) that answers 200 when the unit
-    serves. models: (label, path) of the JSON list of models, None for units without. prepare: a command that must
-    end with 0 before each first start (generates files), empty for none.
+    argv: the whole command. addresses: label ("http") -> Address. scheme: what its "http" speaks. ready: (label, path)
+    that answers 200 when the unit serves. models: (label, path) of the JSON list of models, None for units without.
+    prepare: a command that must end with 0 before each first start (generates files), empty for none.
     """
 
     name: str
     argv: Sequence[str]
     addresses: Mapping[str, Address]
     ready: tuple[str, str]
+    scheme: str = "http"
     models: tuple[str, str] | None = None
     prepare: Sequence[str] = ()
     environ: Mapping[str, str] = field(default_factory=dict)

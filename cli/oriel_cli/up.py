@@ -36,6 +36,8 @@ def run(args: argparse.Namespace) -> int:
     assets = demo_assets.find() if args.demo else None
     if assets is not None and not _is_loopback(args.host):
         raise StartFailed("--demo uses published keys and binds to loopback only: leave --host out")
+    if assets is not None and args.tls_cert:
+        raise StartFailed("--demo speaks plain HTTP on loopback: leave --tls-cert and --tls-key out")
     specs = plan.units(args, assets)
     refuse_busy_ports(address for spec in specs for address in spec.addresses.values())
     configure_logging("up")

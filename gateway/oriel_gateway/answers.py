@@ -14,6 +14,7 @@ STATUS = {
     Outcome.AMBIGUOUS_CREDENTIALS: 400,
     Outcome.UNAUTHENTICATED: 401,
     Outcome.IDENTITY_UNAVAILABLE: 503,
+    Outcome.NOT_READY: 503,
     Outcome.NOT_FOUND: 404,
     Outcome.METHOD_NOT_ALLOWED: 405,
     Outcome.TOO_LARGE: 413,

@@ -30,7 +30,7 @@ from oriel_wire.engine.spans import open_sink
 from oriel_wire.engine.tls import Certificates
 from oriel_wire.errors import StartFailed
 
-__all__ = ["load", "serve"]
+__all__ = ["load", "public_limits", "serve"]
 
 _log = logging.getLogger(__name__)
 DRAIN_S = 25.0
@@ -80,6 +80,11 @@ async def _limiter(settings: Settings) -> Limiter:
     return limiter
 
 
+def public_limits() -> HttpLimits:
+    """Of the HTTP port. How large a body may be is its pool's to say, once its sender is known."""
+    return HttpLimits(max_connections=connection_places(HttpLimits().max_connections), max_body_bytes=1 << 40)
+
+
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
     """Serve until `stop` is set, then drain. Raises StartFailed before anything is served."""
     token = admin_token(settings.admin_host)
@@ -91,7 +96,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         more = f" (and {len(error.others)} more: `oriel policies check` names them)" if error.others else ""
         raise StartFailed(f"the policies are not usable: {error}{more}") from error
     certificates = _certificates(settings)
-    limits = HttpLimits(max_connections=connection_places(HttpLimits().max_connections))
+    limits = public_limits()
     http_socket = listen(settings.host, settings.http_port, "gateway HTTP")
     grpc_socket = listen(settings.host, settings.grpc_port, "gateway gRPC")
     admin_socket = listen(settings.admin_host, settings.admin_port, "gateway admin")

@@ -397,6 +397,8 @@ class Call(Recovery):
         if complete:
             self._end(Outcome.ANSWERED)
             client.answered(close=close)
+        elif not client.keeps_up:
+            client.on_writable(False)
 
     def _extend(self) -> None:
         """An answer without a known length is a stream: its deadline was its first byte; now it may not fall silent."""
@@ -432,6 +434,8 @@ class Call(Recovery):
         if complete:
             self._end(Outcome.ANSWERED)
             client.answered(close=self._close)
+        elif not client.keeps_up:
+            client.on_writable(False)
 
     # The end ---------------------------------------------------------------------------------------------------
 
@@ -451,10 +455,10 @@ class Call(Recovery):
             client.write_refusal(refused, self.mark, v2=self.target.kind != "service", queued_s=queued_s)
             client.answered(close=client.must_close)
 
-    def end_unsent(self, status: int) -> None:
-        """The call was answered without being made."""
+    def end_unsent(self, status: int, outcome: Outcome = Outcome.ANSWERED, error: str = "") -> None:
+        """The call was answered, or its connection refused the rest of it, without being made."""
         self.status = status
-        self._end(Outcome.ANSWERED)
+        self._end(outcome, error)
 
     def _count(self, outcome: Outcome, now: float, error: str) -> None:
         """Tell everybody who counts or records calls."""

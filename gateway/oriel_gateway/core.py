@@ -19,6 +19,7 @@ from oriel_gateway.routing_state import CACHE_BYTES, RoutingState
 from oriel_gateway.stats import Stats
 from oriel_gateway.targets import Kind, Target, absent, resolve, resolve_grpc
 from oriel_gateway.tracing import Mark, Recorded, record_call, record_refusal
+from oriel_gateway.unread import Unread
 from oriel_gateway.watch import Watch
 from oriel_policies.answer_cache import AnswerCache
 from oriel_policies.deadlines import DeadlineWheel
@@ -77,6 +78,7 @@ class Gateway:
         self.tokens_refused: dict[str, int] = {}
         self.key_sets: KeySets | None = None
         self.fronts: set[HttpServer] = set()  # who remembers credentials
+        self.unread = Unread()
         self.bodies = LargeMessages(least_bytes=_BODY_BYTES, delay_s=_GIVE_BACK_S)
         most_s = _most_s(snapshot)
         self.pools = {name: PoolGate(pool, most_s=most_s) for name, pool in snapshot.pools.items()}

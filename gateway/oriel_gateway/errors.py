@@ -15,6 +15,7 @@ class Outcome(StrEnum):
     BAD_REQUEST = "bad_request"
     UNAUTHENTICATED = "unauthenticated"
     IDENTITY_UNAVAILABLE = "identity_unavailable"
+    NOT_READY = "not_ready"
     AMBIGUOUS_CREDENTIALS = "ambiguous_credentials"
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"

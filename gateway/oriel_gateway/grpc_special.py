@@ -115,10 +115,7 @@ class GrpcSpecial:
             call.bytes_out = len(found[0].body)
             call.end(Outcome.ANSWERED)
             return found[0].body
-        gate, size = call.gate, len(message)
-        if not gate.hold(size, urgent=False):
-            return await self._forward(call, message)  # no bytes to wait with: the queue decides
-        place = (key, call.tenant.tier.band, gate)
+        place = (key, call.tenant.tier.band, call.gate)
         member = _Member(call)
         flight, founded = self._flights.join(place, member)
         call.queued_s = monotonic()
@@ -131,7 +128,6 @@ class GrpcSpecial:
             late = "the deadline passed while waiting for the answer to an equal request"
             raise Refused(Outcome.DEADLINE_EXCEEDED, late) from None
         finally:
-            gate.release(size)
             if self._flights.leave(flight, member):
                 self._work.pop(place).cancel()
         return answer if answer is not None else await self._forward(call, message)

@@ -23,7 +23,7 @@ from oriel_gateway.grpc_model import append_model, append_schedule, peek_model
 from oriel_gateway.grpc_special import GrpcSpecial
 from oriel_gateway.targets import absent, valid_name, valid_version
 from oriel_gateway.tracing import Mark
-from oriel_policies.documents import ApiKey, Tenant
+from oriel_policies.documents import ApiKey, Pool, Tenant
 from oriel_wire.engine.tls import Certificates
 from oriel_wire.errors import BadMessage
 
@@ -43,6 +43,7 @@ _CODES = {
     Outcome.AMBIGUOUS_CREDENTIALS: grpc.StatusCode.INVALID_ARGUMENT,
     Outcome.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
     Outcome.IDENTITY_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    Outcome.NOT_READY: grpc.StatusCode.UNAVAILABLE,
     Outcome.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     Outcome.METHOD_NOT_ALLOWED: grpc.StatusCode.UNIMPLEMENTED,
     Outcome.TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -130,8 +131,8 @@ class GrpcIngress(_GenericHandler):
             await self._server.stop(grace_s)
         await self._special.close()
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
-        """Pick the handler of a method; None is UNIMPLEMENTED.
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes]":
+        """Pick the handler of a method.
 
         Every handler is a stream handler, which on the wire is the same: it starts at the headers, so that a caller
         is identified before a byte of its message is awaited.
@@ -140,20 +141,24 @@ class GrpcIngress(_GenericHandler):
         handler: _Handler
         if service == HEALTH and method == "Check":
             handler = self._alive
-        elif service != SERVICE:
-            return None
-        elif method in ("ServerLive", "ServerReady"):
+        elif service == SERVICE and method in ("ServerLive", "ServerReady"):
             handler = self._alive
-        elif method == "ModelStreamInfer" or method in _UNARY_METHODS:
+        elif service == SERVICE and (method == "ModelStreamInfer" or method in _UNARY_METHODS):
             handler = self._handler(method)
         else:
-            return None
+            handler = self._unknown
         return grpc.stream_stream_rpc_method_handler(handler)
 
     async def _alive(self, _: AsyncIterator[bytes], context: "Context") -> None:
         mark = self._gateway.mark(None, None, None)
         context.set_trailing_metadata(answer_metadata(mark, 0.0, 0.0))
         await context.write(_ALIVE if self._gateway.ready else b"")
+
+    async def _unknown(self, _: AsyncIterator[bytes], context: "Context") -> None:
+        caller = self._arrived(context)
+        refused = Refused(Outcome.NOT_FOUND, "this gRPC method is not served here")
+        self._gateway.turned_away(refused, caller.mark, None, "", caller.received_s, protocol="grpc", status=404)
+        await _abort(context, refused, caller, None, grpc.StatusCode.UNIMPLEMENTED)
 
     def _handler(self, method: str) -> "_Handler":
         async def handle(_: AsyncIterator[bytes], context: "Context") -> None:
@@ -209,6 +214,8 @@ class GrpcIngress(_GenericHandler):
             finally:
                 if call is not None:
                     call.end(Outcome.CLIENT_LEFT)  # nothing if it has ended before
+                    call.gate.release(call.size_bytes)
+                    self._gateway.bodies.ended(call.size_bytes)
 
         return handle
 
@@ -239,6 +246,7 @@ class GrpcIngress(_GenericHandler):
         caller.key = gateway.identify(caller.credentials)
         tenant = caller.key.tenant
         name, version = self._authorise(tenant, message)
+        _bounded(message, call.gate.pool)
         if not tenant.allowances:
             call.moved(message)
             return True
@@ -281,21 +289,21 @@ class GrpcIngress(_GenericHandler):
             raise absent("model", name)
         if target.side:
             gateway.routing.took_side(target.plan.name, target.side)
+        _bounded(message, gate.pool)
         if (left_s := caller.deadline - caller.received_s) < gate.slow_s and method != "ModelStreamInfer":
             gate.judge(target, len(message), left_s)
-        grant = gateway.limiter.take(tenant, target, len(message), monotonic()) if target.allowances else None
+        size = len(message)
+        if not gate.hold(size, urgent=tenant.tier.band == gateway.top_band):
+            retry_after_s = gate.admission.retry_after_s()
+            raise Refused(Outcome.QUEUE_FULL, "too many bytes wait for this pool", retry_after_s=retry_after_s)
+        try:
+            grant = gateway.limiter.take(tenant, target, size, monotonic()) if target.allowances else None
+        except Refused:
+            gate.release(size)
+            raise
+        received_s, deadline = caller.received_s, caller.deadline
         return GrpcCall(
-            gateway,
-            gate,
-            method,
-            tenant,
-            target,
-            caller.mark,
-            caller.metadata,
-            len(message),
-            caller.received_s,
-            caller.deadline,
-            grant,
+            gateway, gate, method, tenant, target, caller.mark, caller.metadata, size, received_s, deadline, grant
         )
 
     def _authorise(self, tenant: Tenant, message: bytes) -> tuple[str, str]:
@@ -324,6 +332,11 @@ class GrpcIngress(_GenericHandler):
             left_s = None if call.method == "ModelStreamInfer" else call.deadline - monotonic()
             message = append_schedule(message, priority, left_s)
         return message
+
+
+def _bounded(message: bytes, pool: Pool) -> None:
+    if len(message) > pool.max_body_bytes:
+        raise Refused(Outcome.TOO_LARGE, f"the message is larger than {pool.max_body_bytes} bytes")
 
 
 def _credentials(certificates: Certificates) -> grpc.ServerCredentials:
@@ -364,11 +377,17 @@ async def _first_message(caller: _Caller, context: "Context") -> bytes:
     except TimeoutError:
         raise Refused(Outcome.DEADLINE_EXCEEDED, "the deadline passed while receiving the request") from None
     if not isinstance(message, bytes):
-        raise Refused(Outcome.BAD_REQUEST, "the call carries no message")
+        raise Refused(Outcome.BAD_REQUEST, "the call carries no message, or one that is larger than 64 MiB")
     return message
 
 
-async def _abort(context: "Context", refused: Refused, caller: _Caller | None, call: GrpcCall | None) -> None:
+async def _abort(
+    context: "Context",
+    refused: Refused,
+    caller: _Caller | None,
+    call: GrpcCall | None,
+    code: grpc.StatusCode | None = None,
+) -> None:
     metadata = [("x-oriel-reason", refused.outcome.value)]
     if refused.retry_after_s is not None:
         metadata.append(("retry-after", str(refused.retry_after_s)))
@@ -377,7 +396,7 @@ async def _abort(context: "Context", refused: Refused, caller: _Caller | None, c
         metadata += call.answer_metadata()
     elif caller is not None:
         metadata += answer_metadata(caller.mark, 0.0, 0.0)
-    await context.abort(_CODES[refused.outcome], refused.message, tuple(metadata))
+    await context.abort(code or _CODES[refused.outcome], refused.message, tuple(metadata))
 
 
 def _outcome(error: aio.AioRpcError) -> Outcome:

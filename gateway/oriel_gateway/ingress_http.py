@@ -14,6 +14,7 @@ from oriel_gateway.forwarded import forwarded_for
 from oriel_gateway.identity import still_valid
 from oriel_gateway.targets import Target
 from oriel_gateway.tracing import Mark
+from oriel_gateway.unread import NOTED_BYTES
 from oriel_policies.documents import ApiKey, Snapshot, Tenant
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.server import ServerConnection
@@ -21,7 +22,6 @@ from oriel_wire.h1 import RequestHead
 
 __all__ = ["ClientConnection"]
 
-_WRITE_HIGH = 256 * 1024
 _MAX_STRIKES = 8  # refused credentials in a row on one connection, which is then closed
 _NOT_QUEUED = "gateway-queue;dur=0.000"
 _FRAMING = {400: Outcome.BAD_REQUEST, 408: Outcome.DEADLINE_EXCEEDED}
@@ -57,7 +57,7 @@ class ClientConnection(ServerConnection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self.transport.set_write_buffer_limits(high=_WRITE_HIGH)
+        self.transport.set_write_buffer_limits(high=NOTED_BYTES, low=NOTED_BYTES)
         self.address = self.peer
 
     def forget_head(self) -> None:
@@ -106,7 +106,7 @@ class ClientConnection(ServerConnection):
             mark = mark or gateway.mark(head.request_id, head.traceparent, head.tracestate)
             status = STATUS[refused.outcome]
             gateway.turned_away(refused, mark, tenant, head.line.method, received_s, status=status, target=target)
-            if refused.outcome is Outcome.UNAUTHENTICATED:
+            if tenant is None:
                 self._strikes += 1
                 self.unwanted(head)
                 if self._strikes >= _MAX_STRIKES:
@@ -139,6 +139,7 @@ class ClientConnection(ServerConnection):
         if not http.cors_origins or not is_preflight(head):
             return False
         allowed = self.cors.startswith(b"access-control-")
+        self.unwanted(head)
         mark = self.gateway.mark(head.request_id, None, None)
         headers = [*preflight_lines(allowed, snapshot), ("x-request-id", mark.request_id)]
         headers += [("traceresponse", mark.traceresponse()), ("server-timing", _NOT_QUEUED)]
@@ -169,7 +170,16 @@ class ClientConnection(ServerConnection):
         if self.call is not None:
             self.call.client_left()
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.gateway.unread.read(self)
+        super().connection_lost(exc)
+
     def on_writable(self, writable: bool) -> None:
+        unread = self.gateway.unread
+        if writable:
+            unread.read(self)
+        elif not unread.note(self, self.transport.get_write_buffer_size()):
+            return
         if self.call is not None:
             self.call.client_writable(writable)
 
@@ -181,7 +191,10 @@ class ClientConnection(ServerConnection):
         v2 = head is None or head.line.path.startswith("/v2")
         refused = Refused(outcome, message)
         method = head.line.method if head is not None else ""
-        self.gateway.turned_away(refused, mark, None, method, monotonic(), status=status)
+        if call is not None:
+            call.end_unsent(status, outcome, message)
+        else:
+            self.gateway.turned_away(refused, mark, None, method, monotonic(), status=status)
         http = self.gateway.snapshot.http
         self.cors = answer_lines(head, http.cors_origins) if head is not None and http.cors_origins else b""
         self._write(
@@ -193,7 +206,7 @@ class ClientConnection(ServerConnection):
                 trace=mark.traceresponse(),
                 timing=_NOT_QUEUED,
                 close=True,
-                head_only=False,
+                head_only=method == "HEAD",
             )
         )
 
@@ -214,17 +227,22 @@ class ClientConnection(ServerConnection):
         )
 
     def _health(self, head: RequestHead) -> None:
-        """Liveness and readiness without a key: load balancers have none."""
-        path = head.line.path
-        ready = path == "/v2/health/live" or (path == "/v2/health/ready" and self.gateway.ready)
-        status = 200 if ready else 404 if path != "/v2/health/ready" else 503
+        """Liveness and readiness without a key: load balancers have none. Raises Refused."""
+        path, method = head.line.path, head.line.method
+        if path not in ("/v2/health/live", "/v2/health/ready"):
+            raise Refused(Outcome.NOT_FOUND, "nothing is served at this path")
+        if method not in ("GET", "HEAD"):
+            allow = (("allow", "GET, HEAD"),)
+            raise Refused(Outcome.METHOD_NOT_ALLOWED, f"this path takes GET, HEAD, not {method}", headers=allow)
+        if path == "/v2/health/ready" and not self.gateway.ready:
+            why = "it is shutting down" if self.gateway.draining else "it has not yet asked its upstreams"
+            raise Refused(Outcome.NOT_READY, f"the gateway is not ready: {why}", retry_after_s=1)
+        self.unwanted(head)
         mark = self.gateway.mark(head.request_id, None, None)
         headers = [
             ("x-request-id", mark.request_id),
             ("traceresponse", mark.traceresponse()),
             ("server-timing", _NOT_QUEUED),
         ]
-        if status == 503:
-            headers.append(("retry-after", "1"))
-        self._write(small_answer(status, headers, b"", close=self.must_close))
+        self._write(small_answer(200, headers, b"", close=self.must_close))
         self.answered(close=False)

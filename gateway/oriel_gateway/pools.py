@@ -149,8 +149,9 @@ class PoolGate:
         due = min(received_s + tier.target_s, deadline)
         times = self._times.get(target.work, _NO_TIMES)
         backlog, waiting, behind = admission.queue.backlog(tier.band, tenant.name)
-        if backlog is not None and waiting:
-            now = monotonic()
+        now = monotonic()
+        # Most are far from being late; only the others are worth the whole question.
+        if backlog is not None and waiting and backlog.wait_s(waiting, now) + times.floor.ceiling_s > due - now:
             left_s = deadline - now
             wait_s = backlog.refuses(
                 waiting,

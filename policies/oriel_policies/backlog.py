@@ -48,6 +48,14 @@ class Backlog:
             self._late_from = now
         self._late_s = now
 
+    def wait_s(self, waiting: int, now: float) -> float:
+        """Seconds until `waiting` others will have had their turns; 0.0 while too little is known."""
+        if self.turns < TURNS:
+            return 0.0
+        turned_s = waiting * self.turn_s
+        since_s = now - self._last_s if self._last_s else 0.0
+        return turned_s if turned_s > since_s else since_s
+
     def refuses(
         self, waiting: int, now: float, *, behind: int = 0, target_s: float, left_s: float, quick_s: float
     ) -> float:
@@ -59,7 +67,7 @@ class Backlog:
         """
         if self.turns < TURNS or not waiting:
             return 0.0
-        wait_s = waiting * max(self.turn_s, (now - self._last_s) / waiting if self._last_s else 0.0)
+        wait_s = self.wait_s(waiting, now)
         ahead_s = wait_s * (waiting - behind) / waiting
         over = wait_s + quick_s > left_s and (not behind or ahead_s > FEW * target_s)
         if not over and ahead_s + quick_s > target_s:

@@ -50,6 +50,14 @@ def test_the_demo_on_its_usual_ports(assets: DemoAssets, tmp_path: Path) -> None
     assert inference.prepare and inference.prepare[-1] == str(assets.generated)
 
 
+def test_the_public_ports_speak_tls_with_a_certificate_and_its_key(assets: DemoAssets) -> None:
+    gateway, *others = plan.units(parsed("--tls-cert", "tls.crt", "--tls-key", "tls.key"), assets)
+    assert "--tls-cert tls.crt --tls-key tls.key" in flags(gateway) and gateway.scheme == "https"
+    assert all(unit.scheme == "http" and "tls" not in flags(unit) for unit in others)
+    with pytest.raises(StartFailed, match="goes with its key"):
+        plan.units(parsed("--tls-cert", "tls.crt"), assets)
+
+
 def test_models_that_are_there_are_not_generated_again(assets: DemoAssets) -> None:
     assets.generated.mkdir()
     assert plan.units(parsed(), assets)[2].prepare == ()

@@ -42,6 +42,11 @@ def written(name: str, value: Any) -> str:
 def test_every_reason_is_in_the_catalogue(heading: str, outcomes: type[Enum]) -> None:
     catalogue = section("errors.md", heading)
     assert [outcome.value for outcome in outcomes if f"`{outcome.value}`" not in catalogue] == []
+    lines = [line for line in catalogue.splitlines() if "|" in line]
+    head, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert head[-2:] == ["cause", "remedy"]
+    short = [row[0] for row in rows if len(row) != len(head) or min(map(len, row[-2:])) < 4]
+    assert short == [], "each reason says what caused it and what to do"
 
 
 @pytest.mark.parametrize(

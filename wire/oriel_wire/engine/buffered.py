@@ -196,6 +196,7 @@ class _Buffered(ServerConnection):
             self._exchange.on_writable()
 
     def on_refused(self, status: int, message: str) -> None:
+        self._parts = []
         refusal = self._explain(self.head, status, message)
         head_only = self.head is not None and self.head.method == "HEAD"
         self._write(refusal.status, refusal.headers, refusal.body, self.must_close, head_only)

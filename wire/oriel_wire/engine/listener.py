@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["HttpServer"]
 
 LAME_DUCK_S = 0.5
+BACKLOG = 2048
 _SWEEP_S = 0.25
 _LATE = 2048
 _SHUTDOWN_S = 5.0  # a TLS client's last word
@@ -66,7 +67,7 @@ class HttpServer:
         self._server = await self.loop.create_server(
             factory,
             sock=sock,
-            backlog=2048,
+            backlog=BACKLOG,
             ssl=tls,
             ssl_handshake_timeout=timeouts[0],
             ssl_shutdown_timeout=timeouts[1],

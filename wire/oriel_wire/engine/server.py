@@ -107,7 +107,10 @@ class ServerConnection(asyncio.Protocol):
         raise NotImplementedError
 
     def on_refused(self, status: int, message: str) -> None:
-        """The framing is wrong: write an answer; the connection is closed right afterwards."""
+        """The framing is wrong, or the rest is late: end what had begun and write an answer.
+
+        The connection is closed right afterwards, and `on_lost` is not called any more.
+        """
         raise NotImplementedError
 
     def on_writable(self, writable: bool) -> None:
@@ -367,7 +370,6 @@ class ServerConnection(asyncio.Protocol):
             if self._left < 0:
                 raise TooLarge(f"the body is larger than {self.limits.max_body_bytes} bytes")
         except BadMessage as error:
-            self.on_lost()
             self._refuse(413 if isinstance(error, TooLarge) else 400, error.message)
             return
         self._body_since_due += len(data)
@@ -445,7 +447,6 @@ class ServerConnection(asyncio.Protocol):
             if self.state == HEAD and self._buffer:
                 self._refuse(408, "the request head did not arrive in time")
             elif self.state == BODY:
-                self.on_lost()
                 self._refuse(408, "the request body did not arrive in time")
             elif self.state == HEAD:
                 self._close()

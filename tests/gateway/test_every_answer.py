@@ -1,0 +1,131 @@
+"""Whatever the gateway says itself carries its ids, its timing and its reason, and is told once by `/decisions`."""
+
+import asyncio
+from functools import partial
+
+import grpc
+import pytest
+from grpc import aio
+from tritonclient.grpc import service_pb2
+
+from oriel_wire.engine.limits import HttpLimits
+
+from .stack import BRONZE, Reply, documents, gateway, upstream
+from .test_ingress_grpc import Backend, stack
+
+KEY = b"host: x\r\nauthorization: Bearer key-gold\r\n"
+INFER = b"POST /v2/models/digits/infer HTTP/1.1\r\n" + KEY
+CHUNKED = INFER + b"transfer-encoding: chunked\r\n\r\n"
+TWO_KEYS = KEY + b"x-api-key: key-gold\r\n"
+
+REFUSED = {
+    "not a request": (b"hello\r\n\r\n", 400, "bad_request"),
+    "CONNECT": (b"CONNECT x:443 HTTP/1.1\r\n" + KEY + b"\r\n", 400, "bad_request"),
+    "OPTIONS *": (b"OPTIONS * HTTP/1.1\r\n" + KEY + b"\r\n", 404, "not_found"),
+    "no key": (b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", 401, "unauthenticated"),
+    "two keys": (b"GET /v2 HTTP/1.1\r\n" + TWO_KEYS + b"\r\n", 400, "ambiguous_credentials"),
+    "a bad chunk": (CHUNKED + b"3\r\nabc\r\nzz\r\n", 400, "bad_request"),
+    "a bad trailer": (CHUNKED + b"0\r\nno field\r\n\r\n", 400, "bad_request"),
+    "a body that does not come": (INFER + b"content-length: 9\r\n\r\n", 408, "deadline_exceeded"),
+    "a head that does not come": (INFER, 408, "deadline_exceeded"),
+    "too large": (INFER + b"content-length: 99999999\r\n\r\n", 413, "too_large"),
+    "too large, of HEAD": (b"HEAD /v2 HTTP/1.1\r\n" + KEY + b"content-length: 99999999\r\n\r\n", 413, "too_large"),
+    "a long target": (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n" + KEY + b"\r\n", 414, "too_large"),
+    "a long head": (b"GET / HTTP/1.1\r\nname: " + b"a" * 40_000 + b"\r\n\r\n", 431, "too_large"),
+    "no such health": (b"GET /v2/health/other HTTP/1.1\r\nhost: x\r\n\r\n", 404, "not_found"),
+    "health of another method": (b"DELETE /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n", 405, "method_not_allowed"),
+    "not ready": (b"GET /v2/health/ready HTTP/1.1\r\nhost: x\r\n\r\n", 503, "not_ready"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_a_refusal_says_who_why_and_how_long_and_is_told_once(name: str) -> None:
+    data, status, reason = REFUSED[name]
+    limits = HttpLimits(head_timeout_s=0.05, body_timeout_s=0.05)
+    async with upstream() as up, gateway(documents([up.port]), limits=limits) as (port, core):
+        core.draining = name == "not ready"
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(data)
+        async with asyncio.timeout(10):
+            head, _, body = (await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n\r\n")
+            reply = Reply(head, body)
+            if not data.startswith(b"HEAD "):
+                reply.body = await reader.readexactly(int(reply.headers["content-length"]))
+                assert b'"reason":"%b"' % reason.encode() in reply.body
+            if reply.headers.get("connection") == "close":
+                assert await reader.read() == b"", "nothing follows"
+        writer.close()
+        assert reply.status == status and "server-timing" in reply.headers
+        (told,) = core.decisions.where()
+        assert (told.mark.request_id, told.outcome, told.status) == (reply.headers["x-request-id"], reason, status)
+        assert f"-{told.mark.span_id:016x}-" in reply.headers["traceresponse"]
+        if data.startswith(INFER) and b"\r\n\r\n" in data and status != 413:
+            assert told.tenant is not None and told.target is not None, "its sender was known by then"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n",
+        b"GET /v2/health/other HTTP/1.1\r\nhost: x\r\n",
+        b"GET /v2 HTTP/1.1\r\n" + TWO_KEYS,
+        b"OPTIONS /v2 HTTP/1.1\r\nhost: x\r\norigin: https://a\r\naccess-control-request-method: POST\r\n",
+    ],
+)
+async def test_bodies_without_a_valid_key_are_bounded_whatever_they_come_with(head: bytes) -> None:
+    files = documents([1], extra='[http]\ncors_origins = ["https://a"]')
+    async with gateway(files) as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        request = head + b"content-length: 30000\r\n\r\n" + bytes(30_000)
+        answers = 0
+        async with asyncio.timeout(10):
+            while answers < 30:
+                writer.write(request)
+                answer = await reader.readuntil(b"\r\n\r\n")
+                answers += 1
+                await reader.readexactly(int(Reply(answer[:-4], b"").headers.get("content-length", "0")))
+                if b"connection: close" in answer:
+                    break
+        writer.close()
+        assert answers < 10
+
+
+@pytest.mark.parametrize("method", ["/inference.GRPCInferenceService/Other", "/grpc.health.v1.Health/Watch", "/x/Y"])
+async def test_a_grpc_method_that_is_not_served_says_who_and_why(method: str) -> None:
+    async with stack(Backend()) as (address, core), aio.insecure_channel(address) as channel:
+        call = channel.unary_unary(method)(b"")
+        assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
+        said = dict(await call.trailing_metadata())
+        (told,) = core.decisions.where()
+        assert said["x-oriel-reason"] == told.outcome == "not_found" and said["x-request-id"] == told.mark.request_id
+        assert "server-timing" in said and "traceresponse" in said
+
+
+async def test_grpc_messages_are_on_the_pools_byte_budget_and_within_its_bound() -> None:
+    backend = Backend()
+    backend.hold = asyncio.Event()
+    infer = "/inference.GRPCInferenceService/ModelInfer"
+
+    def message(size: int) -> bytes:
+        request = service_pb2.ModelInferRequest(model_name="digits", raw_input_contents=[bytes(size)])
+        return bytes(request.SerializeToString())
+
+    def files(port: int) -> dict[str, bytes]:
+        return documents([port], pool='probe = ""\nmax_queue_bytes = 400000')
+
+    async with stack(backend, files=files) as (address, core), aio.insecure_channel(address) as channel:
+        ask = partial(channel.unary_unary(infer), metadata=(("x-api-key", BRONZE),))
+        large = ask(message(1_000_001))
+        assert await large.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert dict(await large.trailing_metadata())["x-oriel-reason"] == "too_large"
+        first = ask(message(200_000))
+        while len(backend.seen) < 1:
+            await asyncio.sleep(0.001)
+        second = ask(message(200_000))
+        assert await second.code() is grpc.StatusCode.UNAVAILABLE, "a quarter is the most urgent tier's"
+        assert dict(await second.trailing_metadata())["x-oriel-reason"] == "queue_full"
+        assert core.pools["p"].held_bytes > 200_000
+        backend.hold.set()
+        await first
+        while core.pools["p"].held_bytes:
+            await asyncio.sleep(0.001)

@@ -1,0 +1,112 @@
+"""Answers that nobody reads (R31): they are counted, bounded together, and taken from the upstream no further."""
+
+import asyncio
+import socket
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oriel_gateway.unread import READER_BYTES, Unread
+
+from .stack import GOLD, Client, Seen, documents, gateway, upstream
+from .test_attacks import ASKED, HEAD, FakeTransport, wired
+from .test_ingress_http import INFER, idle, settle
+
+NOTES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 60)), max_size=60)
+
+
+class Reader:
+    """Knows whether it was cut."""
+
+    def __init__(self) -> None:
+        self.transport: Any = FakeTransport()
+
+    @property
+    def cut(self) -> bool:
+        return "abort" in self.transport.calls
+
+
+@given(notes=NOTES)
+def test_the_bound_holds_and_the_longest_silent_go_first(notes: list[tuple[int, int]]) -> None:
+    """A size of 0 is a reader that reads again."""
+    unread, readers = Unread(100), [Reader() for _ in range(6)]
+    waiting: dict[int, int] = {}
+    for number, size in notes:
+        if readers[number].cut:
+            continue
+        if size:
+            waiting[number] = size
+            unread.note(readers[number], size)
+        else:
+            waiting.pop(number, None)
+            unread.read(readers[number])
+        while sum(waiting.values()) > 100:
+            del waiting[next(iter(waiting))]
+        assert unread.bytes == sum(waiting.values()) <= 100
+        assert not any(readers[each].cut for each in waiting)
+    assert unread.cut == sum(reader.cut for reader in readers)
+
+
+def test_less_is_taken_for_each_when_half_is_used() -> None:
+    unread, first, second = Unread(4 * READER_BYTES), Reader(), Reader()
+    assert not unread.note(first, READER_BYTES) and unread.note(first, READER_BYTES + 1)
+    assert unread.note(second, READER_BYTES) and not unread.note(second, READER_BYTES // 4)
+
+
+async def test_an_answer_that_begins_while_its_client_does_not_read_is_not_taken() -> None:
+    """An interim answer may be what fills the transport: before there was a connection that could be paused."""
+    async with wired() as (client, towards, up, towards_up):
+        client.data_received(HEAD % GOLD.encode() + b"expect: 100-continue\r\ncontent-length: 1\r\n\r\n")
+        client.pause_writing()
+        client.data_received(b"x")
+        towards.unsent = READER_BYTES + 1
+        up.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 9999999\r\n\r\nx")
+        assert "pause_reading" in towards_up.calls
+        client.resume_writing()
+        assert towards_up.calls[-1] == "resume_reading" and client.gateway.unread.bytes == 0
+        client.connection_lost(None)
+
+
+async def test_a_little_more_is_taken_for_a_client_that_does_not_read() -> None:
+    """Or its permit would wait for it."""
+    async with wired() as (client, towards, up, towards_up):
+        client.data_received(ASKED)
+        towards.full, towards.unsent = True, 20_000
+        up.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 300000\r\n\r\n" + bytes(20_000))
+        assert client.gateway.unread.bytes == 20_000 and "pause_reading" not in towards_up.calls
+        towards.unsent = 300_000
+        up.data_received(bytes(270_000))
+        assert client.gateway.unread.bytes == 300_000 and "pause_reading" in towards_up.calls
+        client.connection_lost(None)
+        assert client.gateway.unread.bytes == 0 and client.gateway.pools["p"].admission.inflight == 0
+
+
+async def test_readers_without_number_share_a_bound_and_everything_comes_back() -> None:
+    size = 6_000_000
+
+    async def large(seen: Seen) -> bytes:
+        if seen.get("x-large") is None:
+            return await up.ok(seen)
+        return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size + bytes(size)
+
+    async with upstream() as up, gateway(documents([up.port], max_inflight=64)) as (port, core):
+        up.answer = large
+        core.unread.max_bytes = 1 << 20
+        readers = []
+        for _ in range(16):
+            sock = socket.socket()
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.connect(("127.0.0.1", port))
+            sock.sendall(HEAD % GOLD.encode() + b"x-large: 1\r\ncontent-length: 0\r\n\r\n")
+            readers.append(sock)
+        async with asyncio.timeout(20):
+            while not core.unread.cut:
+                await asyncio.sleep(0.01)
+                assert core.unread.bytes <= 1 << 20
+        async with Client(port) as canary:
+            assert (await canary.ask(INFER)).status == 200
+        assert sum(each.transport.get_write_buffer_size() for each in next(iter(core.fronts)).connections) < 2 << 20
+        for sock in readers:
+            sock.close()
+        await settle(lambda: idle(core) and not core.unread.bytes, 10)
