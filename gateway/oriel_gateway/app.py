@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from oriel_gateway.access_log import AccessLog
 from oriel_gateway.admin import admin_app
-from oriel_gateway.compiler import compile_folder
+from oriel_gateway.compiler import FolderCompiler
 from oriel_gateway.core import Gateway
 from oriel_gateway.guard import admin_token
 from oriel_gateway.ingress_grpc import serve_grpc
@@ -39,9 +39,9 @@ DRAIN_S = 25.0
 COLLECTOR = (20_000, 5, 20)
 
 
-async def load(settings: Settings) -> Snapshot:
+async def load(settings: Settings, compiler: FolderCompiler) -> Snapshot:
     """The documents of `settings.policies` with the addresses of the command line. Raises BadDocument."""
-    snapshot = await compile_folder(settings.policies)
+    snapshot = await compiler.compile()
     pools = dict(snapshot.pools)
     for name in {*settings.endpoints, *settings.grpc_endpoints}:
         if name not in pools:
@@ -87,11 +87,16 @@ def public_limits() -> HttpLimits:
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
     """Serve until `stop` is set, then drain. Raises StartFailed before anything is served."""
+    with FolderCompiler(settings.policies) as compiler:
+        await _serve(settings, stop, compiler)
+
+
+async def _serve(settings: Settings, stop: asyncio.Event, compiler: FolderCompiler) -> None:
     token = admin_token(settings.admin_host)
     source = FolderSource(settings.policies)
     seen = await asyncio.to_thread(source.stamp)
     try:
-        snapshot = await load(settings)
+        snapshot = await load(settings, compiler)
     except BadDocument as error:
         more = f" (and {len(error.others)} more: `oriel policies check` names them)" if error.others else ""
         raise StartFailed(f"the policies are not usable: {error}{more}") from error
@@ -130,7 +135,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             grpc.port,
         )
         control_stop = asyncio.Event()
-        reloader = Reloader(gateway, source, lambda: load(settings), seen=seen)
+        reloader = Reloader(gateway, source, lambda: load(settings, compiler), seen=seen)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.ask)
         async with asyncio.TaskGroup() as group:
             group.create_task(serve_control(admin_app(gateway, token=token), admin_socket, control_stop))

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 import msgspec
 
@@ -15,7 +15,7 @@ from oriel_policies.documents import Snapshot
 from oriel_policies.documents.packed import unpack
 from oriel_policies.errors import BadDocument
 
-__all__ = ["compile_folder"]
+__all__ = ["FolderCompiler", "compile_folder"]
 
 CHILD = "oriel_gateway.compile_child"
 COMPILE_TIMEOUT_S = 120.0
@@ -27,28 +27,69 @@ async def compile_folder(folder: Path) -> Snapshot:
 
     Cancelled: the child is killed and nothing is left behind.
     """
-    try:
-        out = _unnamed_file()
-    except OSError as error:
-        raise BadDocument(folder.name, "", f"there is no place to compile to: {error.strerror}") from error
-    with out:
+    with FolderCompiler(folder) as compiler:
+        return await compiler.compile()
+
+
+class FolderCompiler:
+    """Compiles a folder again and again; each time what has not changed is taken from the time before."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._last: IO[bytes] | None = None  # what is in it has been good
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of what was compiled last; snapshots that were made of it stay as they are."""
+        if self._last is not None:
+            self._last.close()
+            self._last = None
+
+    async def compile(self) -> Snapshot:
+        """As `compile_folder`. One at a time."""
+        folder = self._folder
         try:
-            # From a thread: asyncio forks on the loop, which stands still while a large process is copied.
-            child = await _started(folder, out)
+            out = _unnamed_file()
         except OSError as error:
-            raise BadDocument(folder.name, "", f"the compiler cannot be started: {error.strerror}") from error
+            raise BadDocument(folder.name, "", f"there is no place to compile to: {error.strerror}") from error
         try:
-            _, said = await asyncio.to_thread(child.communicate, timeout=COMPILE_TIMEOUT_S)
-        except subprocess.TimeoutExpired as error:
-            child.kill()
-            await asyncio.to_thread(child.communicate)
-            raise BadDocument(folder.name, "", f"compiling took more than {COMPILE_TIMEOUT_S:g} s") from error
-        finally:
-            child.kill()  # nothing if it has ended; the thread that waits for it buries it
-        if child.returncode != 0:
-            last = said[-_MAX_STDERR:].decode("utf-8", "replace").strip().rpartition("\n")[2]
-            raise BadDocument(folder.name, "", f"the compiler ended with code {child.returncode}: {last[:300]}")
-        return _read(out.fileno(), folder)
+            try:
+                await _fill(out, folder, self._last)
+            except BadDocument:
+                self.close()  # a child that failed begins from nothing the next time
+                raise
+            snapshot = _read(out.fileno(), folder)
+        except BaseException:
+            out.close()
+            raise
+        self.close()
+        self._last = out
+        return snapshot
+
+
+async def _fill(out: IO[bytes], folder: Path, last: IO[bytes] | None) -> None:
+    """Have the child write to `out`. Raises BadDocument if it does not."""
+    try:
+        # From a thread: asyncio forks on the loop, which stands still while a large process is copied.
+        child = await _started(folder, out, last)
+    except OSError as error:
+        raise BadDocument(folder.name, "", f"the compiler cannot be started: {error.strerror}") from error
+    try:
+        _, said = await asyncio.to_thread(child.communicate, timeout=COMPILE_TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        child.kill()
+        await asyncio.to_thread(child.communicate)
+        raise BadDocument(folder.name, "", f"compiling took more than {COMPILE_TIMEOUT_S:g} s") from error
+    finally:
+        child.kill()  # nothing if it has ended; the thread that waits for it buries it
+    if child.returncode != 0:
+        end = said[-_MAX_STDERR:].decode("utf-8", "replace").strip().rpartition("\n")[2]
+        raise BadDocument(folder.name, "", f"the compiler ended with code {child.returncode}: {end[:300]}")
 
 
 def _unnamed_file() -> IO[bytes]:
@@ -62,8 +103,8 @@ def _unnamed_file() -> IO[bytes]:
         return os.fdopen(os.memfd_create("oriel-policies"), "w+b")
 
 
-async def _started(folder: Path, out: IO[bytes]) -> "subprocess.Popen[bytes]":
-    starting = asyncio.ensure_future(asyncio.to_thread(_start, folder, out))
+async def _started(folder: Path, out: IO[bytes], last: IO[bytes] | None) -> "subprocess.Popen[bytes]":
+    starting = asyncio.ensure_future(asyncio.to_thread(_start, folder, out, last))
     try:
         return await asyncio.shield(starting)
     except asyncio.CancelledError:
@@ -73,11 +114,11 @@ async def _started(folder: Path, out: IO[bytes]) -> "subprocess.Popen[bytes]":
         raise
 
 
-def _start(folder: Path, out: IO[bytes]) -> "subprocess.Popen[bytes]":
+def _start(folder: Path, out: IO[bytes], last: IO[bytes] | None) -> "subprocess.Popen[bytes]":
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     return subprocess.Popen(
         [sys.executable, "-P", "-m", CHILD, str(folder)],
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL if last is None else last,
         stdout=out,
         stderr=subprocess.PIPE,
         env=environment,

@@ -15,7 +15,7 @@ from oriel_policies.errors import BadDocument
 __all__ = ["CALM_S", "POLL_S", "Reloader"]
 
 _log = logging.getLogger(__name__)
-POLL_S = 0.5
+POLL_S = 0.2
 CALM_S = 5.0
 _LOGGED_MISTAKES = 10
 _SPARED = 1000

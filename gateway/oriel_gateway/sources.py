@@ -43,7 +43,7 @@ class FolderSource:
             return ()  # a file went while we looked, or the folder did: the next look tells
         return tuple(stamps)
 
-    def read(self) -> Mapping[str, bytes]:
+    def read(self) -> dict[str, bytes]:
         try:
             paths = self._paths()
         except OSError as error:

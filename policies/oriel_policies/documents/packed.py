@@ -3,10 +3,11 @@
 A hundred thousand tenants as Python objects are some hundred megabytes and seconds of work; a process that serves
 requests can afford neither at once. So whoever compiles a set packs it, and the gateway maps the result:
 
-    magic, 4 sizes | head: all but the tenants | keys: rows by digest | tenants: rows by digest | records
+    magic, sizes | head: all but the tenants | keys: rows by digest | tenants: rows by digest | records | documents
 
 A row is a SHA-256 digest (of the credential; of the tenant's name) and the offset of its record; rows are sorted, so a
 look-up is a binary search. What was decoded is kept: a tenant is one object as long as its snapshot lives.
+The documents are those that were compiled, for `renewed`; whoever serves from the block never touches their pages.
 The bytes are this package's own and are trusted: they never leave the machine, and every start makes them anew.
 """
 
@@ -14,8 +15,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from hashlib import sha256
 from ipaddress import ip_network
+from itertools import accumulate, pairwise
 from struct import Struct
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -31,13 +33,13 @@ from oriel_policies.documents.promises import (
     Tier,
 )
 
-__all__ = ["MAGIC", "decoded", "pack", "unpack"]
+__all__ = ["MAGIC", "ROW", "Parts", "Rows", "decoded", "encode_head", "pack", "parts", "unpack"]
 
-MAGIC = b"oriel\0p1"
-_SIZES = Struct("<8sQQQQ")
+MAGIC = b"oriel\0p2"
+_SIZES = Struct("<8sQQQQQQ")
 _OFFSET = Struct("<Q")
 _DIGEST = 32
-_ROW = _DIGEST + _OFFSET.size
+ROW = _DIGEST + _OFFSET.size
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -74,10 +76,59 @@ _decode_tenant = msgspec.msgpack.Decoder(_TenantRecord).decode
 _decode_key = msgspec.msgpack.Decoder(_KeyRecord).decode
 
 
-def pack(snapshot: Snapshot) -> bytes:
-    """The bytes `unpack` reads."""
+class Parts(NamedTuple):
+    """A block in its pieces. dead: bytes of `records` that no row names. documents: file name -> content, encoded."""
+
+    head: bytes | memoryview
+    keys: bytes | memoryview
+    tenants: bytes | memoryview
+    records: bytes | memoryview
+    dead: int
+    documents: bytes | memoryview
+
+    def block(self) -> list[bytes | memoryview]:
+        """What has to be written, one after the other."""
+        rows = len(self.keys) // ROW, len(self.tenants) // ROW
+        sizes = _SIZES.pack(MAGIC, len(self.head), *rows, len(self.records), self.dead, len(self.documents))
+        return [sizes, self.head, self.keys, self.tenants, self.records, self.documents]
+
+
+class Rows:
+    """Rows of tenants and keys, not sorted, and their records, which begin at offset `start`."""
+
+    def __init__(self, start: int = 0) -> None:
+        self.tenants: list[bytes] = []
+        self.keys: list[bytes] = []
+        self.records = bytearray()
+        self._start = start
+
+    def add(self, tenants: Mapping[str, Tenant], keys: Mapping[bytes, ApiKey]) -> None:
+        """One row and one record each."""
+        for name, tenant in tenants.items():
+            self.tenants.append(sha256(name.encode()).digest() + self._next())
+            self.records += _sized(
+                _TenantRecord(
+                    tenant.name,
+                    tenant.tier.name,
+                    tenant.weight,
+                    tenant.allowances,
+                    tuple(tenant.scopes),
+                    tenant.models,
+                    tenant.services,
+                )
+            )
+        for digest, key in keys.items():
+            self.keys.append(digest + self._next())
+            self.records += _sized(_KeyRecord(key.tenant.name, key.expires_at, key.name))
+
+    def _next(self) -> bytes:
+        return _OFFSET.pack(self._start + len(self.records))
+
+
+def encode_head(snapshot: Snapshot) -> bytes:
+    """All but the tenants and their keys."""
     http = snapshot.http
-    head = _encode(
+    return _encode(
         _Head(
             dict(snapshot.tiers),
             dict(snapshot.issuers),
@@ -87,27 +138,15 @@ def pack(snapshot: Snapshot) -> bytes:
             [str(network) for network in http.trusted_proxies],
         )
     )
-    records = bytearray()
-    tenants = []
-    for name, tenant in snapshot.tenants.items():
-        tenants.append(sha256(name.encode()).digest() + _OFFSET.pack(len(records)))
-        records += _sized(
-            _TenantRecord(
-                tenant.name,
-                tenant.tier.name,
-                tenant.weight,
-                tenant.allowances,
-                tuple(tenant.scopes),
-                tenant.models,
-                tenant.services,
-            )
-        )
-    keys = []
-    for digest, key in snapshot.keys.items():
-        keys.append(digest + _OFFSET.pack(len(records)))
-        records += _sized(_KeyRecord(key.tenant.name, key.expires_at, key.name))
-    sizes = _SIZES.pack(MAGIC, len(head), len(keys), len(tenants), len(records))
-    return b"".join((sizes, head, *sorted(keys), *sorted(tenants), records))
+
+
+def pack(snapshot: Snapshot, documents: Mapping[str, bytes] | None = None) -> bytes:
+    """The bytes `unpack` reads. documents: what the snapshot was compiled from, if `renewed` shall start from here."""
+    rows = Rows()
+    rows.add(snapshot.tenants, snapshot.keys)
+    keys, tenants = b"".join(sorted(rows.keys)), b"".join(sorted(rows.tenants))
+    kept = _encode(documents or {})
+    return b"".join(Parts(encode_head(snapshot), keys, tenants, bytes(rows.records), 0, kept).block())
 
 
 def _sized(record: msgspec.Struct) -> bytes:
@@ -115,20 +154,26 @@ def _sized(record: msgspec.Struct) -> bytes:
     return _OFFSET.pack(len(data)) + data
 
 
+def parts(packed: memoryview) -> Parts:
+    """The pieces of a block, not copied. Raises ValueError for bytes that `pack` did not make."""
+    if len(packed) < _SIZES.size:
+        raise ValueError("not a packed snapshot")
+    magic, head, keys, tenants, records, dead, documents = _SIZES.unpack_from(packed)
+    ends = list(accumulate((_SIZES.size, head, keys * ROW, tenants * ROW, records, documents)))
+    if magic != MAGIC or ends[-1] != len(packed):
+        raise ValueError("not a packed snapshot")
+    head_, keys_, tenants_, records_, documents_ = (packed[start:end] for start, end in pairwise(ends))
+    return Parts(head_, keys_, tenants_, records_, dead, documents_)
+
+
 def unpack(packed: memoryview) -> Snapshot:
     """The snapshot behind `packed`, which has to stay as it is for as long as the snapshot lives.
 
     Raises ValueError for bytes that `pack` did not make.
     """
-    if len(packed) < _SIZES.size:
-        raise ValueError("not a packed snapshot")
-    magic, head_size, keys, tenants, size = _SIZES.unpack_from(packed)
-    first = _SIZES.size + head_size
-    second, third = first + keys * _ROW, first + (keys + tenants) * _ROW
-    if magic != MAGIC or third + size != len(packed):
-        raise ValueError("not a packed snapshot")
-    head = _decode_head(packed[_SIZES.size : first])
-    records = packed[third:]
+    block = parts(packed)
+    records = memoryview(block.records)
+    head = _decode_head(block.head)
 
     def tenant(data: memoryview) -> Tenant:
         record = _decode_tenant(data)
@@ -146,7 +191,7 @@ def unpack(packed: memoryview) -> Snapshot:
         record = _decode_key(data)
         return ApiKey(tenant=by_name[record.tenant], expires_at=record.expires_at, name=record.name)
 
-    by_name = _Names(packed[second:third], records, tenant)
+    by_name = _Names(memoryview(block.tenants), records, tenant)
     return Snapshot(
         tiers=head.tiers,
         tenants=by_name,
@@ -157,7 +202,7 @@ def unpack(packed: memoryview) -> Snapshot:
             cors_origins=tuple(head.cors_origins),
             trusted_proxies=tuple(ip_network(network) for network in head.trusted_proxies),
         ),
-        keys=_Keys(packed[first:second], records, key),
+        keys=_Keys(memoryview(block.keys), records, key),
     )
 
 
@@ -175,7 +220,7 @@ class _Records(Mapping[K, V], Generic[K, V]):
         self._rows = rows
         self._records = records
         self._build = build
-        self._count = len(rows) // _ROW
+        self._count = len(rows) // ROW
         self.decoded: dict[K, V] = {}
 
     def __len__(self) -> int:
@@ -195,11 +240,11 @@ class _Records(Mapping[K, V], Generic[K, V]):
         return map(self._key_at, range(self._count))
 
     def _digest_at(self, row: int) -> bytes:
-        start = row * _ROW
+        start = row * ROW
         return self._rows[start : start + _DIGEST].tobytes()
 
     def _record_at(self, row: int) -> memoryview:
-        (start,) = _OFFSET.unpack_from(self._rows, row * _ROW + _DIGEST)
+        (start,) = _OFFSET.unpack_from(self._rows, row * ROW + _DIGEST)
         (size,) = _OFFSET.unpack_from(self._records, start)
         start += _OFFSET.size
         return self._records[start : start + size]

@@ -1,0 +1,183 @@
+"""A packed snapshot from the one before it, when little has changed: a revoked key does not wait for 100,000 tenants.
+
+What compiles the documents anew takes seconds for a large set, and most of it is spent on lines that are as they were.
+A line of NDJSON is good by itself, but for the names of tiers and routes that it uses, and for its tenant's name and
+keys, which are nobody else's. So while those names stay, only lines that came or went have to be read: their rows are
+taken out of the block before or put into it, and all else is copied. Everything that is not tenants is compiled anew.
+
+`renewed` gives up whenever it cannot be sure, and never judges a mistake: `compile_documents` does, and names it.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
+from hashlib import sha256
+from struct import Struct
+from typing import TypeVar
+
+import msgspec
+
+from oriel_policies.documents.compile import compile_documents
+from oriel_policies.documents.packed import ROW, Parts, Rows, encode_head, parts
+from oriel_policies.documents.promises import Snapshot
+from oriel_policies.documents.reading import Reading
+from oriel_policies.documents.schema import TenantTable
+from oriel_policies.documents.tenants import Tenants
+from oriel_policies.errors import BadDocument
+
+__all__ = ["renewed"]
+
+T = TypeVar("T")
+
+_DIGEST = 32
+_OFFSET = Struct("<Q")
+_FEW = 16  # changed lines that are always few
+_CHUNK = 32 * 1024  # compared at a time
+_decode_documents = msgspec.msgpack.Decoder(dict[str, memoryview]).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def renewed(packed: memoryview, documents: Mapping[str, bytes]) -> Parts | None:
+    """What `pack(compile_documents(documents), documents)` says, out of the block before.
+
+    None: too much has changed, or something is wrong with the documents. Raises ValueError if `packed` is no block.
+    """
+    before = parts(packed)
+    old = _decode_documents(before.documents)
+    old_rest = {name: bytes(data) for name, data in _without_lines(old).items()}
+    new_rest = _without_lines(documents)
+    if not old_rest:
+        return None
+    try:
+        was = compile_documents(old_rest)
+        now = was if new_rest == old_rest else compile_documents(new_rest)
+        if was.tiers.keys() != now.tiers.keys() or _route_names(was) != _route_names(now):
+            return None
+        came, went = _changed(old, documents)
+        if came is None:
+            return None
+        compiled = Tenants(now.tiers, set(), _route_names(now))
+        for file, name, table in _tables(came):
+            compiled.add(file, name, name, table)
+    except BadDocument:
+        return None
+    gone_tenants, gone_keys = [], []
+    for _, name, table in _tables(went):
+        gone_tenants.append(name)
+        gone_keys += [bytes.fromhex(key.sha256) for key in table.keys]
+    rows = Rows(len(before.records))
+    rows.add(compiled.compiled, compiled.keys)
+    if now is not was:
+        gone_tenants += was.tenants
+        gone_keys += was.keys
+        rows.add(now.tenants, now.keys)
+    records = memoryview(before.records)
+    out_of_tenants = _spliced(before.tenants, [sha256(name.encode()).digest() for name in gone_tenants], rows.tenants)
+    out_of_keys = _spliced(before.keys, gone_keys, rows.keys)
+    if out_of_tenants is None or out_of_keys is None:
+        return None
+    tenants, left_tenants = out_of_tenants
+    keys, left_keys = out_of_keys
+    dead = before.dead + sum(_size(records, offset) for offset in (*left_tenants, *left_keys))
+    all_records = b"".join((records, rows.records))
+    if 2 * dead > len(all_records):
+        return None
+    return Parts(encode_head(now), keys, tenants, all_records, dead, _encode(documents))
+
+
+def _without_lines(documents: Mapping[str, T]) -> dict[str, T]:
+    return {name: data for name, data in documents.items() if not name.endswith(".ndjson")}
+
+
+def _route_names(snapshot: Snapshot) -> set[str]:
+    return {route.name for route in snapshot.routes}
+
+
+def _changed(old: Mapping[str, memoryview], new: Mapping[str, bytes]) -> tuple[set[bytes] | None, set[bytes]]:
+    """Lines that came and lines that went; None and nothing when they are many or one is there twice."""
+    before: set[bytes] = set()
+    after: set[bytes] = set()
+    count = 0
+    for name in old.keys() | new.keys():
+        if name.endswith(".ndjson"):
+            was, now = _unlike(old.get(name, memoryview(b"")), new.get(name, b""))
+            before.update(was.split(b"\n"))
+            lines = now.split(b"\n")
+            after.update(lines)
+            count += len(lines) - lines.count(b"")
+    before.discard(b"")
+    after.discard(b"")
+    came, went = after - before, before - after
+    total = sum(data.count(b"\n") for name, data in new.items() if name.endswith(".ndjson"))
+    if count != len(after) or len(came) + len(went) > total // 2 + _FEW:
+        return None, set()
+    return came, went
+
+
+def _unlike(old: memoryview, new: bytes) -> tuple[bytes, bytes]:
+    """Both without the lines that they begin and end with alike, which is soon said of most of a long file."""
+    most = min(len(old), len(new))
+    first = _alike(most, lambda at, to: bytes(old[at:to]) == new[at:to])
+    first = new.rfind(b"\n", 0, first) + 1
+    was, now = len(old), len(new)
+    last = _alike(most - first, lambda at, to: bytes(old[was - to : was - at]) == new[now - to : now - at])
+    if last < now - first or last < was - first:  # the line that the tails begin in may differ before it
+        cut = new.find(b"\n", now - last)
+        last = 0 if cut < 0 else now - cut
+    return bytes(old[first : was - last]), new[first : now - last]
+
+
+def _alike(most: int, same: Callable[[int, int], bool]) -> int:
+    """How many whole chunks of `most` bytes are the same."""
+    at = 0
+    while at < most and same(at, min(at + _CHUNK, most)):
+        at = min(at + _CHUNK, most)
+    return at
+
+
+def _tables(lines: set[bytes]) -> Iterable[tuple[str, str, TenantTable]]:
+    reading = Reading({"tenants.ndjson": b"\n".join(sorted(lines))})
+    yield from reading.tenants()
+    if reading.mistakes:
+        raise reading.mistakes[0]
+
+
+def _spliced(
+    section: bytes | memoryview, gone: Iterable[bytes], came: Iterable[bytes]
+) -> tuple[bytes, list[int]] | None:
+    """Sorted rows without those of the digests that are gone, with those that came; and the offsets that were let go.
+
+    None if one that is gone was not there, or one that came has the digest of another.
+    """
+    view = memoryview(section)
+    count = len(view) // ROW
+
+    def digest_at(row: int) -> bytes:
+        return view[row * ROW : row * ROW + _DIGEST].tobytes()
+
+    edits: dict[bytes, bytes] = dict.fromkeys(gone, b"")
+    left: list[int] = []
+    missing = set(edits)
+    for row in came:
+        digest = row[:_DIGEST]
+        if edits.get(digest):
+            return None
+        edits[digest] = row
+    pieces: list[bytes | memoryview] = []
+    at = 0
+    for digest in sorted(edits):
+        place = bisect_left(range(count), digest, key=digest_at)
+        there = place < count and digest_at(place) == digest
+        if there != (digest in missing):
+            return None
+        pieces += (view[at * ROW : place * ROW], edits[digest])
+        at = place
+        if there:
+            left.append(_OFFSET.unpack_from(view, place * ROW + _DIGEST)[0])
+            at += 1
+    pieces.append(view[at * ROW :])
+    return b"".join(pieces), left
+
+
+def _size(records: memoryview, offset: int) -> int:
+    size: int = _OFFSET.unpack_from(records, offset)[0]
+    return size + _OFFSET.size
