@@ -96,13 +96,13 @@ class ShadowCall(DetachedCall):
 
     def __init__(self, original: Call, seen: Fingerprint, size_bytes: int) -> None:
         gateway, mark, now = original.gateway, original.mark, monotonic()
-        plan, own_id = original.target.plan, mark.forward_id
+        plan, onward = original.target.plan, f"{mark.forward_id ^ 1 or 2:016x}"
         super().__init__(
             gateway,
             original.head,
             shadow_tenant(gateway, original.tenant),
             replace(original.target, pool=plan.shadow_pool, special=False),
-            Mark(mark.request_id, mark.trace_id, mark.span_id, own_id, f"{own_id:016x}", False, mark.state),
+            Mark(mark.request_id, mark.trace, mark.onward, onward, False, mark.own, mark.state),
             now,
             now + original.tenant.tier.give_up_s,
         )
