@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from oriel_gateway.key_sets import KeySets
     from oriel_gateway.tokens import Tokens
 
-__all__ = ["Expirable", "Gateway"]
+__all__ = ["Expirable", "Gateway", "Young"]
 
 _TARGETS = 8192
 _RELEASED = 200  # remembered things let go per turn of the loop
@@ -49,6 +49,17 @@ class Expirable(Protocol):
 
     def expired(self) -> None:
         """The deadline passed: end now, and say where the call was."""
+
+
+class Young(Expirable, Protocol):
+    """Something that has just begun, and most often ends before the clock's next tick.
+
+    slot: below 0 while the clock is to take it in.
+    """
+
+    slot: int
+    deadline: float
+    received_s: float
 
 
 class Gateway:
@@ -87,6 +98,7 @@ class Gateway:
         self._loop = asyncio.get_running_loop()
         self._wheel: DeadlineWheel[Expirable] = DeadlineWheel(0.005)
         self._ticking: asyncio.TimerHandle | None = None
+        self.young: list[Young] = []
         self._targets: dict[tuple[Tenant, bytes], Target] = {}
         self._old_targets: dict[tuple[Tenant, bytes], Target] = {}
         self._tenant_lines: dict[Tenant, bytes] = {}
@@ -323,16 +335,25 @@ class Gateway:
     def watch(self, item: Expirable, deadline: float, now: float) -> int:
         """Call `item.expired()` when the deadline passes; the answer is for `unwatch`."""
         slot = self._wheel.add(item, deadline, now)
+        self.tick_soon()
+        return slot
+
+    def tick_soon(self) -> None:
+        """Whatever is put into `young` is watched from the next tick on, unless its slot says that it is over."""
         if self._ticking is None:
             self._ticking = self._loop.call_later(self._wheel.resolution_s, self._tick)
-        return slot
 
     def unwatch(self, item: Expirable, slot: int) -> None:
         """The item ended by itself."""
         self._wheel.discard(item, slot)
 
     def _tick(self) -> None:
-        due = self._wheel.due(monotonic())
+        wheel, young = self._wheel, self.young
+        self.young = []
+        for begun in young:
+            if begun.slot < 0:
+                begun.slot = wheel.add(begun, begun.deadline, begun.received_s)
+        due = wheel.due(monotonic())
         # Armed before anything is called: an error in one call must not stop the clock of all others.
         waiting = len(self._wheel) or len(due)
         self._ticking = self._loop.call_later(self._wheel.resolution_s, self._tick) if waiting else None

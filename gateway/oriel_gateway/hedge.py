@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from oriel_gateway.endpoints import HttpEndpoint
 from oriel_wire.engine.upstream import UpstreamConnection
 from oriel_wire.errors import UpstreamError
-from oriel_wire.h1 import ResponseHead
+from oriel_wire.h1_response import ResponseHead
 
 if TYPE_CHECKING:
     from oriel_gateway.call import Call

@@ -11,15 +11,15 @@ from hashlib import blake2b
 from time import monotonic
 
 from oriel_gateway.call import Call
+from oriel_gateway.call_state import ANSWERING, DONE
 from oriel_gateway.core import Gateway
 from oriel_gateway.detached import DetachedCall
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.pools import PoolGate
-from oriel_gateway.recovery import ANSWERING, DONE
 from oriel_gateway.routing_state import KEPT_BYTES, SHADOWS
 from oriel_gateway.tracing import Mark
 from oriel_policies.documents import Route, Tenant
-from oriel_wire.h1 import ResponseHead
+from oriel_wire.h1_response import ResponseHead
 
 __all__ = ["Fingerprint", "ShadowCall", "place_for_copy", "send_copy", "shadow_tenant"]
 
