@@ -54,7 +54,7 @@ def lines(notes: Sequence[Plain], offset_s: float) -> bytes:
         tenant, target = decided.tenant, decided.target
         line = _Line(
             ts=datetime.fromtimestamp(decided.ended_s + offset_s, UTC).isoformat(timespec="milliseconds"),
-            trace_id=f"{decided.mark.trace_id:032x}",
+            trace_id=decided.mark.trace,
             request_id=decided.mark.request_id,
             tenant=tenant.name if tenant is not None else "",
             tier=tenant.tier.name if tenant is not None else "",

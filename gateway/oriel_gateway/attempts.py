@@ -22,7 +22,7 @@ from oriel_gateway.endpoints import EndpointSet, HttpEndpoint, Reach
 from oriel_gateway.pools import PoolGate
 from oriel_policies.budget import MAX_ATTEMPTS
 from oriel_wire.errors import UpstreamError, UpstreamUnreachable, UpstreamUnread
-from oriel_wire.h1 import ResponseHead
+from oriel_wire.h1_response import ResponseHead
 
 __all__ = ["SPENT", "Tries", "note_answer", "note_failure", "says_not_executed"]
 

@@ -17,24 +17,19 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from oriel_gateway.answers import STATUS
-from oriel_gateway.core import Gateway
+from oriel_gateway.call_state import ANSWERING, COLLECT, DONE, QUEUED, SENDING, YOUNG
 from oriel_gateway.cors import dressed
 from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.heads import answer_start, head_lines, retry_lines
 from oriel_gateway.hedge import Hedge
-from oriel_gateway.limits import Grant
-from oriel_gateway.pools import PoolGate
-from oriel_gateway.recovery import ANSWERING, COLLECT, DONE, QUEUED, SENDING, Recovery
-from oriel_gateway.targets import Target
-from oriel_gateway.tracing import Mark
-from oriel_policies.documents import Tenant
+from oriel_gateway.recovery import Recovery
 from oriel_wire.chunked import LAST_CHUNK, chunk
 from oriel_wire.engine.upstream import UpstreamConnection
-from oriel_wire.h1 import RequestHead, ResponseHead
+from oriel_wire.h1_response import ResponseHead
 from oriel_wire.orca import LOAD_FORMAT, LOAD_METRICS
 
 if TYPE_CHECKING:
-    from oriel_gateway.extras import Extras
-    from oriel_gateway.ingress_http import ClientConnection
+    pass
 
 __all__ = ["Call"]
 
@@ -54,60 +49,7 @@ _PIECE = 2 * 1024
 class Call(Recovery):
     """See the module's head. Times are monotonic seconds; 0.0 means not reached."""
 
-    # Class attributes are the defaults: a call that goes through at once never sets most of them.
-    status = 0
-    cost_us = -1
-    outcome = Outcome.ANSWERED
-    response_s = 0.0
-    protocol = "http"
-    bytes_out = 0
-    _close = False  # the answer that has begun ends its connection
-    _rechunk = False
-    _streaming = False
-    _data_s = 0.0
-    grant: Grant | None = None
-    _collected = False  # the body is here, the limiter's answer is not
-    extras: "Extras | None" = None  # of a special route
-    _asked = False  # for a load report
-
-    def __init__(
-        self,
-        gateway: Gateway,
-        client: "ClientConnection",
-        gate: PoolGate,
-        head: RequestHead,
-        tenant: Tenant,
-        target: Target,
-        mark: Mark,
-        received_s: float,
-        deadline: float,
-    ) -> None:
-        self._gateway = gateway
-        self._gate = gate
-        gate.calls += 1
-        self.client = client
-        self.head = head
-        self.tenant = tenant
-        self.target = target
-        self.mark = mark
-        self.received_s = received_s
-        self.deadline = deadline
-        self._slot = gateway.watch(self, deadline, received_s)
-
-    @property
-    def method(self) -> str:
-        """The HTTP method."""
-        return self.head.method
-
-    @property
-    def gateway(self) -> Gateway:
-        """The gateway it came to."""
-        return self._gateway
-
-    @property
-    def gate(self) -> PoolGate:
-        """The pool it goes to."""
-        return self._gate
+    __slots__ = ()
 
     # The client's side -----------------------------------------------------------------------------------------
 
@@ -144,7 +86,10 @@ class Call(Recovery):
         """The whole body at once."""
         self._pending = [data]
         self._pending_bytes = len(data)
-        self._ask()
+        if self.grant is None and self.extras is None:
+            self.enter()
+        else:
+            self._ask()
 
     def end(self) -> None:
         """The body is complete."""
@@ -181,11 +126,6 @@ class Call(Recovery):
         if self.extras is None or self.extras.before_queue(self):
             self.enter()
 
-    @property
-    def body_bytes(self) -> int:
-        """How much of the body is here."""
-        return self._pending_bytes
-
     def body(self) -> bytes:
         """The whole body, while the call has not been sent."""
         pending = self._pending
@@ -203,10 +143,10 @@ class Call(Recovery):
         self._held_bytes = self._pending_bytes
         return True
 
-    def enter(self) -> None:
-        """Take a permit or queue for one."""
+    def enter(self, now: float = 0.0) -> None:
+        """Take a permit or queue for one. now: monotonic seconds, 0.0 if the caller has not looked."""
         gate = self._gate
-        self.queued_s = now = monotonic()
+        self.queued_s = now = now or monotonic()
         if not gate.endpoints.usable:
             self._park()
             return
@@ -250,7 +190,7 @@ class Call(Recovery):
     def expired(self) -> None:
         """The deadline passed; for a stream, it was silent or went on for too long."""
         if self._streaming and monotonic() < self._stream_ends_s():
-            self._extend()
+            self.watch_until(self._stream_ends_s())
             return
         if self._parked:
             message = "no server of this pool could be reached before the deadline"
@@ -291,39 +231,34 @@ class Call(Recovery):
 
     def put(self, connection: UpstreamConnection, now: float) -> None:
         """Write the whole request to a connection. A body of up to 64 KiB is kept: it may have to be sent again."""
-        head = self.head
         mark = self.mark
-        remaining_ms = max(1, int((self.deadline - now) * 1000.0))
+        lines = self.lines
+        if lines is None:
+            lines = self.lines = head_lines(self.head, self._gateway.tenant_lines(self.tenant))
+        remaining_ms = int((self.deadline - now) * 1000.0)
         tail = (
-            f"x-oriel-timeout-ms: {remaining_ms}\r\nx-request-id: {mark.request_id}\r\n"
-            f"traceparent: {mark.traceparent()}\r\n"
+            f"x-oriel-timeout-ms: {remaining_ms if remaining_ms > 0 else 1}\r\nx-request-id: {mark.request_id}\r\n"
+            f"traceparent: 00-{mark.trace}-{mark.onward}-{'01' if mark.sampled else '00'}\r\n"
         )
         if mark.state:
             tail += f"tracestate: {mark.state}\r\n"
         if self._gate.asks:
             self._gate.asks, self._asked = False, True
             tail += ASK_REPORT
-        if head.chunked:  # it is all here now: its length is known
+        if self.head.chunked:  # it is all here now: its length is known
             tail += f"content-length: {self._pending_bytes}\r\n"
         if self.client.forwarded:
             tail += self.client.forwarded
-        parts: list[bytes | bytearray] = [
-            self.target.line,
-            connection.endpoint.host_line,
-            *head.forward,
-            self._gateway.tenant_lines(self.tenant),
-            tail.encode("latin-1"),
-        ]
+        line, host, more = self.target.line, connection.endpoint.host_line, tail.encode("latin-1")
         pending = self._pending
         if pending is None or self._pending_bytes <= _SMALL:
-            parts.append(b"" if pending is None else pending[0] if len(pending) == 1 else b"".join(pending))
-            request = b"\r\n".join(parts)
+            body = b"" if not pending else pending[0] if len(pending) == 1 else b"".join(pending)
+            request = b"\r\n".join((line, host, lines, more, body))
             connection.request_bytes = len(request)
             connection.transport.write(request)
         else:
-            parts.append(b"")
             connection.request_bytes = 0
-            connection.transport.writelines((b"\r\n".join(parts), *pending))
+            connection.transport.writelines((b"\r\n".join((line, host, lines, more, b"")), *pending))
             self._pending = None
         connection.request_done = True
 
@@ -344,67 +279,74 @@ class Call(Recovery):
             return
         if self._hedge is not None or self._tries is not None:
             self._settle(status, now)
-        if self.extras is not None:
-            self.extras.response(self, head, data)
         self.state = ANSWERING
         self.status = status
         self._pending = None
         self.cost_us = head.cost_us
         self.bytes_out = len(data)
         client = self.client
+        start: bytes | None = None
+        if complete:
+            self._connection = None  # it is the pool's again: what this client does not read must not pause it
+            if self.extras is None and not (self._asked or client.cors or client.must_close):
+                start = head.start or answer_start(head)
+        if start is None:
+            if self.extras is not None:
+                head = head.copy()
+                self.extras.response(self, head, data)
+            start = self._begin(head, len(data), complete, now)
+            if self._rechunk and data:
+                data = chunk(data)
+        if (grant := self.grant) is not None:
+            grant.move(self.bytes_out, now)
+            start += grant.lines(now) + b"\r\n"
+        mark = self.mark
+        queued = f"{(self.permit_s - self.queued_s) * 1e3:.3f}" if self.permit_s != self.queued_s else "0.000"
+        timing = f", {head.server_timing}" if head.server_timing else ""
+        tail = (
+            f"x-request-id: {mark.request_id}\r\ntraceresponse: 00-{mark.trace}-{mark.own}-"
+            f"{'01' if mark.sampled else '00'}\r\nserver-timing: gateway-queue;dur={queued}, "
+            f"gateway-upstream;dur={(now - self.sent_s) * 1e3:.3f}{timing}\r\n\r\n"
+        ).encode("latin-1")
+        if len(data) <= _SMALL:
+            client.transport.write(b"".join((start, tail, data)))
+        else:
+            client.transport.writelines((start + tail, data))
+        if complete:
+            self._end(Outcome.ANSWERED, "", now)
+            client.answered(close=self._close)
+        elif not client.keeps_up:
+            client.on_writable(False)
+
+    def _begin(self, head: ResponseHead, size_bytes: int, complete: bool, now: float) -> bytes:
+        """The first lines of an answer that is not like most; size_bytes: of the body that came with it."""
+        client = self.client
+        close = client.must_close
+        lines = dressed(head.forward, client.cors) if client.cors else [*head.forward]
         if self._asked:
             self._gate.reported(head.get(LOAD_METRICS))
-        lines = dressed(head.forward, client.cors) if client.cors else head.forward
-        if (grant := self.grant) is not None:
-            grant.move(len(data), now)
-            lines.append(grant.lines(now))
-        close = client.must_close
         length = head.content_length
         if head.status == 204:
             length = None
         elif length is None and complete and head.status != 304 and not self.target.head_only:
-            length = len(data)
-        if complete:
-            self._connection = None  # it is the pool's again: what this client does not read must not pause it
+            length = size_bytes
         if length is not None:
             lines.append(b"content-length: %d" % length)
         elif not complete:
             if self.head.line.minor:
                 lines.append(b"transfer-encoding: chunked")
                 self._rechunk = True
-                data = chunk(data) if data else b""
             else:
                 close = True
             self._streaming = True
             self._data_s = now
-            self._extend()
+            self.watch_until(self._stream_ends_s())
         self._close = close
         if close:
             lines.append(b"connection: close")
-        if head.status in (502, 503) and head.get("retry-after") is None:
-            lines.append(b"retry-after: 1")
-        mark = self.mark
-        upstream_timing = f", {head.server_timing}" if head.server_timing else ""
-        lines.append(
-            f"x-request-id: {mark.request_id}\r\ntraceresponse: {mark.traceresponse()}\r\n"
-            f"server-timing: gateway-queue;dur={(self.permit_s - self.queued_s) * 1e3:.3f}, "
-            f"gateway-upstream;dur={(now - self.sent_s) * 1e3:.3f}{upstream_timing}\r\n\r\n".encode("latin-1")
-        )
-        if len(data) <= _SMALL:
-            client.transport.write(b"\r\n".join(lines) + data)
-        else:
-            client.transport.writelines((b"\r\n".join(lines), data))
-        if complete:
-            self._end(Outcome.ANSWERED)
-            client.answered(close=close)
-        elif not client.keeps_up:
-            client.on_writable(False)
-
-    def _extend(self) -> None:
-        """An answer without a known length is a stream: its deadline was its first byte; now it may not fall silent."""
-        gateway = self._gateway
-        gateway.unwatch(self, self._slot)
-        self._slot = gateway.watch(self, self._stream_ends_s(), self._data_s)
+        lines += retry_lines(head)
+        lines.append(b"")
+        return b"\r\n".join(lines)
 
     def _stream_ends_s(self) -> float:
         tier = self.tenant.tier
@@ -464,7 +406,7 @@ class Call(Recovery):
         """Tell everybody who counts or records calls."""
         self._gateway.ended(self, now, error, self.response_s if self._streaming else now, self._pending_bytes)
 
-    def _end(self, outcome: Outcome, error: str = "") -> None:
+    def _end(self, outcome: Outcome, error: str = "", now: float = 0.0) -> None:
         state = self.state
         if state == DONE:
             return
@@ -472,8 +414,11 @@ class Call(Recovery):
         self.outcome = outcome
         self.client.call = None
         gateway, gate, tenant = self._gateway, self._gate, self.tenant
-        gateway.unwatch(self, self._slot)
-        now = monotonic()
+        if self.slot == YOUNG:
+            self.slot = 0
+        else:
+            gateway.unwatch(self, self.slot)
+        now = now or monotonic()
         self._count(outcome, now, error)
         gate.calls -= 1
         if self._held_bytes:

@@ -30,13 +30,13 @@ from oriel_wire.context import parse_timeout_ms, valid_request_id
 from oriel_wire.engine.large_messages import LargeMessages
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.h1 import Field, LineMemo
-from oriel_wire.trace import SpanSink, parse_traceparent, random_bits
+from oriel_wire.trace import SpanSink, TraceIds, bounded_state, read_traceparent
 
 if TYPE_CHECKING:
     from oriel_gateway.key_sets import KeySets
     from oriel_gateway.tokens import Tokens
 
-__all__ = ["Expirable", "Gateway"]
+__all__ = ["Expirable", "Gateway", "Young"]
 
 _TARGETS = 8192
 _RELEASED = 200  # remembered things let go per turn of the loop
@@ -50,6 +50,17 @@ class Expirable(Protocol):
 
     def expired(self) -> None:
         """The deadline passed: end now, and say where the call was."""
+
+
+class Young(Expirable, Protocol):
+    """Something that has just begun, and most often ends before the clock's next tick.
+
+    slot: below 0 while the clock is to take it in.
+    """
+
+    slot: int
+    deadline: float
+    received_s: float
 
 
 class Gateway:
@@ -89,9 +100,11 @@ class Gateway:
         self._loop = asyncio.get_running_loop()
         self._wheel: DeadlineWheel[Expirable] = DeadlineWheel(0.005)
         self._ticking: asyncio.TimerHandle | None = None
+        self.young: list[Young] = []
         self._targets: dict[tuple[Tenant, bytes], Target] = {}
         self._old_targets: dict[tuple[Tenant, bytes], Target] = {}
         self._tenant_lines: dict[Tenant, bytes] = {}
+        self._ids = TraceIds()
         self._released: list[dict[Any, Any]] = []
         self._trust(snapshot)
 
@@ -241,15 +254,19 @@ class Gateway:
 
         A client's sampled bit is honoured; a trace that starts here is sampled by `sample_ratio`.
         """
-        span_id = random_bits(64) or 1
-        span_hex = f"{span_id:016x}"
+        ids = self._ids
+        if len(ids.spans) < 2 or not ids.traces:
+            ids.refill()
+        own = ids.spans.pop()
         if request_id is None or not valid_request_id(request_id):
-            request_id = span_hex
-        parent = parse_traceparent(traceparent, tracestate or "") if traceparent else None
+            request_id = own
+        parent = read_traceparent(traceparent) if traceparent else None
         if parent is not None:
-            return Mark(request_id, parent.trace_id, parent.span_id, span_id, span_hex, parent.sampled, parent.state)
+            trace, span, sampled = parent
+            state = bounded_state(tracestate) if tracestate else ""
+            return Mark(request_id, trace, own, ids.spans.pop(), sampled, span, state)
         sampled = self.sink.enabled and (self.sample_ratio >= 1.0 or random.random() < self.sample_ratio)
-        return Mark(request_id, random_bits(128) or 1, 0, span_id, span_hex, sampled, "")
+        return Mark(request_id, ids.traces.pop(), own, ids.spans.pop(), sampled)
 
     def turned_away(
         self,
@@ -276,48 +293,34 @@ class Gateway:
 
     def ended(self, call: Recorded, now: float, error: str, answered_s: float, bytes_in: int) -> None:
         """Count, keep, log and trace a call that is over. answered_s: when it was what its target is about."""
-        tenant, target, outcome, received_s = call.tenant, call.target, call.outcome, call.received_s
-        sent_s, response_s, bytes_out = call.sent_s, call.response_s, call.bytes_out
         # In the order of `Decided`.
         decided = (
             now,
             call.mark,
             call.method,
             call.protocol,
-            tenant,
-            target,
-            outcome,
+            call.tenant,
+            call.target,
+            call.outcome,
             call.status,
             error,
-            received_s,
+            call.received_s,
             call.queued_s,
             call.permit_s,
-            sent_s,
-            response_s,
+            call.sent_s,
+            call.response_s,
             call.deadline,
             call.ahead,
             bytes_in,
-            bytes_out,
+            call.bytes_out,
             call.endpoint,
             call.tried,
+            answered_s,
         )
         self.decisions.append(decided)
         if self.access_log is not None:
             self.access_log.put(decided)
-        self.stats.ended(
-            target.pool,
-            target.plan.name,
-            tenant,
-            outcome,
-            call.status,
-            now - received_s,
-            answered_s - received_s,
-            response_s - sent_s if response_s and sent_s else -1.0,
-            bytes_in,
-            bytes_out,
-        )
-        if call.ahead >= 0:
-            self.stats.waited(target.pool, tenant.tier.name, (call.permit_s or now) - call.queued_s)
+        self.stats.ended(decided)
         if call.mark.sampled and self.sink.enabled:
             record_call(call, self.sink, now, error)
 
@@ -334,16 +337,25 @@ class Gateway:
     def watch(self, item: Expirable, deadline: float, now: float) -> int:
         """Call `item.expired()` when the deadline passes; the answer is for `unwatch`."""
         slot = self._wheel.add(item, deadline, now)
+        self.tick_soon()
+        return slot
+
+    def tick_soon(self) -> None:
+        """Whatever is put into `young` is watched from the next tick on, unless its slot says that it is over."""
         if self._ticking is None:
             self._ticking = self._loop.call_later(self._wheel.resolution_s, self._tick)
-        return slot
 
     def unwatch(self, item: Expirable, slot: int) -> None:
         """The item ended by itself."""
         self._wheel.discard(item, slot)
 
     def _tick(self) -> None:
-        due = self._wheel.due(monotonic())
+        wheel, young = self._wheel, self.young
+        self.young = []
+        for begun in young:
+            if begun.slot < 0:
+                begun.slot = wheel.add(begun, begun.deadline, begun.received_s)
+        due = wheel.due(monotonic())
         # Armed before anything is called: an error in one call must not stop the clock of all others.
         waiting = len(self._wheel) or len(due)
         self._ticking = self._loop.call_later(self._wheel.resolution_s, self._tick) if waiting else None

@@ -13,7 +13,7 @@ from oriel_gateway.targets import Target
 from oriel_gateway.tracing import Mark
 from oriel_policies.documents import Tenant
 
-__all__ = ["Address", "Decided", "Decisions", "explain"]
+__all__ = ["Address", "Decided", "Decisions", "Plain", "explain"]
 
 KEPT = 4096
 ANSWERS = 100  # of one question, at most
@@ -35,6 +35,7 @@ class Decided(NamedTuple):
 
     tenant, target: None if it was refused before they were known. ahead: calls before it in the queue when it came to
     it, -1 if it did not queue. endpoint: who answered or was asked last; tried: who was asked before in vain.
+    answered_s: when it was what its target is about: its end, or the first byte of a stream.
     """
 
     ended_s: float
@@ -57,6 +58,7 @@ class Decided(NamedTuple):
     bytes_out: int = 0
     endpoint: Address | None = None
     tried: tuple[Address, ...] = ()
+    answered_s: float = 0.0
 
 
 # As made on the hot path: a plain tuple costs a third of a named one.
@@ -97,7 +99,7 @@ def explain(decided: Decided, offset_s: float) -> dict[str, Any]:
     mark, tenant, target = decided.mark, decided.tenant, decided.target
     said: dict[str, Any] = {
         "request_id": mark.request_id,
-        "trace_id": f"{mark.trace_id:032x}",
+        "trace_id": mark.trace,
         "ended_at": round(decided.ended_s + offset_s, 3),
         "protocol": decided.protocol,
         "method": decided.method,

@@ -12,7 +12,7 @@ from oriel_gateway.shadow import Fingerprint, send_copy
 from oriel_gateway.single_flight import answer_from, answer_key, join
 from oriel_policies.assignment import unit
 from oriel_policies.flights import Flight
-from oriel_wire.h1 import ResponseHead
+from oriel_wire.h1_response import ResponseHead
 
 if TYPE_CHECKING:
     from oriel_gateway.call import Call

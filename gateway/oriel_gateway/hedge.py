@@ -15,7 +15,7 @@ from oriel_gateway.attempts import note_answer, note_failure, says_not_executed
 from oriel_gateway.endpoints import HttpEndpoint
 from oriel_wire.engine.upstream import UpstreamConnection
 from oriel_wire.errors import UpstreamError
-from oriel_wire.h1 import ResponseHead
+from oriel_wire.h1_response import ResponseHead
 
 if TYPE_CHECKING:
     from oriel_gateway.call import Call

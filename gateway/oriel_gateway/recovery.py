@@ -8,56 +8,28 @@ from time import monotonic
 from typing import TYPE_CHECKING, cast
 
 from oriel_gateway.attempts import Tries, note_failure, says_not_executed
+from oriel_gateway.call_state import QUEUED, SENDING, CallState
 from oriel_gateway.decisions import TOLD
 from oriel_gateway.endpoints import HttpEndpoint
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.hedge import Hedge
-from oriel_gateway.pools import PoolGate
-from oriel_gateway.targets import Target
 from oriel_policies.budget import MAX_ATTEMPTS
-from oriel_policies.documents import Tenant
-from oriel_policies.queue import Ticket
-from oriel_wire.engine.upstream import ResponseSink, UpstreamConnection
+from oriel_wire.engine.upstream import ResponseSink
 from oriel_wire.errors import UpstreamError, UpstreamUnreachable, UpstreamUnread
-from oriel_wire.h1 import RequestHead, ResponseHead
+from oriel_wire.h1_response import ResponseHead
 
 if TYPE_CHECKING:
-    from oriel_gateway.core import Gateway
+    pass
 
-__all__ = ["ANSWERING", "COLLECT", "DONE", "JOINED", "QUEUED", "SENDING", "Recovery"]
-
-COLLECT, QUEUED, JOINED, SENDING, ANSWERING, DONE = range(6)
+__all__ = ["Recovery"]
 
 
-class Recovery:
-    """State of a call that its recovery needs; see `call.Call` for the rest. Times are monotonic seconds."""
+class Recovery(CallState):
+    """See the module's head."""
 
-    state = COLLECT
-    queued_s = 0.0
-    permit_s = 0.0
-    sent_s = 0.0
-    response_s = 0.0
-    head: RequestHead
-    tenant: Tenant
-    target: Target
-    deadline: float
-    _gateway: "Gateway"
-    _gate: PoolGate
-    _pending: list[bytes | bytearray] | None = None
-    _pending_bytes = 0
-    _held_bytes = 0  # of the pool's byte budget
-    _ticket: Ticket | None = None
-    _connection: UpstreamConnection | None = None
-    _endpoint: HttpEndpoint | None = None
-    ahead = -1  # calls before it when it came to the queue, -1: it did not queue
-    endpoint: HttpEndpoint | None = None  # asked last; `_endpoint` only while it is the call's
-    tried: tuple[HttpEndpoint, ...] = ()  # asked before in vain, the latest `TOLD` of them
-    _parked = False  # nobody can be asked: waits without a permit
-    _tries: Tries | None = None
-    _hedge: Hedge | None = None
-    stick = ""  # what chooses the endpoint, "" = whichever is least busy
+    __slots__ = ()
 
-    def enter(self) -> None:
+    def enter(self, now: float = 0.0) -> None:
         raise NotImplementedError
 
     def _send(self, now: float) -> None:

@@ -12,15 +12,15 @@ from time import monotonic
 
 from oriel_gateway.attempts import note_answer
 from oriel_gateway.call import Call
+from oriel_gateway.call_state import ANSWERING, DONE
 from oriel_gateway.core import Gateway
 from oriel_gateway.detached import DetachedCall
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.pools import PoolGate
-from oriel_gateway.recovery import ANSWERING, DONE
 from oriel_gateway.routing_state import KEPT_BYTES, SHADOWS
 from oriel_gateway.tracing import Mark
 from oriel_policies.documents import Route, Tenant
-from oriel_wire.h1 import ResponseHead
+from oriel_wire.h1_response import ResponseHead
 
 __all__ = ["Fingerprint", "ShadowCall", "place_for_copy", "send_copy", "shadow_tenant"]
 
@@ -98,7 +98,7 @@ class ShadowCall(DetachedCall):
 
     def __init__(self, original: Call, gate: PoolGate, seen: Fingerprint, size_bytes: int) -> None:
         gateway, mark, now = original.gateway, original.mark, monotonic()
-        plan, own_id = original.target.plan, mark.forward_id
+        plan, onward = original.target.plan, f"{mark.forward_id ^ 1 or 2:016x}"
         super().__init__(
             gateway,
             gate,
@@ -111,7 +111,7 @@ class ShadowCall(DetachedCall):
                 special=False,
                 plan=replace(plan, hedge_s=0.0, idempotent=False),
             ),
-            Mark(mark.request_id, mark.trace_id, mark.span_id, own_id, f"{own_id:016x}", False, mark.state),
+            Mark(mark.request_id, mark.trace, mark.onward, onward, False, mark.own, mark.state),
             now,
             now + original.tenant.tier.give_up_s,
         )

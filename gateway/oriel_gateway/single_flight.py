@@ -16,13 +16,13 @@ from time import monotonic
 
 from oriel_gateway.attempts import note_answer
 from oriel_gateway.call import Call
+from oriel_gateway.call_state import ANSWERING, COLLECT, DONE, JOINED, SENDING
 from oriel_gateway.cors import dressed
 from oriel_gateway.detached import DetachedCall
 from oriel_gateway.errors import Outcome, Refused
-from oriel_gateway.recovery import ANSWERING, COLLECT, DONE, JOINED, SENDING
 from oriel_gateway.routing_state import KEPT_BYTES, KeptAnswer
 from oriel_policies.flights import Flight
-from oriel_wire.h1 import ResponseHead
+from oriel_wire.h1_response import ResponseHead
 
 __all__ = ["RELEVANT", "answer_from", "answer_key", "join", "wants_its_own"]
 
@@ -131,9 +131,8 @@ class FlightCall(DetachedCall):
     def last_until(self, deadline: float) -> None:
         """A member waits longer than all before it."""
         if deadline > self.deadline:
-            self._gateway.unwatch(self, self._slot)
             self.deadline = deadline
-            self._slot = self._gateway.watch(self, deadline, monotonic())
+            self.watch_until(deadline)
 
     def response(self, head: ResponseHead, data: bytes, complete: bool) -> None:
         if complete:
@@ -226,7 +225,7 @@ class FlightCall(DetachedCall):
 
     def _hand_over(self, member: Call, head: ResponseHead, data: bytes, complete: bool) -> None:
         """`member` is from now on the one that has the permit and reads the answer."""
-        self._gateway.unwatch(self, self._slot)
+        self.unwatch()
         self._gateway.routing.detached.pop(self, None)
         self._gate.calls -= 1
         self.state = DONE
@@ -241,6 +240,7 @@ class FlightCall(DetachedCall):
             member._connection.sink = member
         member._pending = None
         self._gateway.routing.answered_from(self.target.plan.name, "miss")
+        head = head.copy()
         head.forward = [line for line in head.forward if not line.lower().startswith(_OURS)]
         head.forward.append(b"x-oriel-cache: miss")
         member.response(head, data, complete)

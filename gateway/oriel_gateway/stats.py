@@ -3,6 +3,7 @@
 from bisect import bisect_left
 
 from oriel_gateway.answers import STATUS
+from oriel_gateway.decisions import Plain
 from oriel_gateway.errors import Outcome
 from oriel_gateway.top_tenants import TopTenants
 from oriel_policies.documents import Tenant
@@ -10,6 +11,7 @@ from oriel_policies.documents import Tenant
 __all__ = ["BUCKETS_S", "RESULTS", "Histogram", "Series", "Stats", "result_of"]
 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_BATCH = 256
 # What became of the promise. met, late: answered within the tier's target, or after it. missed: refused or failed here
 # or further in. excused: the caller's own doing (a wrong request, over its limits, left), which costs no error budget.
 RESULTS = ("met", "late", "missed", "excused")
@@ -46,58 +48,86 @@ class Series(Histogram):
 
 
 class Stats:
-    """series: by (pool, route, tier, outcome, status class). Single writer: the gateway's loop."""
+    """Single writer: the gateway's loop. Ended calls are counted some hundred at a time, and before anybody reads:
+    what calls have in common is then looked up once, and what the loop needs stays in its cache meanwhile.
+    """
 
     def __init__(self) -> None:
-        self.series: dict[tuple[str, str, str, str, int], Series] = {}
-        self.waits: dict[tuple[str, str], Histogram] = {}  # by (pool, tier): of calls that had to queue
+        self._series: dict[tuple[str, str, str, str, int], Series] = {}
+        self._waits: dict[tuple[str, str], Histogram] = {}
         self._turned_away: dict[tuple[str, str], int] = {}  # by (tier, result)
         self.refused: dict[Outcome, int] = {}
-        self.tenants = TopTenants()
+        self._tenants = TopTenants()
+        self._ended: list[Plain] = []
 
-    def ended(
-        self,
-        pool: str,
-        route: str,
-        tenant: Tenant,
-        outcome: Outcome,
-        status: int,
-        seconds: float,
-        answered_s: float,
-        upstream_s: float,
-        bytes_in: int,
-        bytes_out: int,
-    ) -> None:
-        """A call that had reached a pool is over.
+    @property
+    def series(self) -> dict[tuple[str, str, str, str, int], Series]:
+        """By (pool, route, tier, outcome, status class)."""
+        self._count()
+        return self._series
 
-        seconds: in all; answered_s: until what the target is about, the end, or the first byte of a stream;
-        upstream_s: from its last byte to the upstream's head, below 0 if there was none.
-        """
-        tier = tenant.tier
-        name = tier.name
-        key = (pool, route, name, "answered" if outcome is Outcome.ANSWERED else outcome.value, status // 100)
-        series = self.series.get(key)
-        if series is None:
-            series = self.series[key] = Series()
-        # `Histogram.observe` twice, spelled out: a call of a function is a third of what this costs.
-        series.count += 1
-        series.total_s += seconds
-        series.buckets[bisect_left(BUCKETS_S, seconds)] += 1
-        if upstream_s >= 0.0:
-            upstream = series.upstream
-            upstream.count += 1
-            upstream.total_s += upstream_s
-            upstream.buckets[bisect_left(BUCKETS_S, upstream_s)] += 1
-        series.bytes_in += bytes_in
-        series.bytes_out += bytes_out
-        if outcome is not Outcome.ANSWERED or status >= 400:
-            result = result_of(outcome, status)
-        elif answered_s <= tier.target_s:
-            result = "met"
-        else:
-            result = "late"
-            series.late += 1
-        self.tenants.count(tenant.name, result)
+    @property
+    def waits(self) -> dict[tuple[str, str], Histogram]:
+        """By (pool, tier): of calls that had to queue, until their permit, or until they left without."""
+        self._count()
+        return self._waits
+
+    @property
+    def tenants(self) -> TopTenants:
+        """Requests by tenant."""
+        self._count()
+        return self._tenants
+
+    def ended(self, decided: Plain) -> None:
+        """A call that had reached a pool is over; `decided`: as `decisions` keeps it."""
+        ended = self._ended
+        ended.append(decided)
+        if len(ended) >= _BATCH:
+            self._count()
+
+    def _count(self) -> None:
+        batch, self._ended = self._ended, []
+        all_series, tenants = self._series, self._tenants
+        last_tenant = last_target = last_outcome = None
+        last_status = -1
+        series, tier_name, name, judged, target_s = Series(), "", "", "", 0.0
+        for decided in batch:
+            ended_s, _, _, _, tenant, target, outcome, status, _, received_s = decided[:10]
+            queued_s, permit_s, sent_s, response_s, _, ahead, bytes_in, bytes_out, _, _, answered_s = decided[10:]
+            if (
+                tenant is not last_tenant
+                or target is not last_target
+                or status != last_status
+                or outcome is not last_outcome
+            ):
+                last_tenant, last_target, last_status, last_outcome = tenant, target, status, outcome
+                answered = outcome is Outcome.ANSWERED
+                name, tier_name, target_s = tenant.name, tenant.tier.name, tenant.tier.target_s
+                reason = "answered" if answered else outcome.value
+                key = (target.pool, target.plan.name, tier_name, reason, status // 100)
+                found = all_series.get(key)
+                if found is None:
+                    found = all_series[key] = Series()
+                series = found
+                judged = "" if answered and status < 400 else result_of(outcome, status)
+            # `Histogram.observe` twice, spelled out: a call of a function is a third of what this costs.
+            seconds = ended_s - received_s
+            series.count += 1
+            series.total_s += seconds
+            series.buckets[bisect_left(BUCKETS_S, seconds)] += 1
+            if response_s and sent_s:
+                upstream, upstream_s = series.upstream, response_s - sent_s
+                upstream.count += 1
+                upstream.total_s += upstream_s
+                upstream.buckets[bisect_left(BUCKETS_S, upstream_s)] += 1
+            series.bytes_in += bytes_in
+            series.bytes_out += bytes_out
+            result = judged or ("met" if answered_s - received_s <= target_s else "late")
+            if result == "late":
+                series.late += 1
+            tenants.count(name, result)
+            if ahead >= 0:
+                self.waited(target.pool, tier_name, (permit_s or ended_s) - queued_s)
 
     @property
     def attainment(self) -> dict[tuple[str, str], int]:
@@ -114,9 +144,9 @@ class Stats:
 
     def waited(self, pool: str, tier: str, seconds: float) -> None:
         """A call left the queue, with a permit or without."""
-        found = self.waits.get((pool, tier))
+        found = self._waits.get((pool, tier))
         if found is None:
-            found = self.waits[pool, tier] = Histogram()
+            found = self._waits[pool, tier] = Histogram()
         found.observe(seconds)
 
     def turned_away(self, outcome: Outcome, tenant: Tenant | None = None) -> None:
@@ -125,7 +155,7 @@ class Stats:
         if tenant is not None:
             result, name = result_of(outcome, 0), tenant.tier.name
             self._turned_away[name, result] = self._turned_away.get((name, result), 0) + 1
-            self.tenants.count(tenant.name, result)
+            self._tenants.count(tenant.name, result)
 
 
 def result_of(outcome: Outcome, status: int) -> str:

@@ -14,48 +14,51 @@ __all__ = ["Mark", "Recorded", "record_call", "record_refusal"]
 
 
 class Mark:
-    """Who a call is in logs and traces. parent_id: the client's span, 0 when it sent none.
+    """Who a call is in logs and traces; ids are lower-case hex.
 
-    forward_id, the span of the hop to the upstream, is the neighbour of the random span_id: as unique, and free.
+    parent: the client's span, "" when it sent none; own: the gateway's; onward: of the hop to the upstream.
     """
 
-    __slots__ = (
-        "_flags",
-        "_span_hex",
-        "_trace_hex",
-        "parent_id",
-        "request_id",
-        "sampled",
-        "span_id",
-        "state",
-        "trace_id",
-    )
+    __slots__ = ("onward", "own", "parent", "request_id", "sampled", "state", "trace")
 
     def __init__(
-        self, request_id: str, trace_id: int, parent_id: int, span_id: int, span_hex: str, sampled: bool, state: str
+        self, request_id: str, trace: str, own: str, onward: str, sampled: bool, parent: str = "", state: str = ""
     ) -> None:
         self.request_id = request_id
-        self.trace_id = trace_id
-        self.parent_id = parent_id
-        self.span_id = span_id
+        self.trace = trace
+        self.own = own
+        self.onward = onward
         self.sampled = sampled
+        self.parent = parent
         self.state = state
-        self._trace_hex = f"{trace_id:032x}"
-        self._span_hex = span_hex
-        self._flags = "01" if sampled else "00"
+
+    @property
+    def trace_id(self) -> int:
+        """The trace, as a number."""
+        return int(self.trace, 16)
+
+    @property
+    def span_id(self) -> int:
+        """The gateway's own span, as a number."""
+        return int(self.own, 16)
+
+    @property
+    def parent_id(self) -> int:
+        """The client's span, as a number; 0 when it sent none."""
+        return int(self.parent, 16) if self.parent else 0
 
     @property
     def forward_id(self) -> int:
-        """The id of the span that covers the hop to the upstream."""
-        return self.span_id ^ 1 or 2
+        """The id of the span that covers the hop to the upstream, as a number."""
+        return int(self.onward, 16)
 
     def traceparent(self) -> str:
         """For the upstream."""
-        return f"00-{self._trace_hex}-{self.span_id ^ 1 or 2:016x}-{self._flags}"
+        return f"00-{self.trace}-{self.onward}-{'01' if self.sampled else '00'}"
 
     def traceresponse(self) -> str:
         """The gateway's own span, as the client may link to it."""
-        return f"00-{self._trace_hex}-{self._span_hex}-{self._flags}"
+        return f"00-{self.trace}-{self.own}-{'01' if self.sampled else '00'}"
 
 
 class Recorded(Protocol):

@@ -24,7 +24,7 @@ from oriel_gateway.pools import PoolGate
 from oriel_policies.ejection import SUSPECT_S, Cause, outliers, silent_for_too_long
 from oriel_wire.engine.upstream import UpstreamConnection
 from oriel_wire.errors import UpstreamError, UpstreamUnreachable
-from oriel_wire.h1 import ResponseHead
+from oriel_wire.h1_response import ResponseHead
 
 __all__ = ["Watch"]
 

@@ -1,4 +1,6 @@
-"""HTTP/1.1 heads, strictly: one request or response head in, one object out. No I/O, no state but the memo.
+"""HTTP/1.1 heads, strictly: one request head in, one object out. No I/O, no state but the memo.
+
+Answers are read by the same rules, in `h1_response`.
 
 Rules (RFC 9112, and stricter where leniency is how requests are smuggled):
 
@@ -25,7 +27,7 @@ from typing import Any
 
 from oriel_wire.errors import BadMessage, TooLarge
 
-__all__ = ["Field", "Kind", "LineMemo", "RequestHead", "ResponseHead", "parse_request_head", "parse_response_head"]
+__all__ = ["MAX_LINE", "Field", "Kind", "LineMemo", "RequestHead", "parse_request_head"]
 
 
 class Kind(IntEnum):
@@ -118,14 +120,13 @@ _SERVER_TIMING = int(Kind.SERVER_TIMING)
 _COST = int(Kind.COST)
 _FORWARDED = int(Kind.FORWARDED)
 _PER_REQUEST = frozenset({_CREDENTIAL, _TRACEPARENT, _TRACESTATE, _REQUEST_ID, _SERVER_TIMING, _COST})
-_MAX_LINE = 256
+MAX_LINE = 256
 
 _FIELD = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):([\x20-\x7e\x80-\xff\t]*)\Z")
 _REQUEST_LINE = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]{1,24}) ([\x21-\x22\x24-\x7e]+) HTTP/1\.([01])\Z")
 _AUTHORITY = rb"(?:[A-Za-z0-9._~!$&'()*+;=%-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{0,5})?"
 _ABSOLUTE = re.compile(rb"(?i:https?)://" + _AUTHORITY + rb"((?:[/?].*)?)\Z")
 _HOST_VALUE = re.compile(rb"(?:" + _AUTHORITY + rb")?\Z")
-_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [\x20-\x7e\x80-\xff\t]*)?\Z")
 
 
 class Field:
@@ -177,7 +178,7 @@ class LineMemo:
 
     SIZE = 2048
 
-    __slots__ = ("credentials", "kinds", "lines", "old", "old_lines", "statuses", "young")
+    __slots__ = ("credentials", "kinds", "lines", "old", "old_lines", "young")
 
     def __init__(self, *, response: bool = False) -> None:
         self.kinds = _RESPONSE_KINDS if response else _REQUEST_KINDS
@@ -186,7 +187,6 @@ class LineMemo:
         self.lines: dict[bytes, _Line] = {}
         self.old_lines: dict[bytes, _Line] = {}
         self.credentials: dict[bytes, Field] = {}
-        self.statuses: dict[bytes, tuple[int, int]] = {}
 
     def find(self, line: bytes) -> Field | None:
         """Look in the old generation; what is found there moves to the young one."""
@@ -198,7 +198,7 @@ class LineMemo:
     def keep(self, fields: Iterable[Field]) -> None:
         """Remember lines of an authenticated sender."""
         for field in fields:
-            if len(field.line) <= _MAX_LINE and field.kind not in _PER_REQUEST:
+            if len(field.line) <= MAX_LINE and field.kind not in _PER_REQUEST:
                 self._put(field)
 
     def find_credential(self, line: bytes) -> Field | None:
@@ -223,7 +223,7 @@ class LineMemo:
 
     def keep_line(self, line: _Line) -> None:
         """Remember the request line of an authenticated sender."""
-        if len(line.line) <= _MAX_LINE:
+        if len(line.line) <= MAX_LINE:
             if len(self.lines) >= self.SIZE:
                 self.old_lines, self.lines = self.lines, {}
             self.lines[line.line] = line
@@ -422,79 +422,3 @@ def _note(head: RequestHead, field: Field) -> None:
             head.forwarded = [field]
         else:
             head.forwarded.append(field)
-
-
-class ResponseHead:
-    """One response head from an upstream; `forward` are the lines a proxy passes on, the status line first."""
-
-    content_length: int | None = None
-    chunked = False
-    close = False
-    server_timing = ""
-    cost_us = -1
-
-    def __init__(self, status: int, status_line: bytes, minor: int) -> None:
-        self.status = status
-        self.forward = [status_line]
-        self.fields: list[Field] = []
-        if not minor:
-            self.close = True
-
-    def get(self, name: str) -> str | None:
-        """The first value of the field with this lower-case name."""
-        for field in self.fields:
-            if field.name == name:
-                return field.value
-        return None
-
-
-def parse_response_head(block: bytes, memo: LineMemo) -> ResponseHead:
-    """Read a response head without its closing CRLFCRLF. Raises BadMessage."""
-    lines = block.split(b"\r\n")
-    known = memo.statuses.get(lines[0])
-    if known is None:
-        match = _STATUS_LINE.match(lines[0])
-        if match is None:
-            raise BadMessage("the status line is malformed")
-        known = int(match[2]), int(match[1])
-        if len(memo.statuses) < memo.SIZE and len(lines[0]) <= _MAX_LINE:
-            memo.statuses[lines[0]] = known
-    head = ResponseHead(known[0], lines[0], known[1])
-    dropped: tuple[bytes, ...] = ()
-    fields = head.fields
-    forward = head.forward
-    young = memo.young
-    del lines[0]
-    for line, field in zip(lines, map(young.get, lines), strict=True):
-        if field is None:
-            field = memo.find(line)
-            if field is None:
-                field = memo.classify(line)
-                memo.keep((field,))
-        fields.append(field)
-        kind = field.kind
-        if kind == 0:
-            forward.append(line)
-        elif kind == _CONTENT_LENGTH:
-            if head.content_length is not None:
-                raise BadMessage("Content-Length is given twice")
-            head.content_length = field.number
-        elif kind == _TRANSFER_ENCODING:
-            if head.chunked or field.value.lower() != "chunked":
-                raise BadMessage("Transfer-Encoding can only be chunked")
-            head.chunked = True
-        elif kind == _CONNECTION:
-            words = {word.strip().lower() for word in field.value.split(",")}
-            if "close" in words:
-                head.close = True
-            for word in words - {"close", "keep-alive", ""}:
-                dropped = (*dropped, word.encode("ascii", "replace") + b":")
-        elif kind == _SERVER_TIMING:
-            head.server_timing = f"{head.server_timing}, {field.value}" if head.server_timing else field.value
-        elif kind == _COST and field.value.isascii() and field.value.isdigit() and len(field.value) < 16:
-            head.cost_us = int(field.value)
-    if dropped:
-        head.forward = [line for line in forward if not line.lower().startswith(dropped)]
-    if head.chunked and head.content_length is not None:
-        raise BadMessage("Transfer-Encoding does not go with Content-Length")
-    return head

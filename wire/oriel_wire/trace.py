@@ -19,18 +19,25 @@ __all__ = [
     "Span",
     "SpanSink",
     "TraceContext",
+    "TraceIds",
+    "bounded_state",
     "child",
     "format_traceparent",
     "new_trace",
     "parse_traceparent",
     "random_bits",
+    "read_traceparent",
     "server_timing",
     "wall_ns",
 ]
 
+_BATCH = 128
 _PARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?\Z")
 # Ids need uniqueness, not secrecy: one generator seeded by the system, not a system call per request.
-random_bits = random.Random(random.SystemRandom().getrandbits(128)).getrandbits
+_random = random.Random(random.SystemRandom().getrandbits(128))
+random_bits = _random.getrandbits
+_NO_TRACE, _NO_SPAN = "0" * 32, "0" * 16
+_SAMPLED = frozenset("13579bdf")
 _WALL_OFFSET_NS = time.time_ns() - time.monotonic_ns()
 
 
@@ -59,11 +66,40 @@ def parse_traceparent(value: str | bytes, state: str = "") -> TraceContext | Non
     trace, span = int(trace_id, 16), int(span_id, 16)
     if not trace or not span:
         return None
-    return TraceContext(trace, span, bool(int(flags, 16) & 1), _bounded_state(state) if state else "")
+    return TraceContext(trace, span, bool(int(flags, 16) & 1), bounded_state(state) if state else "")
 
 
-def _bounded_state(state: str) -> str:
-    """At most 32 members and 512 characters: whole members are dropped from the end."""
+def read_traceparent(value: str) -> tuple[str, str, bool] | None:
+    """Trace id and span id in hex, and the sampled bit, where nobody needs the numbers; see `parse_traceparent`."""
+    match = _PARENT.match(value)
+    if match is None:
+        return None
+    version, trace, span, flags, rest = match.groups()
+    if version == "ff" or (rest and version == "00") or trace == _NO_TRACE or span == _NO_SPAN:
+        return None
+    return trace, span, flags[1] in _SAMPLED
+
+
+class TraceIds:
+    """Fresh ids in hex, made many at a time: one of 32 digits with `traces.pop()`, one of 16 with `spans.pop()`.
+
+    Whoever takes one looks first whether there are enough, and calls `refill` otherwise.
+    """
+
+    __slots__ = ("spans", "traces")
+
+    def __init__(self) -> None:
+        self.traces: list[str] = []
+        self.spans: list[str] = []
+
+    def refill(self) -> None:
+        """Enough of both for a while; none is all zeros."""
+        self.traces = [each for each in _random.randbytes(16 * _BATCH).hex(",", 16).split(",") if each != _NO_TRACE]
+        self.spans = [each for each in _random.randbytes(16 * _BATCH).hex(",", 8).split(",") if each != _NO_SPAN]
+
+
+def bounded_state(state: str) -> str:
+    """A `tracestate` to pass on: at most 32 members and 512 characters, whole members are dropped from the end."""
     if not state.isascii() or not state.isprintable():
         return ""
     members = state.split(",", 32)[:32]

@@ -14,7 +14,7 @@ from oriel_cli.load.bodies import Prepared
 from oriel_cli.load.tally import Outcome
 from oriel_wire.engine.upstream import Endpoint, UpstreamConnection
 from oriel_wire.errors import UpstreamError, UpstreamUnreachable
-from oriel_wire.h1 import ResponseHead
+from oriel_wire.h1_response import ResponseHead
 
 __all__ = ["GrpcSender", "HttpSender", "Sender", "Ticket", "http_reason"]
 

@@ -17,7 +17,7 @@ __all__ = ["CASES", "PEERS", "ROOT", "Contender", "cpu_s", "free_port", "free_po
 
 ROOT = Path(__file__).parents[3]
 PEERS = Path(__file__).parents[1] / "peers"
-CASES = ("oriel", "nginx", "envoy", "starlette+aiohttp", "starlette+httpx")
+CASES = ("oriel", "nginx", "tcp floor", "envoy", "starlette+aiohttp", "starlette+httpx")
 TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 Contender = tuple[int, int]  # process id, port
 
@@ -161,6 +161,9 @@ def _command(name: str, folder: Path, port: int, upstream: int, tls: bool, polic
         config.write_text(json.dumps(_envoy(port, upstream)))
         envoy = peers_python().parent / "envoy"
         return [str(envoy), "-c", str(config), "--concurrency", "1", "--use-dynamic-base-id", "-l", "error"]
+    if name == "tcp floor":
+        command = [sys.executable, str(PEERS / "tcp_floor.py"), str(port), str(upstream)]
+        return command + ([str(cert), str(key)] if tls else [])
     app = "naive_" + name.partition("+")[2]
     return [
         *(str(peers_python()), "-m", "uvicorn", f"{app}:app", "--app-dir", str(PEERS), "--no-access-log"),

@@ -6,7 +6,7 @@ from time import monotonic
 
 from oriel_wire.engine.upstream import Endpoint, UpstreamConnection
 from oriel_wire.errors import UpstreamBroken, UpstreamError, UpstreamTimedOut
-from oriel_wire.h1 import ResponseHead
+from oriel_wire.h1_response import ResponseHead
 
 __all__ = ["HttpClient", "HttpResponse"]
 

@@ -22,7 +22,7 @@ from oriel_wire.errors import (
     UpstreamUnreachable,
     UpstreamUnread,
 )
-from oriel_wire.h1 import LineMemo, ResponseHead, parse_response_head
+from oriel_wire.h1_response import ResponseHead, ResponseMemo, parse_response_head
 
 __all__ = ["Endpoint", "ResponseSink", "UpstreamConnection"]
 
@@ -306,7 +306,7 @@ class Endpoint:
         self.idle: list[UpstreamConnection] = []
         self.outstanding = 0
         self.closed = False  # keeps no connection any more
-        self.memo = LineMemo(response=True)
+        self.memo = ResponseMemo()
         self._connecting: dict[asyncio.Task[None], ResponseSink] = {}
 
     def __repr__(self) -> str:

@@ -1,0 +1,129 @@
+"""HTTP/1.1 response heads, read by the rules of `h1`. No I/O, no state but the memo.
+
+Servers answer with the same lines again and again, and often with the same head: both are read once. A head that holds
+a line nobody has seen before is not kept, so what differs from answer to answer never fills the memo.
+"""
+
+import re
+from copy import copy
+
+from oriel_wire.errors import BadMessage
+from oriel_wire.h1 import MAX_LINE, Field, Kind, LineMemo
+
+__all__ = ["ResponseHead", "ResponseMemo", "parse_response_head"]
+
+_CONTENT_LENGTH = int(Kind.CONTENT_LENGTH)
+_TRANSFER_ENCODING = int(Kind.TRANSFER_ENCODING)
+_CONNECTION = int(Kind.CONNECTION)
+_SERVER_TIMING = int(Kind.SERVER_TIMING)
+_COST = int(Kind.COST)
+_MAX_KEPT_HEAD = 1024
+_MAX_HEADS = 32
+_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [\x20-\x7e\x80-\xff\t]*)?\Z")
+
+
+class ResponseMemo(LineMemo):
+    """What one upstream's answers said before: lines, status lines, and at most 32 whole heads of up to 1 KiB."""
+
+    __slots__ = ("heads", "statuses")
+
+    def __init__(self) -> None:
+        super().__init__(response=True)
+        self.statuses: dict[bytes, tuple[int, int]] = {}
+        self.heads: dict[bytes, ResponseHead] = {}
+
+
+class ResponseHead:
+    """One response head from an upstream; `forward` are the lines a proxy passes on, the status line first.
+
+    It may stand for every answer that begins with the same bytes: change a copy.
+    """
+
+    content_length: int | None = None
+    chunked = False
+    close = False
+    server_timing = ""
+    cost_us = -1
+    start: bytes | None = None  # whoever passes it on may keep here how it does
+
+    def __init__(self, status: int, status_line: bytes, minor: int) -> None:
+        self.status = status
+        self.forward = [status_line]
+        self.fields: list[Field] = []
+        if not minor:
+            self.close = True
+
+    def get(self, name: str) -> str | None:
+        """The first value of the field with this lower-case name."""
+        for field in self.fields:
+            if field.name == name:
+                return field.value
+        return None
+
+    def copy(self) -> "ResponseHead":
+        """One whose lines may be changed."""
+        made = copy(self)
+        made.forward = [*self.forward]
+        made.start = None
+        return made
+
+
+def parse_response_head(block: bytes, memo: ResponseMemo) -> ResponseHead:
+    """Read a response head without its closing CRLFCRLF. Raises BadMessage."""
+    found = memo.heads.get(block)
+    if found is not None:
+        return found
+    repeated = len(block) <= _MAX_KEPT_HEAD
+    lines = block.split(b"\r\n")
+    known = memo.statuses.get(lines[0])
+    if known is None:
+        match = _STATUS_LINE.match(lines[0])
+        if match is None:
+            raise BadMessage("the status line is malformed")
+        known = int(match[2]), int(match[1])
+        if len(memo.statuses) < memo.SIZE and len(lines[0]) <= MAX_LINE:
+            memo.statuses[lines[0]] = known
+    head = ResponseHead(known[0], lines[0], known[1])
+    dropped: tuple[bytes, ...] = ()
+    fields = head.fields
+    forward = head.forward
+    young = memo.young
+    del lines[0]
+    for line, field in zip(lines, map(young.get, lines), strict=True):
+        if field is None:
+            field = memo.find(line)
+            if field is None:
+                field = memo.classify(line)
+                memo.keep((field,))
+                repeated = False
+        fields.append(field)
+        kind = field.kind
+        if kind == 0:
+            forward.append(line)
+        elif kind == _CONTENT_LENGTH:
+            if head.content_length is not None:
+                raise BadMessage("Content-Length is given twice")
+            head.content_length = field.number
+        elif kind == _TRANSFER_ENCODING:
+            if head.chunked or field.value.lower() != "chunked":
+                raise BadMessage("Transfer-Encoding can only be chunked")
+            head.chunked = True
+        elif kind == _CONNECTION:
+            words = {word.strip().lower() for word in field.value.split(",")}
+            if "close" in words:
+                head.close = True
+            for word in words - {"close", "keep-alive", ""}:
+                dropped = (*dropped, word.encode("ascii", "replace") + b":")
+        elif kind == _SERVER_TIMING:
+            head.server_timing = f"{head.server_timing}, {field.value}" if head.server_timing else field.value
+        elif kind == _COST and field.value.isascii() and field.value.isdigit() and len(field.value) < 16:
+            head.cost_us = int(field.value)
+    if dropped:
+        head.forward = [line for line in forward if not line.lower().startswith(dropped)]
+    if head.chunked and head.content_length is not None:
+        raise BadMessage("Transfer-Encoding does not go with Content-Length")
+    if repeated:
+        if len(memo.heads) >= _MAX_HEADS:
+            memo.heads.clear()
+        memo.heads[block] = head
+    return head
