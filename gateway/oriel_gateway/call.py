@@ -22,6 +22,7 @@ from oriel_gateway.cors import dressed
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.heads import answer_start, head_lines, retry_lines
 from oriel_gateway.hedge import Hedge
+from oriel_gateway.loan import Loan
 from oriel_gateway.recovery import Recovery
 from oriel_wire.chunked import LAST_CHUNK, chunk
 from oriel_wire.engine.upstream import UpstreamConnection
@@ -108,6 +109,9 @@ class Call(Recovery):
                 connection.transport.resume_reading()
             else:
                 connection.transport.pause_reading()
+            if self.state == ANSWERING:
+                loan = self._loan = self._loan or Loan(self._gate)
+                loan.busy() if writable else loan.idle()
 
     # Admission -------------------------------------------------------------------------------------------------
 
@@ -432,6 +436,8 @@ class Call(Recovery):
             good = None if outcome is Outcome.CLIENT_LEFT else outcome is Outcome.ANSWERED and self.status < 500
             size_bytes = -1 if self._streaming or self.status >= 300 else self._pending_bytes
             held_s = now - self.permit_s
+            if self._loan is not None:
+                held_s -= self._loan.end()
             cost_s = gate.leave(self.target, tenant, ticket, held_s, self.cost_us, size_bytes=size_bytes, good=good)
         elif ticket is not None:
             gate.forget(ticket)
