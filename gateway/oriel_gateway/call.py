@@ -274,7 +274,8 @@ class Call(Recovery):
             return
         self._endpoint = self.endpoint = endpoint
         fresh = tries is not None and tries.fresh
-        connection = endpoint.begin(self, now, head_only=self.target.head_only, fresh=fresh)
+        large = self._pending_bytes > _SMALL
+        connection = endpoint.begin(self, now, head_only=self.target.head_only, fresh=fresh, large=large)
         if connection is not None:
             self._write(connection, now)
 

@@ -8,6 +8,7 @@ the upstream sees the departure. Exactly one of these ends a borrowing: a callba
 """
 
 import asyncio
+import select
 import struct
 import sys
 from time import monotonic
@@ -110,6 +111,16 @@ class UpstreamConnection(asyncio.Protocol):
         if self.sink is not None and self.idle_since and not self._in_body and not self._buffer:
             self._unread = 0 < self.request_bytes <= self._unacknowledged()
         return False
+
+    def says_something(self) -> bool:
+        """Whether there is anything to read that the loop has not seen yet; from an idle peer that is its farewell."""
+        try:
+            fd: int = self.transport.get_extra_info("socket").fileno()
+            ready = select.poll()
+            ready.register(fd, select.POLLIN)
+            return bool(ready.poll(0))
+        except (OSError, AttributeError, ValueError):
+            return True
 
     def _unacknowledged(self) -> int:
         """Bytes the peer's kernel has not taken, -1 if that cannot be known.
@@ -315,9 +326,10 @@ class Endpoint:
         return f"<Endpoint {self.host}:{self.port} outstanding={self.outstanding} idle={len(self.idle)}>"
 
     def begin(
-        self, sink: ResponseSink, now: float, *, head_only: bool = False, fresh: bool = False
+        self, sink: ResponseSink, now: float, *, head_only: bool = False, fresh: bool = False, large: bool = False
     ) -> UpstreamConnection | None:
-        """Borrow a connection at monotonic time `now`; fresh: a new one, not a kept one.
+        """Borrow a connection at monotonic time `now`; fresh: a new one, not a kept one; large: for a request that
+        cannot be sent twice, so that it is worth a look whether the peer has closed a kept one just now.
 
         None: one is being made, and `sink.connected` or `sink.failed` will be called.
         """
@@ -327,7 +339,11 @@ class Endpoint:
             oldest_allowed = now - self.max_idle_s
             while idle:
                 connection = idle.pop()
-                if connection.idle_since >= oldest_allowed and not connection.transport.is_closing():
+                if (
+                    connection.idle_since >= oldest_allowed
+                    and not connection.transport.is_closing()
+                    and not (large and connection.says_something())
+                ):
                     connection.sink = sink
                     connection._head_only = head_only
                     connection.request_done = False
