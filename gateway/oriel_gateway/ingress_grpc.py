@@ -257,7 +257,7 @@ class GrpcIngress(_GenericHandler):
     def _arrived(self, context: "Context") -> "_Caller":
         received_s = monotonic()
         pairs = [(str(key), value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]
-        metadata = dict(pairs)
+        metadata = dict(reversed(pairs))  # the first value of each name, as over HTTP
         mark = self._gateway.mark(metadata.get("x-request-id"), metadata.get("traceparent"), metadata.get("tracestate"))
         credentials = [pair for pair in pairs if pair[0] in ("authorization", "x-api-key")]
         return _Caller(metadata, credentials, mark, received_s, context.time_remaining())

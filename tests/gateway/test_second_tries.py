@@ -5,12 +5,14 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from oriel_gateway.attempts import Tries
 from oriel_gateway.pools import PoolGate
+from oriel_wire.engine import upstream as engine
 from oriel_wire.errors import UpstreamUnreachable
 
 from .stack import Client, Seen, Upstream, documents, gateway, upstream
@@ -251,3 +253,40 @@ async def test_a_large_post_is_not_sent_on_a_connection_that_is_being_closed() -
         (await answer).close()
         assert idle(core)
     listener.close()
+
+
+async def test_a_connection_that_is_lost_as_soon_as_it_is_made_fails_its_call(ups: list[Upstream]) -> None:
+    """Nobody listened between the two: the call waited until its deadline."""
+    loop = asyncio.get_running_loop()
+
+    class Losing:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(loop, name)
+
+        async def create_connection(self, *args: Any) -> Any:
+            transport, protocol = await loop.create_connection(*args)
+            transport.abort()
+            await asyncio.sleep(0.01)
+            return transport, protocol
+
+    async with gateway(documents(ports(ups[:1]))) as (port, core), Client(port) as client:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine, "asyncio", SimpleNamespace(**vars(asyncio) | {"get_running_loop": Losing}))
+            reply = await client.ask(INFER, b"x")
+            assert reply.status == 502 and b"before the request was sent" in reply.body and idle(core)
+        assert (await client.ask(INFER, b"x")).status == 200
+
+
+async def test_a_server_that_greets_is_not_waited_for() -> None:
+    """A mail server, or a port for gRPC: the call waited for the rest of the line until its deadline."""
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"220 hello\r\n")
+        await reader.read()
+        writer.close()
+
+    async with served(greet) as up, gateway(documents([up])) as (port, core), Client(port) as client:
+        reply = await client.ask(INFER)
+        assert reply.status == 502 and b"does not speak HTTP/1" in reply.body
+        await settle(lambda: idle(core))

@@ -29,6 +29,7 @@ __all__ = ["Endpoint", "ResponseSink", "UpstreamConnection"]
 
 _MAX_HEAD = 64 * 1024
 _MAX_INTERIM = 8
+_VERSION = b"HTTP/1."
 _WHOLE_ERROR = 4096  # bytes of an error's body up to which it is given as a whole
 _UNTIL_CLOSE = 1 << 62
 _SIOCOUTQ = 0x5411  # Linux: bytes of a socket that its peer has not acknowledged
@@ -156,6 +157,9 @@ class UpstreamConnection(asyncio.Protocol):
             if stop < 0 or stop > _MAX_HEAD:
                 if len(data) > _MAX_HEAD:
                     self._break("the upstream's response head is too long")
+                    return
+                if not _VERSION.startswith(data[: len(_VERSION)]):  # it waits for something else as well
+                    self._break("the upstream does not speak HTTP/1")
                     return
                 self._buffer = data
                 return
@@ -387,6 +391,10 @@ class Endpoint:
         sink = self._connecting.pop(task, None)
         if sink is None:
             transport.close()
+            return
+        if transport.is_closing():  # nobody was told: it had no sink yet
+            self.outstanding -= 1
+            sink.failed(UpstreamBroken("the upstream closed the connection before the request was sent"))
             return
         transport.set_write_buffer_limits(high=256 * 1024)
         connection.sink = sink
