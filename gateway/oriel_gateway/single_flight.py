@@ -228,6 +228,7 @@ class FlightCall(DetachedCall):
         self.unwatch()
         self._gateway.routing.detached.pop(self, None)
         self._gate.calls -= 1
+        self._gate.release(self._held_bytes)  # if it had to queue
         self.state = DONE
         member.state = SENDING
         member.queued_s, member.permit_s, member.sent_s = self.queued_s, self.permit_s, self.sent_s
@@ -257,6 +258,8 @@ def _shareable(head: ResponseHead) -> bool:
     """Whether an answer is a whole 200 that is meant for everybody who asks the same."""
     if head.status != 200 or (head.content_length or 0) > KEPT_BYTES:
         return False
+    if head.content_length is None and not head.chunked:
+        return False  # it ends with its connection, and nobody knows whether it was whole
     for field in head.fields:
         name = field.name
         if name == "set-cookie":
