@@ -136,8 +136,8 @@ class ServerConnection(asyncio.Protocol):
         self.state = CLOSED
         server = self.server
         server.connections.discard(self)
-        if server.draining and not server.connections:
-            server.emptied.set()
+        if server.draining:
+            server.note_empty()
         if waiting:
             self.on_lost()
         self.head = None
