@@ -22,6 +22,7 @@ from oriel_wire.h1 import RequestHead, ResponseHead
 
 if TYPE_CHECKING:
     from oriel_gateway.core import Gateway
+    from oriel_gateway.ingress_http import ClientConnection
 
 __all__ = ["ANSWERING", "COLLECT", "DONE", "JOINED", "QUEUED", "SENDING", "Recovery"]
 
@@ -35,6 +36,7 @@ class Recovery:
     queued_s = 0.0
     permit_s = 0.0
     sent_s = 0.0
+    client: "ClientConnection"
     head: RequestHead
     tenant: Tenant
     target: Target
@@ -69,6 +71,23 @@ class Recovery:
 
     def displaced(self) -> None:
         raise NotImplementedError
+
+    def _end(self, outcome: Outcome, error: str = "") -> None:
+        raise NotImplementedError
+
+    # A permit --------------------------------------------------------------------------------------------------
+
+    def admitted(self) -> None:
+        """There is a permit: find an endpoint and send, unless the client has left where nobody could see it."""
+        if self.client.departed:
+            ticket, self._ticket = self._ticket, None
+            self._gate.give_back(ticket)  # whoever hands out permits goes on with the next
+            self._end(Outcome.CLIENT_LEFT)
+            self.client.transport.abort()
+            return
+        self.permit_s = now = monotonic()
+        self.state = SENDING
+        self._send(now)
 
     # Nobody can be asked ---------------------------------------------------------------------------------------
 
