@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from oriel_gateway.unread import READER_BYTES, Unread
 
-from .stack import GOLD, Client, Seen, Upstream, documents, gateway, upstream
+from .stack import GOLD, Client, Seen, documents, gateway, upstream
 from .test_attacks import ASKED, HEAD, FakeTransport, wired
-from .test_ingress_http import INFER, Gate, idle, settle, up
+from .test_ingress_http import INFER, Gate, idle, settle
 
 NOTES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 60)), max_size=60)
 
@@ -115,10 +115,15 @@ async def test_readers_without_number_share_a_bound_and_everything_comes_back() 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel for the state of a connection")
-async def test_a_client_that_left_behind_bytes_nobody_read_is_not_served(up: Upstream) -> None:
+async def test_a_client_that_left_behind_bytes_nobody_read_is_not_served() -> None:
     """Reading stops at a head's worth of the next request; that it had closed was seen with the answer, or never."""
-    up.answer = hold = Gate()
-    async with gateway(documents([up.port], max_inflight=1)) as (port, core), Client(port) as first:
+    hold = Gate()
+    async with (
+        upstream() as up,
+        gateway(documents([up.port], max_inflight=1)) as (port, core),
+        Client(port) as first,
+    ):
+        up.answer = hold
         first.send(INFER, b"first")
         await settle(lambda: len(hold.order) == 1)
         leaving = [await Client(port).__aenter__() for _ in range(3)]
