@@ -107,7 +107,7 @@ class ClientConnection(ServerConnection):
             status = STATUS[refused.outcome]
             gateway.turned_away(refused, mark, tenant, head.line.method, received_s, status=status, target=target)
             if tenant is None:
-                self._strikes += 1
+                self._strikes += status < 500
                 self.unwanted(head)
                 if self._strikes >= _MAX_STRIKES:
                     head.close = True
