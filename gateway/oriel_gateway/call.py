@@ -178,12 +178,6 @@ class Call(Recovery):
             return
         gate.pump()
 
-    def admitted(self) -> None:
-        """There is a permit: find an endpoint and send."""
-        self.permit_s = now = monotonic()
-        self.state = SENDING
-        self._send(now)
-
     def displaced(self) -> None:
         """Someone more urgent took this call's place in the full queue."""
         retry_after_s = self._gate.admission.retry_after_s()

@@ -83,6 +83,7 @@ class GrpcLimits:
     MAX_STREAMS = 128
     MAX_CALLS = 4096
     FIRST_MESSAGE_S = 10.0
+    GREETING_S = 10.0
     PACE_S = 1.0  # a message that is held back is judged again after this
 
 
@@ -113,6 +114,7 @@ class GrpcIngress(_GenericHandler):
                 ("grpc.absolute_max_metadata_size", GrpcLimits.MAX_METADATA_BYTES),
                 ("grpc.max_concurrent_streams", GrpcLimits.MAX_STREAMS),
                 ("grpc.so_reuseport", 0),
+                ("grpc.server_handshake_timeout_ms", int(GrpcLimits.GREETING_S * 1000)),
                 # Identity only: a compressed message is UNIMPLEMENTED, so none can unfold into more than it weighs.
                 ("grpc.compression_enabled_algorithms_bitset", 1),
             ),

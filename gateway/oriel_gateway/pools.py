@@ -20,6 +20,8 @@ from oriel_wire.h1_response import ResponseMemo
 
 __all__ = ["PoolGate", "Waiter"]
 
+LEAST_CHARGE = 0.1  # of what a call is charged that reports nothing
+MOST_CHARGE = 4.0  # times as long as it held its permit: a service may have asked several models at once
 LOOK = 4  # one answer in so many is looked at for how long such calls take
 _MAX_WORKS = 4096
 _NO_TIMES = AnswerTimes()
@@ -210,15 +212,18 @@ class PoolGate:
         request, -1 if how long it took says nothing (a stream); good: answered; None: the caller ended it.
         """
         admission = self.admission
-        actual_s = cost_us * 1e-6 if cost_us >= 0 else held_s / max(1, admission.inflight)
+        share_s = held_s / max(1, admission.inflight)
+        # Nobody's turns are free, or one whose calls cost nothing in there would get all; and none is beyond price.
+        actual_s = cost_us * 1e-6 if cost_us >= 0 else share_s
+        fair_s = min(max(actual_s, LEAST_CHARGE * share_s), MOST_CHARGE * held_s)
         admission.leave(held_s)
-        self.charges.learn(target.route, tenant.name, actual_s)
+        self.charges.learn(target.route, tenant.name, fair_s)
         if good and size_bytes >= 0:
             self._answers = answers = self._answers + 1
             if answers % LOOK == 0 and target.work:
                 self._time(target.work, size_bytes, held_s)
         if ticket is not None:
-            admission.queue.settle(ticket, actual_s)
+            admission.queue.settle(ticket, fair_s)
         if len(admission.queue):
             learned = self.learned
             if learned is not None:

@@ -32,7 +32,7 @@ TOKEN = "an-operators-token"
 @asynccontextmanager
 async def admin(core: Gateway, token: str | None = None) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(admin_app(core, token=token))  # type: ignore[arg-type]  # ASGI, typed otherwise
-    async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8082") as client:
         yield client
 
 
@@ -228,6 +228,22 @@ async def test_the_token_guards_what_names_tenants_and_nothing_else() -> None:
         assert (await client.get("/nowhere", headers=authorised)).status_code == 404
         twice = [("authorization", f"Bearer {TOKEN}"), ("authorization", "Bearer x")]
         assert (await client.get("/queues", headers=twice)).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8082", "10.0.0.1", "127.0.0.1.evil.example", "", "[::1"]
+)
+async def test_without_a_token_a_page_under_another_name_reads_nothing(host: str) -> None:
+    """DNS rebinding: a page that a browser on this machine shows has its name resolve to 127.0.0.1."""
+    async with gateway(documents([1])) as (_, core), admin(core) as client:
+        for path in ("/queues", "/decisions", "/policies"):
+            refused = await client.get(path, headers={"host": host})
+            assert refused.status_code == 401 and "loopback" in refused.text
+        assert (await client.get("/metrics", headers={"host": host})).status_code == 200
+        for own in ("localhost:8082", "127.0.0.1", "[::1]:8082"):
+            assert (await client.get("/queues", headers={"host": own})).status_code == 200
+        for limit in ("0", "101", "-1", "1e1"):
+            assert (await client.get("/decisions", params={"limit": limit})).status_code == 400
 
 
 def test_a_wide_admin_port_has_to_have_a_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

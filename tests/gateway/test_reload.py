@@ -203,7 +203,8 @@ async def asked_text(core: Gateway, path: str) -> str:
     async def send(message) -> None:  # type: ignore[no-untyped-def]
         sent.append(message)
 
-    scope = {"type": "http", "method": "GET", "path": path, "headers": [], "query_string": b"", "root_path": ""}
+    headers = [(b"host", b"localhost")]
+    scope = {"type": "http", "method": "GET", "path": path, "headers": headers, "query_string": b"", "root_path": ""}
     await admin_app(core)(scope, receive, send)
     return b"".join(message.get("body", b"") for message in sent).decode()
 

@@ -2,8 +2,10 @@
 
 import asyncio
 import socket
+import sys
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +13,7 @@ from oriel_gateway.unread import READER_BYTES, Unread
 
 from .stack import GOLD, Client, Seen, documents, gateway, upstream
 from .test_attacks import ASKED, HEAD, FakeTransport, wired
-from .test_ingress_http import INFER, idle, settle
+from .test_ingress_http import INFER, Gate, idle, settle
 
 NOTES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 60)), max_size=60)
 
@@ -110,3 +112,36 @@ async def test_readers_without_number_share_a_bound_and_everything_comes_back() 
         for sock in readers:
             sock.close()
         await settle(lambda: idle(core) and not core.unread.bytes, 10)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel for the state of a connection")
+async def test_a_client_that_left_behind_bytes_nobody_read_is_not_served() -> None:
+    """Reading stops at a head's worth of the next request; that it had closed was seen with the answer, or never."""
+    hold = Gate()
+    async with (
+        upstream() as up,
+        gateway(documents([up.port], max_inflight=1)) as (port, core),
+        Client(port) as first,
+    ):
+        up.answer = hold
+        first.send(INFER, b"first")
+        await settle(lambda: len(hold.order) == 1)
+        leaving = [await Client(port).__aenter__() for _ in range(3)]
+        for client in leaving:
+            client.send(INFER, b"gone")
+            client.writer.write(b"GET /v2 HTTP/1.1\r\nx: " + bytes(100_000))
+        queue = core.pools["p"].admission.queue
+        await settle(lambda: len(queue) == 3)
+        async with Client(port) as last:
+            last.send(INFER, b"last")
+            await settle(lambda: len(queue) == 4)
+            await asyncio.sleep(0.05)
+            for client in leaving:
+                client.writer.transport.abort()
+            await asyncio.sleep(0.05)
+            for _ in range(2):
+                hold.go.release()
+            assert [(await client.reply()).status for client in (first, last)] == [200, 200]
+        assert [seen.body for seen in up.seen] == [b"first", b"last"]
+        assert [told.outcome for told in core.decisions.where()].count("client_left") == 3
+        await settle(lambda: idle(core))

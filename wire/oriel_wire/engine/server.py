@@ -20,6 +20,8 @@ The subclass calls `answered(close=...)` exactly once per request when its last 
 """
 
 import asyncio
+import socket
+import sys
 from time import monotonic
 from typing import cast
 
@@ -32,6 +34,7 @@ __all__ = ["WAIT", "ServerConnection"]
 
 HEAD, BODY, WAIT, DRAIN, CLOSED = range(5)
 _DRAIN_S = 1.0
+_GONE = (7, 8)  # of tcpi_state: CLOSE, CLOSE_WAIT
 
 
 class ServerConnection(asyncio.Protocol):
@@ -136,8 +139,8 @@ class ServerConnection(asyncio.Protocol):
         self.state = CLOSED
         server = self.server
         server.connections.discard(self)
-        if server.draining and not server.connections:
-            server.emptied.set()
+        if server.draining:
+            server.note_empty()
         if waiting:
             self.on_lost()
         self.head = None
@@ -215,6 +218,17 @@ class ServerConnection(asyncio.Protocol):
     def keeps_up(self) -> bool:
         """Whether the client takes what is written to it."""
         return not self._stalled_at
+
+    @property
+    def departed(self) -> bool:
+        """Whether the client has closed behind bytes that are not read: the kernel is asked, where it tells (Linux)."""
+        if not self._paused or sys.platform != "linux":
+            return False
+        try:
+            info = self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+        except (OSError, AttributeError):
+            return False
+        return bool(info[0] in _GONE)
 
     @property
     def must_close(self) -> bool:
