@@ -15,7 +15,7 @@ from oriel_gateway.app import _limiter
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter
-from oriel_gateway.limits.ledger import MemoryLedger, Question
+from oriel_gateway.limits.ledger import MemoryLedger, Presence, Question
 from oriel_gateway.limits.quota_file import QuotaFile
 from oriel_gateway.settings import Settings
 from oriel_gateway.targets import Target, resolve
@@ -422,8 +422,8 @@ class Thinking:
         await self.go.wait()
         return await self.behind.ask(questions)
 
-    async def hello(self) -> int:
-        return 1
+    async def hello(self, share: float) -> Presence:
+        return Presence(1, 0.0)
 
     async def close(self) -> None:
         pass

@@ -66,10 +66,11 @@ class LeasedRate(LeasedMeter):
     def _ask(self, now: float) -> Ask:
         bound = self.bound
         assert bound.rate is not None
-        burst = float(bound.limit)
+        rest = self._courier.rest
+        burst, rate = max(1.0, bound.limit * rest), bound.rate.requests_per_s * rest
         if self._leases():  # what comes in between two asks must not run over
-            burst = max(burst, bound.rate.requests_per_s * LEASE_S)
-        ask = Ask(key=bound.name, kind=RATE, limit=burst, step=1e6 / bound.rate.requests_per_s, spent=self._spent)
+            burst = max(burst, rate * LEASE_S)
+        ask = Ask(key=bound.name, kind=RATE, limit=burst, step=1e6 / rate, spent=self._spent)
         self._spent = 0
         return ask
 
@@ -132,7 +133,7 @@ class LeasedSlots(LeasedMeter):
         return Ask(
             key=self.bound.name,
             kind=SLOTS,
-            limit=self.bound.limit,
+            limit=max(1, int(self.bound.limit * self._courier.rest + 1e-6)),
             step=0.0,
             number=-1 if self._asking else 0,
             used=self.inflight + self.balance,
