@@ -121,7 +121,7 @@ class LeasedSlots(LeasedMeter):
 
     def leave(self, held_s: float, now: float) -> None:
         self.undo(1, now)
-        self._hold_s += 0.1 * (held_s - self._hold_s)
+        self._hold_s += (0.1 if self._hold_s else 1.0) * (held_s - self._hold_s)
         if self.balance > 0 and not self._asking and self._courier.up and not self._leases():
             ask = self._return(now)
             self._courier.send(self.tenant, [ask], lambda got: self.ended(ask, got[0] if got else None, now))
@@ -154,8 +154,11 @@ class LeasedSlots(LeasedMeter):
     def _wait(self, now: float) -> float:
         return max(self._hold_s / self.bound.limit, 1e-3)
 
-    def wait(self, answer: Answer, now: float) -> float:
+    def refused_s(self, answer: Answer, now: float) -> float:
         return self._wait(now)
+
+    def wait(self, units: int, now: float) -> float:
+        return 0.0  # never longer than what refuses
 
     def ended(self, ask: Ask, answer: Answer | None, now: float) -> None:
         limit = self.bound.limit

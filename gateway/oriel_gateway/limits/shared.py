@@ -88,14 +88,16 @@ class _Question:
         if answers is None:
             self._late()
             return
-        refused = next(
-            ((meter, answer) for meter, answer in zip(self._meters, answers, strict=True) if answer.wait_us > 0.0), None
-        )
+        refused = [
+            (meter.refused_s(answer, now), number)
+            for number, (meter, answer) in enumerate(zip(self._meters, answers, strict=True))
+            if answer.wait_us > 0.0
+        ]
         if not self._decide():
             return
-        if refused is not None:
-            meter, answer = refused
-            self._refuse(meter, meter.wait(answer, now), now)
+        if refused:
+            wait_s, number = max(refused)
+            self._refuse(self._meters[number], wait_s, now)
             return
         for meter in self._meters:
             meter.use(self._amounts[meter.bound.counts], now)
