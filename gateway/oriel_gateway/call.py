@@ -23,7 +23,7 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.hedge import Hedge
 from oriel_gateway.limits import Grant
 from oriel_gateway.pools import PoolGate
-from oriel_gateway.recovery import ANSWERING, COLLECT, DONE, QUEUED, SENDING, Recovery
+from oriel_gateway.recovery import ANSWERING, COLLECT, DONE, JOINED, QUEUED, SENDING, Recovery
 from oriel_gateway.targets import Target
 from oriel_gateway.tracing import Mark
 from oriel_policies.documents import Tenant
@@ -488,7 +488,9 @@ class Call(Recovery):
             self._hedge.cancel()
         if self.grant is not None:
             executed = self.sent_s > 0.0 or outcome is Outcome.ANSWERED
-            self.grant.settle(int(cost_s * 1e6), executed, now)
+            if state == JOINED and not executed and self.extras is not None:
+                executed, cost_s = self.extras.abandoned(self, now)
+            self.grant.settle(round(cost_s * 1e6), executed, now)
         if ticket is not None:
             ticket.payload = None  # the queue may keep a dead ticket for a while, but not the body
         if self.extras is not None:

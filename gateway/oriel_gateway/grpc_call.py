@@ -18,7 +18,7 @@ from oriel_gateway.tracing import Mark
 from oriel_policies.budget import MAX_ATTEMPTS
 from oriel_policies.documents import Pool, Tenant
 from oriel_policies.queue import Ticket
-from oriel_wire.context import INTERNAL
+from oriel_wire.context import COST_US, INTERNAL
 from oriel_wire.orca import LOAD_FORMAT, LOAD_METRICS
 
 __all__ = ["GrpcCall", "answer_metadata"]
@@ -109,9 +109,9 @@ class GrpcCall:
         self._ticket: Ticket | None = None
         self._waiting: asyncio.Future[None] | None = None
         self._upstream: aio.Call | None = None
-        self._parked = False
-        self._ended = False
+        self._parked = self._ended = False
         self._asked = False  # for a load report
+        self._cost_us = -1  # as the upstream reported it
         self._first_s = self._heard_s = 0.0  # of a stream: its first answer, its latest message either way
         self._slot = 0
 
@@ -289,15 +289,20 @@ class GrpcCall:
                 endpoint.heard = True
                 if lacking is not None:
                     self._gate.grpc.lacks(lacking, self.target.name, now)
-                if self._asked:
-                    self._gate.reported(
-                        next((str(v) for k, v in await call.trailing_metadata() if k == LOAD_METRICS), None)
-                    )
+                self._reported({key: str(value) for key, value in await call.trailing_metadata()})
                 self.moved(answer)
                 self.end(Outcome.ANSWERED)
                 return answer
             finally:
                 endpoint.outstanding -= 1
+
+    def _reported(self, trailing: Mapping[str, str]) -> None:
+        """What an Oriel server says the call has cost, and the load it was asked for."""
+        cost = trailing.get(COST_US, "")
+        if cost.isascii() and cost.isdigit() and len(cost) < 16:
+            self._cost_us = int(cost)
+        if self._asked:
+            self._gate.reported(trailing.get(LOAD_METRICS))
 
     async def _permit_again(self) -> None:
         """Nobody can be asked any more: others may have the permit meanwhile."""
@@ -477,14 +482,14 @@ class GrpcCall:
                 tenant,
                 self._ticket,
                 now - self.permit_s,
-                -1,
+                self._cost_us,
                 size_bytes=-1 if self._first_s else self.size_bytes,
                 good=good,
             )
         if (grant := self.grant) is not None:
             executed = self.sent_s > 0.0 or outcome is Outcome.ANSWERED
             self.limits = grant.headers(now) if outcome is Outcome.ANSWERED else ()
-            grant.settle(int(cost_s * 1e6), executed, now)
+            grant.settle(round(cost_s * 1e6), executed, now)
 
 
 def answer_metadata(mark: Mark, queue_s: float, upstream_s: float) -> tuple[tuple[str, str], ...]:

@@ -23,7 +23,7 @@ from oriel_gateway.routing_state import KEPT_BYTES, KeptAnswer
 from oriel_policies.flights import Flight
 from oriel_wire.h1 import ResponseHead
 
-__all__ = ["RELEVANT", "answer_from", "answer_key", "join"]
+__all__ = ["RELEVANT", "FlightCall", "answer_from", "answer_key", "join"]
 
 RELEVANT = (
     "accept",
@@ -114,7 +114,7 @@ class FlightCall(DetachedCall):
             founder.deadline,
         )
         self.stick = founder.stick
-        self._founder = founder
+        self.founder = founder
         self._flight = flight
         self._key = key
         self._head: ResponseHead | None = None
@@ -155,7 +155,7 @@ class FlightCall(DetachedCall):
             return
         self._end(refused.outcome)
         for member in self._land():
-            if member is self._founder:
+            if member is self.founder:
                 member.inherit(self)
                 member.refuse(refused)
             else:
@@ -197,7 +197,7 @@ class FlightCall(DetachedCall):
         """An answer for one: the founder, or for a good one the oldest member that is left."""
         members = self._land()
         taker = members[0]
-        if taker is self._founder or head.status < 400:
+        if taker is self.founder or head.status < 400:
             self._hand_over(taker, head, data, complete)
             del members[0]
         else:
