@@ -250,6 +250,33 @@ async def test_quotas_outlive_the_account_that_had_to_go(tmp_path: Path) -> None
             )  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("wrong", [0.0, NOON - 40 * 86400, NOON + 400 * 86400])
+async def test_a_restart_with_a_wrong_clock_forgives_no_quota(tmp_path: Path, wrong: float) -> None:
+    """R33: a machine that starts in 1970, or in the future, and hears the right time ten minutes later."""
+    limits = "limit = { requests_per_day = 10, requests_per_month = 10 }"
+    first = Desk(limits, file=QuotaFile(tmp_path / "quotas.db"), wall=lambda: NOON)
+    for _ in range(8):
+        first.take().settle(0, True, first.now)
+    await first.limiter.close()
+    wall = [wrong]
+    again = Desk(limits, file=QuotaFile(tmp_path / "quotas.db"), wall=lambda: wall[0])
+    allowed = 0
+    for second in range(2000):
+        again.now += 1.0
+        wall[0] = wrong + second if second < 600 else NOON + second
+        try:
+            again.take().settle(0, True, again.now)
+            allowed += 1
+        except Refused as refused:
+            assert refused.outcome is Outcome.QUOTA_EXCEEDED
+    await again.limiter.close()
+    ahead = wrong > NOON
+    assert allowed == (10 if ahead else 2), "a gateway that was started in the future cannot know: one quota more"
+    tomorrow = Desk(limits, file=QuotaFile(tmp_path / "quotas.db"), wall=lambda: NOON + 32 * 86400)
+    assert '"requests-month";r=9' in dict(tomorrow.take().headers(tomorrow.now))["ratelimit"], "nobody is locked out"
+    await tomorrow.limiter.close()
+
+
 @pytest.mark.parametrize(
     ("limits", "size", "told"),
     [
