@@ -17,7 +17,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from oriel_gateway.answers import STATUS
-from oriel_gateway.call_state import ANSWERING, COLLECT, DONE, QUEUED, SENDING, YOUNG
+from oriel_gateway.call_state import ANSWERING, COLLECT, DONE, JOINED, QUEUED, SENDING, YOUNG
 from oriel_gateway.cors import dressed
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.heads import answer_start, head_lines, retry_lines
@@ -442,7 +442,9 @@ class Call(Recovery):
             self._hedge = None  # or the two would hold one another
         if self.grant is not None:
             executed = self.sent_s > 0.0 or outcome is Outcome.ANSWERED
-            self.grant.settle(int(cost_s * 1e6), executed, now)
+            if state == JOINED and not executed and self.extras is not None:
+                executed, cost_s = self.extras.abandoned(self, now)
+            self.grant.settle(round(cost_s * 1e6), executed, now)
         if ticket is not None:
             ticket.payload = None  # the queue may keep a dead ticket for a while, but not the body
         if self.extras is not None:

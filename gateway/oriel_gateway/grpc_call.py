@@ -128,8 +128,7 @@ class GrpcCall(GrpcRecovery):
         self._ticket: Ticket | None = None
         self._waiting: asyncio.Future[None] | None = None
         self._upstream: aio.Call | None = None
-        self._parked = False
-        self._ended = False
+        self._parked = self._ended = False
         self._asked = False  # for a load report
         self._first_s = self._heard_s = 0.0  # of a stream: its first answer, its latest message either way
         self._unanswered = 0  # messages of a stream without an answer each
@@ -455,14 +454,14 @@ class GrpcCall(GrpcRecovery):
                 tenant,
                 self._ticket,
                 now - self.permit_s - lent_s,
-                -1,
+                self._cost_us,
                 size_bytes=-1 if self._first_s or self.status >= 300 else self.size_bytes,
                 good=good,
             )
         if (grant := self.grant) is not None:
             executed = self.sent_s > 0.0 or outcome is Outcome.ANSWERED
             self.limits = grant.headers(now) if outcome is Outcome.ANSWERED else ()
-            grant.settle(int(cost_s * 1e6), executed, now)
+            grant.settle(round(cost_s * 1e6), executed, now)
 
 
 def answer_metadata(mark: Mark, queue_s: float, upstream_s: float) -> tuple[tuple[str, str], ...]:

@@ -5,6 +5,7 @@ message is always here, so only a second copy is bound to 64 KiB.
 """
 
 import asyncio
+from collections.abc import Mapping
 from time import monotonic
 
 from grpc import StatusCode, aio
@@ -22,6 +23,7 @@ from oriel_gateway.targets import Target
 from oriel_policies.budget import MAX_ATTEMPTS
 from oriel_policies.documents import Tenant
 from oriel_policies.queue import Ticket
+from oriel_wire.context import COST_US
 from oriel_wire.orca import LOAD_METRICS
 
 __all__ = ["GrpcRecovery"]
@@ -45,6 +47,7 @@ class GrpcRecovery:
     _ticket: Ticket | None
     _upstream: aio.Call | None
     _asked: bool
+    _cost_us = -1  # as the upstream reported it
     _counted = False  # among the requests that second tries are a share of
     _attempts = 1  # requests that may have arrived somewhere
 
@@ -116,13 +119,18 @@ class GrpcRecovery:
             self.sent_s, self.endpoint = sent_s, endpoint  # of the copy that was answered
             endpoint.answered(now, now - sent_s)
             endpoint.heard = True
-            if self._asked:
-                self._gate.reported(
-                    next((str(v) for k, v in await call.trailing_metadata() if k == LOAD_METRICS), None)
-                )
+            self._reported({key: str(value) for key, value in await call.trailing_metadata()})
             return answer
         finally:
             endpoint.outstanding -= 1
+
+    def _reported(self, trailing: Mapping[str, str]) -> None:
+        """What an Oriel server says the call has cost, and the load it was asked for."""
+        cost = trailing.get(COST_US, "")
+        if cost.isascii() and cost.isdigit() and len(cost) < 16:
+            self._cost_us = int(cost)
+        if self._asked:
+            self._gate.reported(trailing.get(LOAD_METRICS))
 
     async def _hedged(self, first: GrpcEndpoint, method: str, message: bytes) -> bytes:
         """The same, with a second copy elsewhere when the first is late. The first good answer wins, or else the last

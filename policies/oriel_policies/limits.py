@@ -78,15 +78,18 @@ class Gcra:
 
     def take(self, limit: RateLimit, now: float, units: float = 1.0) -> float:
         """0.0 when the units conform, and they are counted; else the seconds until they would, and nothing changes."""
-        interval = 1.0 / limit.requests_per_s
+        early = self.wait(limit, now, units)
+        if early == 0.0:
+            self.charge(limit, now, units)
+        return early
+
+    def wait(self, limit: RateLimit, now: float, units: float = 1.0) -> float:
+        """Seconds until the units would conform, without counting them."""
         arrival = self.arrival if self.arrival > now else now
         free = limit.burst - units
-        early = arrival - now - (free if free > 0.0 else 0.0) * interval
+        early = arrival - now - (free if free > 0.0 else 0.0) / limit.requests_per_s
         # One part in 10^9 of slack: sums of 1/rate are not exact, and a whole burst has to fit.
-        if early > 1e-9 * limit.burst:
-            return early
-        self.arrival = arrival + units * interval
-        return 0.0
+        return early if early > 1e-9 * limit.burst else 0.0
 
     def charge(self, limit: RateLimit, now: float, units: float) -> None:
         """Count units without asking; negative ones are given back."""
@@ -113,39 +116,59 @@ class Slots:
 
     def take(self, limit: int) -> float:
         """0.0 and a slot is taken, or the seconds after which one is probably free."""
-        if self.used < limit:
+        wait_s = self.wait(limit)
+        if wait_s == 0.0:
             self.used += 1
-            return 0.0
-        return max(self.hold_s / limit, 1e-3)
+        return wait_s
+
+    def wait(self, limit: int) -> float:
+        """The same without taking one."""
+        return 0.0 if self.used < limit else max(self.hold_s / limit, 1e-3)
 
     def leave(self, held_s: float) -> None:
         """Give a slot back that was held for `held_s`."""
         self.used = max(0, self.used - 1)
-        self.hold_s += 0.1 * (held_s - self.hold_s)
+        self.hold_s += (0.1 if self.hold_s else 1.0) * (held_s - self.hold_s)
 
 
 class Window:
     """Units used in the present calendar window. number: which window `used` belongs to."""
 
-    __slots__ = ("number", "used")
+    __slots__ = ("_left", "number", "used")
 
     def __init__(self, number: int = -1, used: int = 0) -> None:
         self.number = number
         self.used = used
+        self._left: tuple[int, int] | None = None  # the window before this one came, and what was used of it then
 
     def roll(self, number: int) -> None:
-        """The present window is `number`. A clock that was set back forgives nothing: the count goes on."""
-        if number != self.number:
-            if number > self.number:
-                self.used = 0
-            self.number = number
+        """The present window is `number`.
+
+        A clock that was wrong for a while forgives nothing. Set back, the count goes on, and it goes on when the clock
+        is right again; if it was ahead, what was used before and meanwhile is one count.
+        """
+        if number == self.number:
+            return
+        left, self._left = self._left, (self.number, self.used)
+        if left is not None and left[0] == number:
+            self.used = self.used if number > self.number else left[1] + self.used
+            self._left = None
+        elif number > self.number:
+            self.used = 0
+        self.number = number
 
     def take(self, limit: int, units: int, period: Period, clock: CalendarClock, now: float) -> float:
         """0.0 and the units are counted, or the seconds until the window ends."""
+        wait_s = self.wait(limit, units, period, clock, now)
+        if wait_s == 0.0:
+            self.used += units
+        return wait_s
+
+    def wait(self, limit: int, units: int, period: Period, clock: CalendarClock, now: float) -> float:
+        """The same without counting them."""
         self.roll(clock.window(period, now))
         if self.used + (units if units < limit else limit) > limit:
             return clock.ends_in(period, now)
-        self.used += units
         return 0.0
 
     def charge(self, units: int) -> None:

@@ -191,3 +191,24 @@ def test_headers_are_structured_fields_with_whole_seconds(bound: Bound, policy: 
     assert policy_item(bound, 86400.0) == policy
     assert state_item(bound, 2, 0.05) == state
     assert ceil(0.05) == 1
+
+
+@pytest.mark.parametrize(
+    ("visits", "used"),
+    [
+        ([(7, 5), (0, 1), (7, 0)], 6),  # no right time at the start, as on machines without a clock of their own
+        ([(7, 5), (8, 2), (7, 0)], 7),  # ahead for a while
+        ([(7, 5), (8, 2), (7, 1), (8, 3)], 3),  # and the day after that is a new one
+        ([(7, 5), (30000, 2), (7, 0), (8, 3)], 3),
+        ([(30000, 5), (7, 1)], 6),  # kept by a gateway whose clock was ahead ...
+        ([(30000, 5), (7, 1), (8, 2)], 2),  # ... which locks nobody out
+        ([(7, 5), (8, 2), (9, 3)], 3),
+    ],
+)
+def test_a_clock_that_was_wrong_for_a_while_forgives_nothing(visits: list[tuple[int, int]], used: int) -> None:
+    """After a start in 1970 and the right time five minutes later, a quota that was used up was there again."""
+    window = Window()
+    for number, units in visits:
+        window.roll(number)
+        window.charge(units)
+    assert window.used == used
