@@ -82,12 +82,12 @@ class Call(Recovery):
         self.refuse(Refused(Outcome.QUEUE_FULL, "too many bytes wait for this pool", retry_after_s=retry_after_s))
         return False
 
-    def whole(self, data: bytes) -> None:
-        """The whole body at once."""
+    def whole(self, data: bytes, now: float = 0.0) -> None:
+        """The whole body at once. now: see `enter`."""
         self._pending = [data]
         self._pending_bytes = len(data)
         if self.grant is None and self.extras is None:
-            self.enter()
+            self.enter(now)
         else:
             self._ask()
 
