@@ -214,17 +214,22 @@ class Call(Recovery):
         fresh = tries is not None and tries.fresh
         connection = endpoint.begin(self, now, head_only=self.target.head_only, fresh=fresh)
         if connection is not None:
-            self._write(connection, now)
+            self._connection = connection
+            self.sent_s = now
+            self.put(connection, now)
+            if self.target.plan.hedge_s:
+                self._hedge_later()
 
     def connected(self, connection: UpstreamConnection) -> None:
         """A connection was made for this call."""
-        self._write(connection, monotonic())
-
-    def _write(self, connection: UpstreamConnection, now: float) -> None:
         self._connection = connection
-        self.sent_s = now
+        self.sent_s = now = monotonic()
         self.put(connection, now)
-        if self.target.plan.hedge_s and self._hedge is None and self._kept:
+        if self.target.plan.hedge_s:
+            self._hedge_later()
+
+    def _hedge_later(self) -> None:
+        if self._hedge is None and self._kept:
             self._hedge = Hedge(self, self.target.plan.hedge_s)
 
     def put(self, connection: UpstreamConnection, now: float) -> None:
@@ -286,7 +291,9 @@ class Call(Recovery):
         start: bytes | None = None
         if complete:
             self._connection = None  # it is the pool's again: what this client does not read must not pause it
-            if self.extras is None and not (self._asked or client.cors or client.must_close):
+            # As `must_close` would say: the request is here as a whole.
+            close = self.head.close or client.server.draining
+            if self.extras is None and not (close or self._asked or client.cors):
                 start = head.start or answer_start(head)
         if start is None:
             if self.extras is not None:
@@ -312,7 +319,7 @@ class Call(Recovery):
             client.transport.writelines((start + tail, data))
         if complete:
             self._end(Outcome.ANSWERED, "", now)
-            client.answered(close=self._close)
+            client.answered(close=self._close, now=now)
 
     def _begin(self, head: ResponseHead, size_bytes: int, complete: bool, now: float) -> bytes:
         """The first lines of an answer that is not like most; size_bytes: of the body that came with it."""
@@ -425,7 +432,7 @@ class Call(Recovery):
             good = None if outcome is Outcome.CLIENT_LEFT else outcome is Outcome.ANSWERED and self.status < 500
             size_bytes = -1 if self._streaming or self.status >= 300 else self._pending_bytes
             held_s = now - self.permit_s
-            cost_s = gate.leave(self.target, tenant, ticket, held_s, self.cost_us, size_bytes=size_bytes, good=good)
+            cost_s = gate.leave(self.target, tenant, ticket, held_s, self.cost_us, size_bytes, good)
         elif ticket is not None:
             gate.forget(ticket)
         elif self._parked:

@@ -165,7 +165,7 @@ class ClientConnection(ServerConnection):
             super().on_again(head, data)
             return
         now, tenant, target, lines = monotonic(), judged.tenant, judged.target, judged.lines
-        mark = gateway.mark(None, None, None)
+        mark = gateway.fresh_mark()
         self.call = call = Call(gateway, self, head, tenant, target, mark, now, now + judged.give_up_s, lines)
         if data:
             call.whole(data, now)

@@ -197,7 +197,6 @@ class PoolGate:
         ticket: Ticket | None,
         held_s: float,
         cost_us: int,
-        *,
         size_bytes: int,
         good: bool | None,
     ) -> float:
@@ -207,7 +206,7 @@ class PoolGate:
         request, -1 if how long it took says nothing (a stream); good: answered; None: the caller ended it.
         """
         admission = self.admission
-        actual_s = cost_us * 1e-6 if cost_us >= 0 else held_s / max(1, admission.inflight)
+        actual_s = cost_us * 1e-6 if cost_us >= 0 else held_s / (admission.inflight or 1)
         admission.leave(held_s)
         self.charges.learn(target.route, tenant.name, actual_s)
         if good and size_bytes >= 0:
@@ -216,7 +215,7 @@ class PoolGate:
                 self._time(target.work, size_bytes, held_s)
         if ticket is not None:
             admission.queue.settle(ticket, actual_s)
-        if len(admission.queue):
+        if admission.queue.items:
             learned = self.learned
             if learned is not None:
                 if not self._full:

@@ -204,8 +204,8 @@ class ServerConnection(asyncio.Protocol):
 
     # What a subclass calls -------------------------------------------------------------------------------------
 
-    def answered(self, *, close: bool) -> None:
-        """The answer to the current request is written. `close` ends the connection after it."""
+    def answered(self, *, close: bool, now: float = 0.0) -> None:
+        """The answer to the current request is written, at monotonic `now`. `close` ends the connection after it."""
         state = self.state
         if state == CLOSED:
             return
@@ -220,7 +220,7 @@ class ServerConnection(asyncio.Protocol):
             self._close()
             return
         self.state = HEAD
-        self.due = monotonic() + self.limits.idle_timeout_s
+        self.due = (now or monotonic()) + self.limits.idle_timeout_s
         if self._buffer or self._paused:
             self._listen()
 
