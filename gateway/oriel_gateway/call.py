@@ -83,12 +83,12 @@ class Call(Recovery):
         self.refuse(Refused(Outcome.QUEUE_FULL, "too many bytes wait for this pool", retry_after_s=retry_after_s))
         return False
 
-    def whole(self, data: bytes) -> None:
-        """The whole body at once."""
+    def whole(self, data: bytes, now: float = 0.0) -> None:
+        """The whole body at once. now: see `enter`."""
         self._pending = [data]
         self._pending_bytes = len(data)
         if self.grant is None and self.extras is None:
-            self.enter()
+            self.enter(now)
         else:
             self._ask()
 
@@ -214,17 +214,22 @@ class Call(Recovery):
         large = self._pending_bytes > _SMALL
         connection = endpoint.begin(self, now, head_only=self.target.head_only, fresh=fresh, large=large)
         if connection is not None:
-            self._write(connection, now)
+            self._connection = connection
+            self.sent_s = now
+            self.put(connection, now)
+            if self.target.plan.hedge_s:
+                self._hedge_later()
 
     def connected(self, connection: UpstreamConnection) -> None:
         """A connection was made for this call."""
-        self._write(connection, monotonic())
-
-    def _write(self, connection: UpstreamConnection, now: float) -> None:
         self._connection = connection
-        self.sent_s = now
+        self.sent_s = now = monotonic()
         self.put(connection, now)
-        if self.target.plan.hedge_s and self._hedge is None and self._kept:
+        if self.target.plan.hedge_s:
+            self._hedge_later()
+
+    def _hedge_later(self) -> None:
+        if self._hedge is None and self._kept:
             self._hedge = Hedge(self, self.target.plan.hedge_s)
 
     def put(self, connection: UpstreamConnection, now: float) -> None:
@@ -286,7 +291,9 @@ class Call(Recovery):
         start: bytes | None = None
         if complete:
             self._connection = None  # it is the pool's again: what this client does not read must not pause it
-            if self.extras is None and not (self._asked or client.cors or client.must_close):
+            # As `must_close` would say: the request is here as a whole.
+            close = self.head.close or client.server.draining
+            if self.extras is None and not (close or self._asked or client.cors):
                 start = head.start or answer_start(head)
         if start is None:
             if self.extras is not None:
@@ -312,7 +319,7 @@ class Call(Recovery):
             client.transport.writelines((start + tail, data))
         if complete:
             self._end(Outcome.ANSWERED, "", now)
-            client.answered(close=self._close)
+            client.answered(close=self._close, now=now)
         elif not client.keeps_up:
             client.on_writable(False)
 
@@ -432,7 +439,7 @@ class Call(Recovery):
             held_s = now - self.permit_s
             if self._loan is not None:
                 held_s -= self._loan.end()
-            cost_s = gate.leave(self.target, tenant, ticket, held_s, self.cost_us, size_bytes=size_bytes, good=good)
+            cost_s = gate.leave(self.target, tenant, ticket, held_s, self.cost_us, size_bytes, good)
         elif ticket is not None:
             gate.forget(ticket)
         elif self._parked:

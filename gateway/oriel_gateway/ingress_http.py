@@ -1,8 +1,8 @@
 """HTTP/1.1 ingress: a client connection judges each head, makes a `Call` of it, and writes refusals."""
 
 import asyncio
+from dataclasses import dataclass
 from time import monotonic
-from typing import NamedTuple
 
 from oriel_gateway.answers import STATUS, refusal_bytes, small_answer
 from oriel_gateway.call import Call
@@ -11,6 +11,7 @@ from oriel_gateway.cors import answer_lines, is_preflight, preflight_lines
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.extras import attach
 from oriel_gateway.forwarded import forwarded_for
+from oriel_gateway.heads import head_lines
 from oriel_gateway.identity import still_valid
 from oriel_gateway.targets import Target
 from oriel_gateway.tracing import Mark
@@ -27,12 +28,21 @@ _NOT_QUEUED = "gateway-queue;dur=0.000"
 _FRAMING = {400: Outcome.BAD_REQUEST, 408: Outcome.DEADLINE_EXCEEDED}
 
 
-class _Judged(NamedTuple):
-    """Who sent a head and what for, by the documents of one snapshot."""
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """Who sent a head and what for, by the documents of one snapshot.
+
+    lines: what an upstream gets of the head and the tenant, whenever it is sent. plain: nothing else has to be looked
+    at when the head comes again, as a whole request, but how long its calls take.
+    """
 
     snapshot: Snapshot
     key: ApiKey
+    tenant: Tenant
     target: Target
+    lines: bytes
+    plain: bool
+    give_up_s: float
 
 
 class ClientConnection(ServerConnection):
@@ -88,7 +98,7 @@ class ClientConnection(ServerConnection):
                 tenant = key.tenant
                 target = gateway.target(tenant, line.line, line.method, line.path, line.query)
                 if self.authenticated(head):
-                    self._judged = _Judged(gateway.snapshot, key, target)
+                    self._judged = self._judgement(head, key, target)
             mark = gateway.mark(head.request_id, head.traceparent, head.tracestate)
             if target.choices is not None:
                 target = gateway.chosen(target, head.get, mark)
@@ -125,6 +135,42 @@ class ClientConnection(ServerConnection):
             attach(call)
         if head.expect_continue:
             self.continue_body()
+
+    def _judgement(self, head: RequestHead, key: ApiKey, target: Target) -> _Judged:
+        gateway, tenant = self.gateway, key.tenant
+        http, bound = gateway.snapshot.http, gateway.pools[target.pool].pool.max_body_bytes
+        own = head.request_id is not None or head.traceparent is not None or head.timeout is not None
+        odd = own or target.special or target.choices is not None or bool(target.allowances)
+        watched = bool(http.cors_origins or http.trusted_proxies) or key.expires_at is not None
+        return _Judged(
+            snapshot=gateway.snapshot,
+            key=key,
+            tenant=tenant,
+            target=target,
+            lines=head_lines(head, gateway.tenant_lines(tenant)),
+            plain=not odd and not watched and (head.content_length or 0) <= bound,
+            give_up_s=tenant.tier.give_up_s,
+        )
+
+    def on_again(self, head: RequestHead, data: bytes) -> None:
+        judged, gateway = self._judged, self.gateway
+        if (
+            judged is None
+            or not judged.plain
+            or judged.snapshot is not gateway.snapshot
+            or judged.give_up_s < (gate := gateway.pools[judged.target.pool]).slow_s
+            or self.cors
+            or self.forwarded
+        ):
+            super().on_again(head, data)
+            return
+        now, tenant, target, lines = monotonic(), judged.tenant, judged.target, judged.lines
+        mark = gateway.fresh_mark()
+        self.call = call = Call(gateway, self, gate, head, tenant, target, mark, now, now + judged.give_up_s, lines)
+        if data:
+            call.whole(data, now)
+        else:
+            call.enter(now)
 
     def _fronted(self, head: RequestHead) -> bool:
         """Who asks, as browsers and proxies tell it; True: it was a preflight and is answered."""

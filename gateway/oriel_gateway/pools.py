@@ -202,7 +202,6 @@ class PoolGate:
         ticket: Ticket | None,
         held_s: float,
         cost_us: int,
-        *,
         size_bytes: int,
         good: bool | None,
     ) -> float:
@@ -212,7 +211,7 @@ class PoolGate:
         request, -1 if how long it took says nothing (a stream); good: answered; None: the caller ended it.
         """
         admission = self.admission
-        share_s = held_s / max(1, admission.inflight)
+        share_s = held_s / (admission.inflight or 1)
         # Nobody's turns are free, or one whose calls cost nothing in there would get all; and none is beyond price.
         actual_s = cost_us * 1e-6 if cost_us >= 0 else share_s
         fair_s = min(max(actual_s, LEAST_CHARGE * share_s), MOST_CHARGE * held_s)
@@ -224,7 +223,7 @@ class PoolGate:
                 self._time(target.work, size_bytes, held_s)
         if ticket is not None:
             admission.queue.settle(ticket, fair_s)
-        if len(admission.queue):
+        if admission.queue.items:
             learned = self.learned
             if learned is not None:
                 if not self._full:

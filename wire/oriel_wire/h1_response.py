@@ -69,10 +69,7 @@ class ResponseHead:
 
 
 def parse_response_head(block: bytes, memo: ResponseMemo) -> ResponseHead:
-    """Read a response head without its closing CRLFCRLF. Raises BadMessage."""
-    found = memo.heads.get(block)
-    if found is not None:
-        return found
+    """Read a response head without its closing CRLFCRLF; look into `memo.heads` before. Raises BadMessage."""
     repeated = len(block) <= _MAX_KEPT_HEAD
     lines = block.split(b"\r\n")
     known = memo.statuses.get(lines[0])

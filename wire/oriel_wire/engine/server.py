@@ -46,8 +46,11 @@ class ServerConnection(asyncio.Protocol):
         "_decoder",
         "_drained",
         "_fingerprint",
+        "_head_size",
         "_known",
         "_known_fingerprint",
+        "_known_length",
+        "_known_size",
         "_left",
         "_paused",
         "_stalled_at",
@@ -83,6 +86,9 @@ class ServerConnection(asyncio.Protocol):
         self._fingerprint = 0
         self._known: RequestHead | None = None
         self._known_fingerprint = 0
+        self._known_size = 0  # of that head, its empty line included
+        self._known_length = 0  # of the body it announces; -1: only `_read_head` can tell
+        self._head_size = 0  # of the current head
         self._whole = False  # the current request's body arrived together with its head
 
     # Hooks -----------------------------------------------------------------------------------------------------
@@ -104,6 +110,24 @@ class ServerConnection(asyncio.Protocol):
         self.on_data(data)
         if self.state == WAIT:
             self.on_end()
+
+    def on_again(self, head: RequestHead, data: bytes) -> None:
+        """A whole request by a head that was recognised: the same as on_head and on_body, in one call.
+
+        The state is WAIT. Whoever does not care does what `_read_head` would.
+        """
+        if not data:
+            self.on_head(head)
+            if self.state == WAIT and self.head is head:
+                self.on_end()
+            return
+        self.state = BODY
+        self._whole = True
+        self.on_head(head)
+        if self.state == BODY and self.head is head:
+            self._whole = False
+            self.state = WAIT
+            self.on_body(data)
 
     def on_lost(self) -> None:
         """The client left while a request was unanswered."""
@@ -165,6 +189,15 @@ class ServerConnection(asyncio.Protocol):
             if self._buffer:
                 data = self._buffer[self._start :] + data
                 self._buffer = b""
+            elif (known := self._known) is not None:
+                size = self._known_size
+                if len(data) == size + self._known_length and hash(data[:size]) == self._known_fingerprint:
+                    self.head = known
+                    self.due = 0.0
+                    self._fingerprint = self._known_fingerprint
+                    self.state = WAIT
+                    self.on_again(known, data[size:])
+                    return
             self._read_head(data, 0)
         elif state == BODY:
             self._read_body(data)
@@ -177,8 +210,8 @@ class ServerConnection(asyncio.Protocol):
 
     # What a subclass calls -------------------------------------------------------------------------------------
 
-    def answered(self, *, close: bool) -> None:
-        """The answer to the current request is written. `close` ends the connection after it."""
+    def answered(self, *, close: bool, now: float = 0.0) -> None:
+        """The answer to the current request is written, at monotonic `now`. `close` ends the connection after it."""
         state = self.state
         if state == CLOSED:
             return
@@ -193,7 +226,7 @@ class ServerConnection(asyncio.Protocol):
             self._close()
             return
         self.state = HEAD
-        self.due = monotonic() + self.limits.idle_timeout_s
+        self.due = (now or monotonic()) + self.limits.idle_timeout_s
         if self._buffer or self._paused:
             self._listen()
 
@@ -259,6 +292,9 @@ class ServerConnection(asyncio.Protocol):
             self._known = None
             return False
         self._known = head
+        self._known_size = self._head_size
+        plain = not head.chunked and not head.expect_continue
+        self._known_length = (head.content_length or 0) if plain else -1
         return True
 
     def forget_head(self) -> None:
@@ -293,7 +329,8 @@ class ServerConnection(asyncio.Protocol):
             self._start = 0
             return
         block = data[start:stop]
-        self._fingerprint = fingerprint = hash(block)
+        self._head_size = stop + 4 - start
+        self._fingerprint = fingerprint = hash(data[start : stop + 4])
         if self._known is not None and fingerprint == self._known_fingerprint:
             head = self._known
         else:

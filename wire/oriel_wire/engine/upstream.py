@@ -163,8 +163,9 @@ class UpstreamConnection(asyncio.Protocol):
                     return
                 self._buffer = data
                 return
+            memo, block = self.endpoint.memo, data[:stop]
             try:
-                head = parse_response_head(data[:stop], self.endpoint.memo)
+                head = memo.heads.get(block) or parse_response_head(block, memo)
             except BadMessage as error:
                 self._break(f"the upstream's answer cannot be read: {error.message}")
                 return
