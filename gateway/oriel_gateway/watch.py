@@ -42,6 +42,12 @@ FIRST_LOOK_TICKS = 30
 Done = Callable[[Reach | None], None]
 
 
+def _hangs(member: Standing, now: float) -> bool:
+    """Whether it is silent for too long about its work and about a probe."""
+    silent = member.outstanding and now - member.record.heard_s > SUSPECT_S and now - member.probed_s > SUSPECT_ANSWER_S
+    return bool(silent) and member.ejection.cause is None
+
+
 class _HttpProbe:
     """One probe as a ResponseSink. done: told the reach once, None for no answer in time."""
 
@@ -161,6 +167,8 @@ class Watch:
             if tidy:
                 member.tidy(now)
             if member.probing:
+                if several and _hangs(member, now):  # a regular probe has more time than somebody with work may take
+                    these.eject(member, Cause.STUCK, now)
                 continue
             if member.reach is Reach.UNREACHABLE or member.reach is Reach.NOT_READY:
                 if now >= member.probe_due_s:
@@ -205,10 +213,14 @@ class Watch:
             return
         self._left -= 1
         member.probing = True
+        member.probed_s = monotonic()
+        known = member.ejection.cause
 
         def done(reach: Reach | None) -> None:
             now = monotonic()
             member.probing = False
+            if reach is None and known is not member.ejection.cause:
+                return  # it was ejected meanwhile, for the same silence
             if reach is None:
                 self._missed(these, member, suspect, now)
                 return
