@@ -171,7 +171,8 @@ async def test_what_one_hop_tried_again_the_hop_before_does_not(
             key = next(iter(core.snapshot.keys.values()))
             monkeypatch.setattr(core, "identify_fields", lambda fields, memo, key=key: key)
         for _ in range(100):
-            assert (await client.ask(INFER, b"x")).status in (502, 503)
+            reply = await client.ask(INFER, b"x")
+            assert reply.status == 502 or reply.headers["x-oriel-retry"] == "spent"  # for those in front of both
         assert 105 <= len(asked) <= 110
 
 
