@@ -173,7 +173,7 @@ async def test_what_one_hop_tried_again_the_hop_before_does_not(
         for _ in range(100):
             reply = await client.ask(INFER, b"x")
             assert reply.status == 502 or reply.headers["x-oriel-retry"] == "spent"  # for those in front of both
-        assert 105 <= len(asked) <= 110
+        assert 105 <= len(asked) <= 111  # a tenth, that each of two rounds up
 
 
 async def test_a_call_that_meets_a_thousand_servers_that_are_down_asks_each_once() -> None:
