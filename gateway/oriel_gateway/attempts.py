@@ -8,7 +8,7 @@
 | 404, or 503 `model_not_ready`, for a model: it is not here | surely | another endpoint, once, within the budget |
 | closed or broken before the first byte of an answer | perhaps | if the call may run twice: once, within the budget |
 
-[1] Not where the call sticks to this one, nor where the answer says that whoever passed it on has tried again.
+[1] Not where the call sticks to this one, nor where the answer says that another gateway has passed it on.
 
 At most two requests are ever sent for a call (`budget.MAX_ATTEMPTS`), never after the first byte of an answer went to
 the client, and never when the body was not kept (more than 64 KiB). Deadlines are the call's own and do not grow.
@@ -137,14 +137,13 @@ class Tries:
     ) -> bool:
         """Whether this answer means that another endpoint should be asked, and there is one."""
         not_executed, lacks = says_not_executed(head, data, model=model)
-        if not not_executed or (sticks and not lacks) or (head.status == 503 and head.get(_SPENT) is not None):
-            return False
-        if not self._once_more(endpoint, now):
-            if head.status == 503:
-                head.forward.append(SPENT)
-            return False
-        self._lacking = endpoint if lacks else None
-        return True
+        spent = head.status == 503 and head.get(_SPENT) is not None
+        if not_executed and not spent and (lacks or not sticks) and self._once_more(endpoint, now):
+            self._lacking = endpoint if lacks else None
+            return True
+        if head.status == 503 and SPENT not in head.forward:
+            head.forward.append(SPENT)
+        return False
 
     def _once_more(self, endpoint: HttpEndpoint, now: float) -> bool:
         if self.attempts >= MAX_ATTEMPTS:

@@ -56,6 +56,7 @@ class Standing:
         self.trial = 0
         self.leaving = False
         self.probing = False
+        self.probed_s = 0.0
         self.probe_due_s = 0.0
         self.probe_misses = 0
         self.probed_s = 0.0  # when the probe under way began

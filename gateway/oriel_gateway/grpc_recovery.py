@@ -94,9 +94,14 @@ class GrpcRecovery:
                 await self._permit_again()
             endpoint = self._pick(tried)
             self._count_sent()
-            left_s = self.deadline - monotonic()
-            if await endpoint.connect(min(left_s, self._gate.pool.connect_timeout_s)):
-                return endpoint
+            left_s, connect_s = self.deadline - monotonic(), self._gate.pool.connect_timeout_s
+            try:
+                if await endpoint.connect(min(left_s, connect_s)):
+                    return endpoint
+            except TimeoutError:
+                if left_s <= connect_s:  # which says nothing of the endpoint
+                    late = "the deadline passed while waiting for the upstream"
+                    raise Refused(Outcome.DEADLINE_EXCEEDED, late) from None
             self._gate.grpc.found(endpoint, Reach.UNREACHABLE)
             self._in_vain(endpoint)
             tried = and_this(tried, endpoint)
