@@ -159,7 +159,8 @@ LINES = {
     "routes": [
         "pool = 'q'", "name = 'n'", "model = 'd*'", "service = 's'", "version = '3'",
         "headers = {a = 'b'}",
-        "split = [{pool = 'p', weight = 1}, {pool = 'q', weight = 3}]", "split_by = 'header:a'", "shadow = {pool = 'q'}",
+        "split = [{pool = 'p', weight = 1}, {pool = 'q', weight = 3}]", "split_by = 'header:a'",
+        "shadow = {pool = 'q'}",
         "sticky = 'header:a'", "deterministic = true", "cache_s = 3.0", "cache_shared = true", "idempotent = true",
         "hedge_ms = 5",
     ],
