@@ -87,7 +87,7 @@ async def test_a_little_more_is_taken_for_a_client_that_does_not_read() -> None:
 
 @given(lines=st.lists(st.integers(0, 3 * PIECE_BYTES), max_size=5))
 def test_over_tls_nothing_is_written_in_large_pieces_and_everything_in_order(lines: list[int]) -> None:
-    """What one write encrypts stays allocated: a connection that had sent 256 KiB at once weighed 380 KiB ever after."""
+    """What one write encrypts stays allocated: a connection that had sent 256 KiB at once weighed 380 KiB for good."""
     written: list[bytes] = []
     transport = FakeTransport()
     transport.write = lambda data: written.append(bytes(data))  # type: ignore[method-assign]
