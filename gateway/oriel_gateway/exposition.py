@@ -142,6 +142,9 @@ class GatewayCollector(Collector):
 
     def _losses(self) -> Iterator[Metric]:
         gateway = self._gateway
+        unread = gateway.unread
+        yield GaugeMetricFamily("oriel_gateway_unread_bytes", "Answers that wait for slow readers.", value=unread.bytes)
+        yield CounterMetricFamily("oriel_gateway_readers_cut", "Slow readers cut to make room.", value=unread.cut)
         spans, lines = getattr(gateway.sink, "dropped", 0), gateway.access_log
         yield CounterMetricFamily("oriel_gateway_spans_dropped", "Spans that no collector took.", value=spans)
         yield CounterMetricFamily(
