@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 from time import monotonic
+from typing import cast
 
 from oriel_gateway.answers import STATUS, refusal_bytes, small_answer
 from oriel_gateway.call import Call
@@ -14,6 +15,7 @@ from oriel_gateway.forwarded import forwarded_for
 from oriel_gateway.heads import head_lines
 from oriel_gateway.identity import still_valid
 from oriel_gateway.targets import Target
+from oriel_gateway.tls_pieces import InPieces
 from oriel_gateway.tracing import Mark
 from oriel_gateway.unread import NOTED_BYTES
 from oriel_policies.documents import ApiKey, Snapshot, Tenant
@@ -68,6 +70,8 @@ class ClientConnection(ServerConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self.transport.set_write_buffer_limits(high=NOTED_BYTES, low=NOTED_BYTES)
+        if self.server.secure:
+            self.transport = cast(asyncio.Transport, InPieces(self.transport))
         self.address = self.peer
 
     def forget_head(self) -> None:
@@ -217,7 +221,7 @@ class ClientConnection(ServerConnection):
             self.call.client_left()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.gateway.unread.read(self)
+        self.gateway.bodies.ended(self.gateway.unread.read(self))  # nobody needs those bytes any more
         super().connection_lost(exc)
 
     def on_writable(self, writable: bool) -> None:

@@ -20,6 +20,7 @@ from oriel_gateway.decisions import Decided, Decisions, explain, stages
 from oriel_gateway.errors import Outcome
 from oriel_gateway.guard import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE, admin_token
 from oriel_gateway.tracing import Mark
+from oriel_policies.documents import compile_documents
 from oriel_wire.errors import StartFailed
 
 from . import test_ingress_grpc as over_grpc
@@ -177,6 +178,31 @@ async def test_waiting_calls_are_listed_and_the_place_in_the_queue_is_kept() -> 
         ahead = [(await decision(core, f"r{number}"))["queue"] for number in range(4)]
         assert ahead == [None, *({"ahead_at_arrival": places} for places in (0, 1, 2))]
         assert core.stats.waits["p", "gold"].count == 2 and core.stats.waits["p", "bronze"].count == 1
+
+
+async def test_what_waits_is_listed_when_its_band_or_its_pool_has_gone() -> None:
+    """After a reload that moved the tiers nothing seemed to wait."""
+    async with upstream() as up, gateway(documents([up.port], max_inflight=1)) as (port, core), held(up) as go:
+        clients = [await Client(port).__aenter__() for _ in range(3)]
+        queue = core.pools["p"].admission.queue
+        for number, client in enumerate(clients):
+            client.send("/v2/models/digits/infer", b"x", key=BRONZE)
+            await until(lambda number=number: core.pools["p"].admission.inflight and len(queue) == number)
+        text = documents([up.port], max_inflight=1)["all.toml"].replace(b"band = 2", b"band = 7")
+        core.adopt(compile_documents({"all.toml": text}))
+        async with admin(core) as operator:
+            pool = (await operator.get("/queues")).json()["p"]
+            metrics = (await operator.get("/metrics")).text
+            text = text.replace(b"[pools.p]", b"[pools.q]").replace(b'"p"', b'"q"')
+            core.adopt(compile_documents({"all.toml": text}))
+            left = (await operator.get("/queues")).json()["p (not in the documents any more)"]
+        assert pool["waiting"] == left["waiting"] == {"gold": 0, "bronze": 0, "former band 2": 2}
+        assert pool["tenants"][0]["waiting"] == left["tenants"][0]["waiting"] == 2
+        assert 'oriel_gateway_waiting{pool="p",tier="former band 2"} 2.0' in metrics
+        go.set()
+        for client in clients:
+            assert (await client.reply()).status == 200
+            client.writer.close()
 
 
 async def test_streams_are_timed_until_their_first_byte_and_carry_timing() -> None:
