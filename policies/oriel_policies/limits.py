@@ -78,17 +78,19 @@ class Gcra:
 
     def take(self, limit: RateLimit, now: float, units: float = 1.0) -> float:
         """0.0 when the units conform, and they are counted; else the seconds until they would, and nothing changes."""
-        early = self.wait(limit, now, units)
-        if early == 0.0:
-            self.charge(limit, now, units)
-        return early
+        interval = 1.0 / limit.requests_per_s
+        arrival = self.arrival if self.arrival > now else now
+        free = limit.burst - units
+        early = arrival - now - (free if free > 0.0 else 0.0) * interval
+        # One part in 10^9 of slack: sums of 1/rate are not exact, and a whole burst has to fit.
+        if early > 1e-9 * limit.burst:
+            return early
+        self.arrival = arrival + units * interval
+        return 0.0
 
     def wait(self, limit: RateLimit, now: float, units: float = 1.0) -> float:
         """Seconds until the units would conform, without counting them."""
-        arrival = self.arrival if self.arrival > now else now
-        free = limit.burst - units
-        early = arrival - now - (free if free > 0.0 else 0.0) / limit.requests_per_s
-        # One part in 10^9 of slack: sums of 1/rate are not exact, and a whole burst has to fit.
+        early = max(0.0, self.arrival - now) - max(0.0, limit.burst - units) / limit.requests_per_s
         return early if early > 1e-9 * limit.burst else 0.0
 
     def charge(self, limit: RateLimit, now: float, units: float) -> None:
@@ -116,10 +118,10 @@ class Slots:
 
     def take(self, limit: int) -> float:
         """0.0 and a slot is taken, or the seconds after which one is probably free."""
-        wait_s = self.wait(limit)
-        if wait_s == 0.0:
+        if self.used < limit:
             self.used += 1
-        return wait_s
+            return 0.0
+        return self.wait(limit)
 
     def wait(self, limit: int) -> float:
         """The same without taking one."""
@@ -159,10 +161,13 @@ class Window:
 
     def take(self, limit: int, units: int, period: Period, clock: CalendarClock, now: float) -> float:
         """0.0 and the units are counted, or the seconds until the window ends."""
-        wait_s = self.wait(limit, units, period, clock, now)
-        if wait_s == 0.0:
-            self.used += units
-        return wait_s
+        number = clock.window(period, now)
+        if number != self.number:
+            self.roll(number)
+        if self.used + (units if units < limit else limit) > limit:
+            return clock.ends_in(period, now)
+        self.used += units
+        return 0.0
 
     def wait(self, limit: int, units: int, period: Period, clock: CalendarClock, now: float) -> float:
         """The same without counting them."""
