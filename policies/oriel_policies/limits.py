@@ -10,6 +10,7 @@ rate, without refilling. A call of more units than the burst is let through when
 that the mean holds and no size is impossible.
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from enum import IntEnum
 from math import ceil
@@ -18,6 +19,8 @@ from oriel_policies.calendar import CalendarClock, Period
 from oriel_policies.documents import Allowance, RateLimit
 
 __all__ = ["Bound", "Counts", "Gcra", "Slots", "Window", "bounds", "policy_item", "state_item"]
+
+_FEW_SLOTS = 64
 
 
 class Counts(IntEnum):
@@ -78,17 +81,19 @@ class Gcra:
 
     def take(self, limit: RateLimit, now: float, units: float = 1.0) -> float:
         """0.0 when the units conform, and they are counted; else the seconds until they would, and nothing changes."""
-        early = self.wait(limit, now, units)
-        if early == 0.0:
-            self.charge(limit, now, units)
-        return early
+        interval = 1.0 / limit.requests_per_s
+        arrival = self.arrival if self.arrival > now else now
+        free = limit.burst - units
+        early = arrival - now - (free if free > 0.0 else 0.0) * interval
+        # One part in 10^9 of slack: sums of 1/rate are not exact, and a whole burst has to fit.
+        if early > 1e-9 * limit.burst:
+            return early
+        self.arrival = arrival + units * interval
+        return 0.0
 
     def wait(self, limit: RateLimit, now: float, units: float = 1.0) -> float:
         """Seconds until the units would conform, without counting them."""
-        arrival = self.arrival if self.arrival > now else now
-        free = limit.burst - units
-        early = arrival - now - (free if free > 0.0 else 0.0) / limit.requests_per_s
-        # One part in 10^9 of slack: sums of 1/rate are not exact, and a whole burst has to fit.
+        early = max(0.0, self.arrival - now) - max(0.0, limit.burst - units) / limit.requests_per_s
         return early if early > 1e-9 * limit.burst else 0.0
 
     def charge(self, limit: RateLimit, now: float, units: float) -> None:
@@ -108,26 +113,41 @@ class Gcra:
 class Slots:
     """Calls at once. hold_s: how long a call lately took, for the estimate of the next free slot."""
 
-    __slots__ = ("hold_s", "used")
+    __slots__ = ("_since", "hold_s", "used")
 
     def __init__(self) -> None:
         self.used = 0
         self.hold_s = 0.0
+        self._since: list[float] = []  # when the calls at hand began, of few
 
-    def take(self, limit: int) -> float:
+    def take(self, limit: int, now: float) -> float:
         """0.0 and a slot is taken, or the seconds after which one is probably free."""
-        wait_s = self.wait(limit)
-        if wait_s == 0.0:
+        if self.used < limit:
             self.used += 1
-        return wait_s
+            if limit <= _FEW_SLOTS:
+                self._since.append(now)
+            return 0.0
+        return self.wait(limit, now)
 
-    def wait(self, limit: int) -> float:
-        """The same without taking one."""
-        return 0.0 if self.used < limit else max(self.hold_s / limit, 1e-3)
+    def wait(self, limit: int, now: float) -> float:
+        """The same without taking one: when the oldest call has taken as long as calls lately did."""
+        if self.used < limit:
+            return 0.0
+        left_s = self.hold_s - (now - self._since[0]) if self._since else self.hold_s / limit
+        return max(left_s, 1e-3)
 
-    def leave(self, held_s: float) -> None:
+    def undo(self) -> None:
+        """The slot that was taken last was not needed."""
+        self.used = max(0, self.used - 1)
+        if self._since:
+            self._since.pop()
+
+    def leave(self, held_s: float, now: float) -> None:
         """Give a slot back that was held for `held_s`."""
         self.used = max(0, self.used - 1)
+        if self._since:
+            place = bisect_left(self._since, now - held_s - 1e-6)
+            del self._since[min(place, len(self._since) - 1)]
         self.hold_s += (0.1 if self.hold_s else 1.0) * (held_s - self.hold_s)
 
 
@@ -159,10 +179,13 @@ class Window:
 
     def take(self, limit: int, units: int, period: Period, clock: CalendarClock, now: float) -> float:
         """0.0 and the units are counted, or the seconds until the window ends."""
-        wait_s = self.wait(limit, units, period, clock, now)
-        if wait_s == 0.0:
-            self.used += units
-        return wait_s
+        number = clock.window(period, now)
+        if number != self.number:
+            self.roll(number)
+        if self.used + (units if units < limit else limit) > limit:
+            return clock.ends_in(period, now)
+        self.used += units
+        return 0.0
 
     def wait(self, limit: int, units: int, period: Period, clock: CalendarClock, now: float) -> float:
         """The same without counting them."""

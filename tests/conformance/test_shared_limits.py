@@ -156,6 +156,8 @@ async def test_r12_two_of_three_that_are_cut_off_exceed_nothing(monkeypatch: pyt
             while third.courier.rest == 1.0 or any(limiter.courier.share < 0.5 for limiter in it.limiters[:2]):
                 await asyncio.sleep(0.01)
         assert third.courier.rest == pytest.approx(0.5)
+        families = {family.name: family for family in CourierCollector(third.courier).collect()}
+        assert families["oriel_gateway_limiter_rest"].samples[0].value == third.courier.rest
         await it.press(0.1)
         assert await it.press(0.7) <= 1.55 * HIGH * 0.7 + HIGH // 4, "when it has made room"
         await it.proxy.set("through")
@@ -231,6 +233,7 @@ async def test_metrics_say_whether_the_ledger_is_asked() -> None:
         await it.settled()
         families = {family.name: family for family in CourierCollector(it.limiters[0].courier).collect()}
         values = {name: family.samples[0].value for name, family in families.items()}
+        assert values["oriel_gateway_limiter_rest"] == 1.0
         assert values["oriel_gateway_limiter_up"] == 1 and values["oriel_gateway_limiter_replicas"] == 2
         assert values["oriel_gateway_limiter_batches"] > 0
 

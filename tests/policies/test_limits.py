@@ -65,17 +65,42 @@ def test_no_window_admits_more_than_burst_plus_rate(rate: float, burst: int, arr
             taken += admitted[last][1]
 
 
-def test_slots_are_bounded_and_the_wait_is_learned() -> None:
-    slots = Slots()
-    assert [slots.take(2) for _ in range(2)] == [0.0, 0.0]
-    assert slots.take(2) > 0.0
+@pytest.mark.parametrize("limit", [2, 100])
+def test_slots_are_bounded_and_the_wait_is_learned(limit: int) -> None:
+    slots, now = Slots(), 10.0
+    assert [slots.take(limit, now) for _ in range(limit)] == [0.0] * limit
+    assert slots.take(limit, now) > 0.0
     for _ in range(60):
-        slots.leave(4.0)
-        assert slots.take(2) == 0.0
-    assert slots.take(2) == pytest.approx(2.0, rel=0.01)
-    for _ in range(5):
-        slots.leave(1.0)
-    assert slots.used == 0
+        slots.leave(4.0, now)
+        assert slots.take(limit, now) == 0.0
+    few = limit == 2  # of few the oldest is known, of many the mean time between two ends
+    assert slots.take(limit, now) == slots.wait(limit, now) == pytest.approx(4.0 if few else 4.0 / limit, rel=0.01)
+    assert not few or slots.take(limit, now + 2.5) == pytest.approx(1.5, rel=0.01)
+    for _ in range(limit + 3):
+        slots.leave(1.0, now)
+    assert slots.used == 0 and slots.wait(limit, now) == 0.0
+
+
+@given(st.integers(1, 5), st.lists(st.floats(0.01, 2.0), min_size=20, max_size=60))
+def test_the_wait_for_a_slot_is_true_when_calls_take_their_time(limit: int, gaps: list[float]) -> None:
+    """Calls that take 5 s each, and callers at any moment: a slot is free when they are told, within a second."""
+    slots, now = Slots(), 0.0
+    ends: list[float] = []
+    for gap in gaps:
+        now += gap
+        while ends and ends[0] <= now:
+            slots.leave(5.0, ends.pop(0))
+        wait_s = slots.take(limit, now)
+        if wait_s == 0.0:
+            ends.append(now + 5.0)
+            assert len(ends) <= limit
+        elif slots.hold_s:
+            assert abs(now + wait_s - ends[0]) < 1e-6
+    taken = slots.used
+    assert taken == len(ends)
+    if slots.take(limit, now) == 0.0:
+        slots.undo()
+    assert slots.used == taken
 
 
 class Wall:

@@ -227,7 +227,15 @@ class Courier:
         try:
             async with asyncio.timeout(self._budget_s if probe else LOST_S):
                 present = await self._ledger.hello(_share(self.replicas))
-            self.rest = max(_LEAST_REST, min(1.0, MAX_SHARE - present.alone))
+            rest = max(_LEAST_REST, min(1.0, MAX_SHARE - present.alone))
+            if rest < self.rest:
+                _log.warning(
+                    "gateways that share the limits are silent and may admit %.2f of each alone: %.2f of it is left "
+                    "for those that ask",
+                    present.alone,
+                    rest,
+                )
+            self.rest = rest
             if self.replicas != max(self._least, present.gateways):
                 self.replicas = max(self._least, present.gateways)
                 self.share = _careful(self.replicas)

@@ -94,19 +94,19 @@ class SlotMeter:
         self._slots = Slots()
 
     def take(self, units: int, now: float) -> float:
-        return self._slots.take(self.bound.limit)
+        return self._slots.take(self.bound.limit, now)
 
     def wait(self, units: int, now: float) -> float:
-        return self._slots.wait(self.bound.limit)
+        return self._slots.wait(self.bound.limit, now)
 
     def undo(self, units: int, now: float) -> None:
-        self._slots.used = max(0, self._slots.used - 1)
+        self._slots.undo()
 
     def charge(self, units: int, now: float) -> None:
         raise AssertionError("slots are left, not charged")
 
     def leave(self, held_s: float, now: float) -> None:
-        self._slots.leave(held_s)
+        self._slots.leave(held_s, now)
 
     def began(self, now: float) -> float:
         raise AssertionError("slots have no window")
