@@ -20,6 +20,7 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.grpc_call import GrpcCall, answer_metadata
 from oriel_gateway.grpc_errors import passed_on, refusal
 from oriel_gateway.grpc_model import append_model, append_schedule, peek_model
+from oriel_gateway.grpc_reads import Reads
 from oriel_gateway.grpc_special import GrpcSpecial
 from oriel_gateway.targets import absent, valid_name, valid_version
 from oriel_gateway.tracing import Mark
@@ -66,6 +67,7 @@ _STATUS = {
     grpc.StatusCode.UNAVAILABLE: 503,
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
+_Failure = tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]  # what `abort` takes
 if TYPE_CHECKING:
     Context = aio.ServicerContext[bytes, bytes]
     _GenericHandler = grpc.GenericRpcHandler[bytes, bytes]
@@ -98,6 +100,7 @@ class GrpcIngress(_GenericHandler):
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._special = GrpcSpecial(gateway, self._forward)
+        self._reads = Reads()
         self._server: aio.Server | None = None
         self.port = 0
 
@@ -112,6 +115,9 @@ class GrpcIngress(_GenericHandler):
                 ("grpc.absolute_max_metadata_size", GrpcLimits.MAX_METADATA_BYTES),
                 ("grpc.max_concurrent_streams", GrpcLimits.MAX_STREAMS),
                 ("grpc.so_reuseport", 0),
+                # What nobody reads yet is held back after 64 KiB; a message that is read gets a window of its size.
+                ("grpc.http2.bdp_probe", 0),
+                ("grpc.http2.lookahead_bytes", 64 * 1024),
                 # Identity only: a compressed message is UNIMPLEMENTED, so none can unfold into more than it weighs.
                 ("grpc.compression_enabled_algorithms_bitset", 1),
             ),
@@ -158,66 +164,72 @@ class GrpcIngress(_GenericHandler):
         caller = self._arrived(context)
         refused = Refused(Outcome.NOT_FOUND, "this gRPC method is not served here")
         self._gateway.turned_away(refused, caller.mark, None, "", caller.received_s, protocol="grpc", status=404)
-        await _abort(context, refused, caller, None, grpc.StatusCode.UNIMPLEMENTED)
+        await context.abort(*_refusal(refused, caller, None, grpc.StatusCode.UNIMPLEMENTED))
 
     def _handler(self, method: str) -> "_Handler":
         async def handle(_: AsyncIterator[bytes], context: "Context") -> None:
-            caller: _Caller | None = None
-            call: GrpcCall | None = None
-            try:
-                caller = self._arrived(context)
-                self._identify(caller, method)
-                first = await _first_message(caller, context)
-                self._identify(caller, method)  # again: the key may have been revoked while the message was awaited
-                call = self._begin(caller, method, first)
-                if method == "ModelStreamInfer":
-                    await call.permit()
-                    path = f"/{SERVICE}/{method}"
-                    messages = self._authorised_stream(caller, call, first, context)
-                    async for answer in call.forward_stream(path, messages):
-                        call.moved(answer)
-                        await context.write(answer)
-                    context.set_trailing_metadata(call.answer_metadata())
-                else:
-                    forward = self._special.unary if call.target.special else self._forward
-                    answer = await forward(call, first)
-                    context.set_trailing_metadata(call.answer_metadata())
-                    await context.write(answer)
-            except Refused as refused:
-                if call is not None:
-                    call.status = STATUS[refused.outcome]
-                    call.end(refused.outcome, refused.message)
-                elif caller is not None:
-                    self._gateway.turned_away(
-                        refused,
-                        caller.mark,
-                        caller.tenant,
-                        method,
-                        caller.received_s,
-                        protocol="grpc",
-                        status=STATUS[refused.outcome],
-                    )
-                await _abort(context, refused, caller, call)
-            except aio.AioRpcError as error:
-                assert call is not None
-                lost = refusal(error)
-                if lost is None and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and monotonic() >= call.deadline:
-                    lost = Refused(Outcome.DEADLINE_EXCEEDED, "the deadline passed while waiting for the upstream")
-                if lost is not None:
-                    call.status = STATUS[lost.outcome]
-                    call.end(lost.outcome, lost.message)
-                    await _abort(context, lost, caller, call)
-                words, metadata = passed_on(error)
-                call.status = _STATUS.get(error.code(), 400)
-                call.end(_outcome(error), words)
-                await context.abort(error.code(), words, metadata + call.answer_metadata())
-            finally:
-                if call is not None:
-                    call.end(Outcome.CLIENT_LEFT)  # nothing if it has ended before
-                    call.gate.release(call.size_bytes)
-                    self._gateway.bodies.ended(call.size_bytes)
+            # Only here: what `abort` raises is kept for a while, with all that its frames hold, such as a message.
+            if (failure := await self._serve(context, method)) is not None:
+                await context.abort(*failure)
 
         return handle
+
+    async def _serve(self, context: "Context", method: str) -> _Failure | None:
+        """Answer a call, or say how it is to be aborted."""
+        caller = self._arrived(context)
+        call: GrpcCall | None = None
+        try:
+            self._identify(caller, method)
+            first = await self._first_message(caller, context)
+            self._identify(caller, method)  # again: the key may have been revoked while the message was awaited
+            call = self._begin(caller, method, first)
+            if method == "ModelStreamInfer":
+                await call.permit()
+                path = f"/{SERVICE}/{method}"
+                messages = self._authorised_stream(caller, call, first, context)
+                async for answer in call.forward_stream(path, messages):
+                    call.moved(answer)
+                    await context.write(answer)
+                context.set_trailing_metadata(call.answer_metadata())
+            else:
+                forward = self._special.unary if call.target.special else self._forward
+                answer = await forward(call, first)
+                context.set_trailing_metadata(call.answer_metadata())
+                await context.write(answer)
+            return None
+        except Refused as refused:
+            if call is not None:
+                call.status = STATUS[refused.outcome]
+                call.end(refused.outcome, refused.message)
+            else:
+                self._gateway.turned_away(
+                    refused,
+                    caller.mark,
+                    caller.tenant,
+                    method,
+                    caller.received_s,
+                    protocol="grpc",
+                    status=STATUS[refused.outcome],
+                )
+            return _refusal(refused, caller, call)
+        except aio.AioRpcError as error:
+            assert call is not None
+            lost = refusal(error)
+            if lost is None and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and monotonic() >= call.deadline:
+                lost = Refused(Outcome.DEADLINE_EXCEEDED, "the deadline passed while waiting for the upstream")
+            if lost is not None:
+                call.status = STATUS[lost.outcome]
+                call.end(lost.outcome, lost.message)
+                return _refusal(lost, caller, call)
+            words, metadata = passed_on(error)
+            call.status = _STATUS.get(error.code(), 400)
+            call.end(_outcome(error), words)
+            return error.code(), words, metadata + call.answer_metadata()
+        finally:
+            if call is not None:
+                call.end(Outcome.CLIENT_LEFT)  # nothing if it has ended before
+                call.gate.release(call.size_bytes)
+            self._gateway.bodies.ended(caller.size_bytes)
 
     async def _forward(self, call: GrpcCall, message: bytes) -> bytes:
         await call.permit()
@@ -274,6 +286,23 @@ class GrpcIngress(_GenericHandler):
         caller.deadline = gateway.deadline(tenant, caller.received_s, caller.metadata.get("x-request-timeout-ms"))
         if caller.remaining_s is not None:
             caller.deadline = min(caller.deadline, caller.received_s + caller.remaining_s)
+
+    async def _first_message(self, caller: "_Caller", context: "Context") -> bytes:
+        assert caller.tenant is not None
+        wait_s = min(caller.deadline - monotonic(), GrpcLimits.FIRST_MESSAGE_S)
+        try:
+            async with asyncio.timeout(wait_s):
+                turn = await self._reads.take(caller.tenant.name)
+                try:
+                    message = await context.read()
+                finally:
+                    self._reads.over(turn)
+        except TimeoutError:
+            raise Refused(Outcome.DEADLINE_EXCEEDED, "the deadline passed while receiving the request") from None
+        if not isinstance(message, bytes):
+            raise Refused(Outcome.BAD_REQUEST, "the call carries no message, or one that is larger than 64 MiB")
+        caller.size_bytes = len(message)
+        return message
 
     def _begin(self, caller: "_Caller", method: str, message: bytes) -> GrpcCall:
         """Authorise the model, route and limit; raises Refused."""
@@ -357,46 +386,27 @@ def _credentials(certificates: Certificates) -> grpc.ServerCredentials:
 
 @dataclass(slots=True)
 class _Caller:
-    """What is known of a call before its message. remaining_s: of the caller's own deadline."""
+    """What is known of a call before its message. remaining_s: of the caller's own deadline; size_bytes: of the first
+    message, once it is here."""
 
     metadata: dict[str, str]
     credentials: list[tuple[str, str]]
     mark: Mark
     received_s: float
     remaining_s: float | None
+    size_bytes: int = 0
     tenant: Tenant | None = None
     key: ApiKey | None = None
     deadline: float = 0.0
 
 
-async def _first_message(caller: _Caller, context: "Context") -> bytes:
-    wait_s = min(caller.deadline - monotonic(), GrpcLimits.FIRST_MESSAGE_S)
-    try:
-        async with asyncio.timeout(wait_s):
-            message = await context.read()
-    except TimeoutError:
-        raise Refused(Outcome.DEADLINE_EXCEEDED, "the deadline passed while receiving the request") from None
-    if not isinstance(message, bytes):
-        raise Refused(Outcome.BAD_REQUEST, "the call carries no message, or one that is larger than 64 MiB")
-    return message
-
-
-async def _abort(
-    context: "Context",
-    refused: Refused,
-    caller: _Caller | None,
-    call: GrpcCall | None,
-    code: grpc.StatusCode | None = None,
-) -> None:
+def _refusal(refused: Refused, caller: _Caller, call: GrpcCall | None, code: grpc.StatusCode | None = None) -> _Failure:
     metadata = [("x-oriel-reason", refused.outcome.value)]
     if refused.retry_after_s is not None:
         metadata.append(("retry-after", str(refused.retry_after_s)))
     metadata += [(name, value) for name, value in refused.headers if name.startswith("ratelimit")]
-    if call is not None:
-        metadata += call.answer_metadata()
-    elif caller is not None:
-        metadata += answer_metadata(caller.mark, 0.0, 0.0)
-    await context.abort(code or _CODES[refused.outcome], refused.message, tuple(metadata))
+    metadata += call.answer_metadata() if call is not None else answer_metadata(caller.mark, 0.0, 0.0)
+    return code or _CODES[refused.outcome], refused.message, tuple(metadata)
 
 
 def _outcome(error: aio.AioRpcError) -> Outcome:
