@@ -6,6 +6,7 @@ message is always here, so only a second copy is bound to 64 KiB.
 
 import asyncio
 from time import monotonic
+from typing import Any
 
 from grpc import StatusCode, aio
 
@@ -14,7 +15,14 @@ from oriel_gateway.decisions import TOLD
 from oriel_gateway.endpoints import Reach
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.grpc_endpoint import GrpcEndpoint
-from oriel_gateway.grpc_errors import broken, not_here, says_not_executed, servers_fault, surely_not_executed
+from oriel_gateway.grpc_errors import (
+    broken,
+    not_here,
+    reported_cost_us,
+    says_not_executed,
+    servers_fault,
+    surely_not_executed,
+)
 from oriel_gateway.pools import PoolGate
 from oriel_gateway.routing_state import REPLAY_BYTES
 from oriel_gateway.targets import Target
@@ -37,6 +45,7 @@ class GrpcRecovery:
     response_s: float
     stick: str
     bytes_out = 0
+    cost_us = -1  # what the server reported
     endpoint: GrpcEndpoint | None = None  # asked last
     tried: tuple[GrpcEndpoint, ...] = ()  # asked before in vain, the latest `TOLD` of them
     _gateway: Gateway
@@ -115,10 +124,10 @@ class GrpcRecovery:
             self.sent_s, self.endpoint = sent_s, endpoint  # of the copy that was answered
             endpoint.answered(now, now - sent_s)
             endpoint.heard = True
+            trailing: Any = await call.trailing_metadata()
+            self.cost_us = reported_cost_us(trailing)
             if self._asked:
-                self._gate.reported(
-                    next((str(v) for k, v in await call.trailing_metadata() if k == LOAD_METRICS), None)
-                )
+                self._gate.reported(next((str(value) for key, value in trailing if key == LOAD_METRICS), None))
             return answer
         finally:
             endpoint.outstanding -= 1

@@ -18,11 +18,12 @@ from oriel_gateway.answers import STATUS
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.grpc_call import GrpcCall, answer_metadata
-from oriel_gateway.grpc_errors import passed_on, refusal
+from oriel_gateway.grpc_errors import passed_on, refusal, reported_cost_us
+from oriel_gateway.grpc_folded import is_folded, unfold
 from oriel_gateway.grpc_model import append_model, append_schedule, peek_model
 from oriel_gateway.grpc_reads import Reads
 from oriel_gateway.grpc_special import GrpcSpecial
-from oriel_gateway.targets import absent, valid_name, valid_version
+from oriel_gateway.targets import absent, check_model
 from oriel_gateway.tracing import Mark
 from oriel_policies.documents import ApiKey, Pool, Tenant
 from oriel_wire.engine.tls import Certificates
@@ -48,6 +49,7 @@ _CODES = {
     Outcome.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     Outcome.METHOD_NOT_ALLOWED: grpc.StatusCode.UNIMPLEMENTED,
     Outcome.TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Outcome.ENCODING_UNSUPPORTED: grpc.StatusCode.UNIMPLEMENTED,
     Outcome.RATE_LIMITED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Outcome.CONCURRENCY_LIMITED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Outcome.QUOTA_EXCEEDED: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -111,15 +113,16 @@ class GrpcIngress(_GenericHandler):
             options=(
                 ("grpc.max_receive_message_length", GrpcLimits.MAX_MESSAGE_BYTES),
                 ("grpc.max_send_message_length", -1),
-                ("grpc.max_metadata_size", GrpcLimits.MAX_METADATA_BYTES),
-                ("grpc.absolute_max_metadata_size", GrpcLimits.MAX_METADATA_BYTES),
+                # Twice what is taken: so that a refusal can say why. Above that gRPC answers by itself.
+                ("grpc.max_metadata_size", 2 * GrpcLimits.MAX_METADATA_BYTES),
+                ("grpc.absolute_max_metadata_size", 2 * GrpcLimits.MAX_METADATA_BYTES),
                 ("grpc.max_concurrent_streams", GrpcLimits.MAX_STREAMS),
                 ("grpc.so_reuseport", 0),
                 # What nobody reads yet is held back after 64 KiB; a message that is read gets a window of its size.
                 ("grpc.http2.bdp_probe", 0),
                 ("grpc.http2.lookahead_bytes", 64 * 1024),
-                # Identity only: a compressed message is UNIMPLEMENTED, so none can unfold into more than it weighs.
-                ("grpc.compression_enabled_algorithms_bitset", 1),
+                # Compressed messages arrive as they are: see `grpc_folded`.
+                ("grpc.per_message_decompression", 0),
             ),
             maximum_concurrent_rpcs=GrpcLimits.MAX_CALLS,
         )
@@ -181,6 +184,8 @@ class GrpcIngress(_GenericHandler):
         try:
             self._identify(caller, method)
             first = await self._first_message(caller, context)
+            if is_folded(first):
+                first = await self._unfolded(caller, first)
             self._identify(caller, method)  # again: the key may have been revoked while the message was awaited
             call = self._begin(caller, method, first)
             if method == "ModelStreamInfer":
@@ -214,16 +219,15 @@ class GrpcIngress(_GenericHandler):
             return _refusal(refused, caller, call)
         except aio.AioRpcError as error:
             assert call is not None
-            lost = refusal(error)
-            if lost is None and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and monotonic() >= call.deadline:
-                lost = Refused(Outcome.DEADLINE_EXCEEDED, "the deadline passed while waiting for the upstream")
-            if lost is not None:
+            if (lost := refusal(error)) is not None:
                 call.status = STATUS[lost.outcome]
                 call.end(lost.outcome, lost.message)
                 return _refusal(lost, caller, call)
+            call.cost_us = reported_cost_us(error.trailing_metadata())
             words, metadata = passed_on(error)
             call.status = _STATUS.get(error.code(), 400)
-            call.end(_outcome(error), words)
+            late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            call.end(Outcome.DEADLINE_EXCEEDED if late else Outcome.ANSWERED, words)
             return error.code(), words, metadata + call.answer_metadata()
         finally:
             if call is not None:
@@ -241,12 +245,18 @@ class GrpcIngress(_GenericHandler):
         yield self._authorised(call, first)
         try:
             while isinstance(message := await context.read(), bytes):
+                if is_folded(message):
+                    message = await self._unfolded(caller, message)
                 while not await self._judge(caller, call, message):
                     pass  # it was held back
                 call.bytes_in += len(message)
                 yield self._authorised(call, message)
         except Refused as refused:
             call.refuse(refused)
+
+    async def _unfolded(self, caller: "_Caller", message: bytes) -> bytes:
+        tenant = self._gateway.identify(caller.credentials).tenant
+        return await unfold(self._gateway, tenant, message)
 
     async def _judge(self, caller: "_Caller", call: GrpcCall, message: bytes) -> bool:
         """Whether a further message of a stream may pass; if not, it was held back for a while. Raises Refused.
@@ -270,15 +280,19 @@ class GrpcIngress(_GenericHandler):
 
     def _arrived(self, context: "Context") -> "_Caller":
         received_s = monotonic()
-        pairs = [(str(key), value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]
+        given = context.invocation_metadata() or ()
+        size_bytes = sum([len(key) + len(value) + 32 for key, value in given])  # as RFC 9113, 6.5.2 counts
+        pairs = [(str(key), value) for key, value in given if isinstance(value, str)]
         metadata = dict(pairs)
         mark = self._gateway.mark(metadata.get("x-request-id"), metadata.get("traceparent"), metadata.get("tracestate"))
         credentials = [pair for pair in pairs if pair[0] in ("authorization", "x-api-key")]
-        return _Caller(metadata, credentials, mark, received_s, context.time_remaining())
+        return _Caller(metadata, size_bytes, credentials, mark, received_s, context.time_remaining())
 
     def _identify(self, caller: "_Caller", method: str) -> None:
         """identify and deadline, from the metadata alone; raises Refused."""
         gateway = self._gateway
+        if caller.metadata_bytes > GrpcLimits.MAX_METADATA_BYTES:
+            raise Refused(Outcome.TOO_LARGE, f"the metadata is larger than {GrpcLimits.MAX_METADATA_BYTES} bytes")
         caller.key = gateway.identify(caller.credentials)
         caller.tenant = tenant = caller.key.tenant
         if method in _OPERATOR_METHODS and "operator" not in tenant.scopes:
@@ -343,8 +357,7 @@ class GrpcIngress(_GenericHandler):
             raise Refused(Outcome.BAD_REQUEST, error.message) from error
         if not name and "operator" in tenant.scopes:
             return name, version
-        if not valid_name(name) or not tenant.may_use_model(name) or (version and not valid_version(version)):
-            raise absent("model", name)
+        check_model(tenant, name, version)
         return name, version
 
     def _authorised(self, call: GrpcCall, message: bytes) -> bytes:
@@ -390,6 +403,7 @@ class _Caller:
     message, once it is here."""
 
     metadata: dict[str, str]
+    metadata_bytes: int
     credentials: list[tuple[str, str]]
     mark: Mark
     received_s: float
@@ -407,9 +421,3 @@ def _refusal(refused: Refused, caller: _Caller, call: GrpcCall | None, code: grp
     metadata += [(name, value) for name, value in refused.headers if name.startswith("ratelimit")]
     metadata += call.answer_metadata() if call is not None else answer_metadata(caller.mark, 0.0, 0.0)
     return code or _CODES[refused.outcome], refused.message, tuple(metadata)
-
-
-def _outcome(error: aio.AioRpcError) -> Outcome:
-    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return Outcome.DEADLINE_EXCEEDED
-    return Outcome.ANSWERED
