@@ -204,8 +204,8 @@ CASES: tuple[Case, ...] = (
 _LF = "A bare LF ends no line here: two parsers that disagree on it disagree on where a message ends."
 _TE_CL = "Both at once is how requests are smuggled (RFC 9112, 6.3); h11 lets Transfer-Encoding win."
 _CODING = (
-    "501 is what RFC 9112, 6.1 would say of a coding that is not known; here whatever is wrong with the framing has one "
-    "answer, 400 and the end of the connection."
+    "501 is what RFC 9112, 6.1 would say of a coding that is not known; here whatever is wrong with the framing has "
+    "one answer, 400 and the end of the connection."
 )
 _FOLD = "Folding was given up (RFC 9112, 5.2); h11 joins the lines with a space."
 _CONTROL = "A control character has no meaning in a field (RFC 9110, 5.5); the others pass it on."

@@ -1,4 +1,4 @@
-"""Over gRPC: what a server says that a call cost is what is charged, and every refusal says why, when and under which id."""
+"""Over gRPC: what a server says that a call cost is what is charged, and every refusal says why."""
 
 import asyncio
 from collections.abc import AsyncIterator
