@@ -18,6 +18,7 @@ STATUS = {
     Outcome.NOT_FOUND: 404,
     Outcome.METHOD_NOT_ALLOWED: 405,
     Outcome.TOO_LARGE: 413,
+    Outcome.ENCODING_UNSUPPORTED: 415,
     Outcome.RATE_LIMITED: 429,
     Outcome.CONCURRENCY_LIMITED: 429,
     Outcome.QUOTA_EXCEEDED: 429,

@@ -105,6 +105,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop; the exit code."""
+    from oriel_wire.engine.large_messages import share_memory
+
+    share_memory()  # before imports begin threads
     from oriel_gateway.app import serve
     from oriel_gateway.settings import Settings
     from oriel_wire.engine.process import configure_logging, run_unit

@@ -20,6 +20,7 @@ class Outcome(StrEnum):
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     TOO_LARGE = "too_large"
+    ENCODING_UNSUPPORTED = "encoding_unsupported"
     RATE_LIMITED = "rate_limited"
     CONCURRENCY_LIMITED = "concurrency_limited"
     QUOTA_EXCEEDED = "quota_exceeded"

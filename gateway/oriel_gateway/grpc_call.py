@@ -9,7 +9,7 @@ from grpc import aio
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
-from oriel_gateway.grpc_errors import broken
+from oriel_gateway.grpc_errors import broken, reported_cost_us
 from oriel_gateway.grpc_recovery import GrpcRecovery
 from oriel_gateway.limits import Grant
 from oriel_gateway.loan import Loan
@@ -324,6 +324,7 @@ class GrpcCall(GrpcRecovery):
                 self._gateway.unwatch(self, self._slot)
             if self.refused is not None:
                 raise self.refused
+            self.cost_us = reported_cost_us(await call.trailing_metadata())
             self.end(Outcome.ANSWERED)
         except aio.AioRpcError as error:
             if not self._first_s or broken(error):
@@ -454,7 +455,7 @@ class GrpcCall(GrpcRecovery):
                 tenant,
                 self._ticket,
                 now - self.permit_s - lent_s,
-                self._cost_us,
+                self.cost_us,
                 size_bytes=-1 if self._first_s or self.status >= 300 else self.size_bytes,
                 good=good,
             )

@@ -12,12 +12,14 @@ import grpc
 from grpc import aio
 
 from oriel_gateway.errors import Outcome, Refused
+from oriel_wire.context import COST_US
 
 __all__ = [
     "broken",
     "not_here",
     "passed_on",
     "refusal",
+    "reported_cost_us",
     "says_not_executed",
     "servers_fault",
     "surely_not_executed",
@@ -25,6 +27,7 @@ __all__ = [
 
 _REASON = "x-oriel-reason"
 _RETRY = "x-oriel-retry"
+_UPSTREAM_ERROR = "upstream_error"
 _NOT_EXECUTED = frozenset({"queue_full", "server_stopping", "saturated", "displaced"})
 _NOT_HERE = frozenset({"unknown_model", "model_not_ready", "no_available_version"})
 _NOT_CONNECTED = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed")
@@ -75,6 +78,8 @@ def says_not_executed(error: aio.AioRpcError) -> bool:
     """Whether the server refused the call before it ran, and nobody behind it was asked twice already."""
     if error.code() is not grpc.StatusCode.UNAVAILABLE or _said(error, _RETRY) is not None:
         return False
+    if reported_cost_us(error.trailing_metadata()) > 0:
+        return False  # a service can be full after its model has run
     reason = _said(error, _REASON)
     return reason in _NOT_EXECUTED or (reason is None and _TRITON_FULL in (error.details() or ""))
 
@@ -90,19 +95,34 @@ def refusal(error: aio.AioRpcError) -> Refused | None:
         error.details() or ""
     ):
         return Refused(Outcome.UPSTREAM_BROKEN, "the upstream's answer is larger than its pool allows", retry_after_s=1)
+    if (
+        error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        and _said(error, _REASON) is None
+        and (error.details() or "").lower() in ("", "deadline exceeded")
+    ):
+        return Refused(Outcome.DEADLINE_EXCEEDED, "the deadline passed while waiting for the upstream")
     return None
 
 
 def passed_on(error: aio.AioRpcError) -> tuple[str, tuple[tuple[str, str], ...]]:
     """The server's own words without addresses, and the metadata that goes with them."""
     words = _ADDRESS.sub("(an address)", error.details() or "")[:_MAX_WORDS]
-    metadata = []
     reason = _said(error, _REASON)
-    if reason is not None and _WORD.match(reason):
-        metadata.append((_REASON, reason))
+    if reason is None or not _WORD.match(reason):
+        late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        reason = Outcome.DEADLINE_EXCEEDED.value if late else _UPSTREAM_ERROR
+    metadata = [(_REASON, reason)]
     if error.code() is grpc.StatusCode.UNAVAILABLE:
         metadata += [("retry-after", "1"), (_RETRY, "spent")]
     return words, tuple(metadata)
+
+
+def reported_cost_us(metadata: Iterable[Any] | None) -> int:
+    """What a server says in its trailing metadata that a call cost, in microseconds; -1: nothing that can be read."""
+    for key, value in metadata or ():
+        if key == COST_US and isinstance(value, str):
+            return int(value) if value.isascii() and value.isdigit() and len(value) < 16 else -1
+    return -1
 
 
 def _said(error: aio.AioRpcError, name: str) -> str | None:

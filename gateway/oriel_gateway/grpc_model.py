@@ -10,9 +10,11 @@ whole top level is walked (not into fields), at most `MAX_FIELDS` of them, and g
 `model_name` has to begin within `MAX_PEEK` bytes.
 """
 
+from contextlib import suppress
+
 from oriel_wire.errors import BadMessage
 
-__all__ = ["append_model", "append_schedule", "peek_model"]
+__all__ = ["append_model", "append_schedule", "peek_beginning", "peek_model"]
 
 MAX_FIELDS = 4096
 MAX_PEEK = 64 * 1024
@@ -58,6 +60,34 @@ def peek_model(message: bytes) -> tuple[str, str]:
             raise BadMessage(f"the message has more than {MAX_FIELDS} fields")
     try:
         return (name or b"").decode("ascii"), (version or b"").decode("ascii")
+    except UnicodeDecodeError:
+        raise BadMessage("model_name and model_version are ASCII") from None
+
+
+def peek_beginning(beginning: bytes) -> tuple[str, str]:
+    """The first model name and version in the beginning of a message, as far as it goes: "" for what is not in it.
+
+    Only a guess of what `peek_model` will say of the whole. Raises BadMessage.
+    """
+    found: dict[int, bytes] = {}
+    position, end = 0, len(beginning)
+    with suppress(BadMessage):  # it ends inside a number
+        while position < end and len(found) < 2:
+            tag, position = _varint(beginning, position)
+            kind, number = tag & 7, tag >> 3
+            if kind == 2:
+                size, position = _varint(beginning, position)
+                if size > end - position:
+                    break
+                if number in (1, 2):
+                    found.setdefault(number, beginning[position : position + size])
+                position += size
+            elif kind == 0:
+                _, position = _varint(beginning, position)
+            else:
+                position += {1: 8, 5: 4}.get(kind, end)
+    try:
+        return found.get(1, b"").decode("ascii"), found.get(2, b"").decode("ascii")
     except UnicodeDecodeError:
         raise BadMessage("model_name and model_version are ASCII") from None
 

@@ -5,8 +5,8 @@ message is always here, so only a second copy is bound to 64 KiB.
 """
 
 import asyncio
-from collections.abc import Mapping
 from time import monotonic
+from typing import Any
 
 from grpc import StatusCode, aio
 
@@ -16,14 +16,20 @@ from oriel_gateway.decisions import TOLD
 from oriel_gateway.endpoints import Reach
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.grpc_endpoint import GrpcEndpoint
-from oriel_gateway.grpc_errors import broken, not_here, says_not_executed, servers_fault, surely_not_executed
+from oriel_gateway.grpc_errors import (
+    broken,
+    not_here,
+    reported_cost_us,
+    says_not_executed,
+    servers_fault,
+    surely_not_executed,
+)
 from oriel_gateway.pools import PoolGate
 from oriel_gateway.routing_state import REPLAY_BYTES
 from oriel_gateway.targets import Target
 from oriel_policies.budget import MAX_ATTEMPTS
 from oriel_policies.documents import Tenant
 from oriel_policies.queue import Ticket
-from oriel_wire.context import COST_US
 from oriel_wire.orca import LOAD_METRICS
 
 __all__ = ["GrpcRecovery"]
@@ -40,6 +46,7 @@ class GrpcRecovery:
     response_s: float
     stick: str
     bytes_out = 0
+    cost_us = -1  # what the server reported
     endpoint: GrpcEndpoint | None = None  # asked last
     tried: tuple[GrpcEndpoint, ...] = ()  # asked before in vain, the latest `TOLD` of them
     _gateway: Gateway
@@ -47,7 +54,6 @@ class GrpcRecovery:
     _ticket: Ticket | None
     _upstream: aio.Call | None
     _asked: bool
-    _cost_us = -1  # as the upstream reported it
     _counted = False  # among the requests that second tries are a share of
     _attempts = 1  # requests that may have arrived somewhere
 
@@ -124,18 +130,13 @@ class GrpcRecovery:
             self.sent_s, self.endpoint = sent_s, endpoint  # of the copy that was answered
             endpoint.answered(now, now - sent_s)
             endpoint.heard = True
-            self._reported({key: str(value) for key, value in await call.trailing_metadata()})
+            trailing: Any = await call.trailing_metadata()
+            self.cost_us = reported_cost_us(trailing)
+            if self._asked:
+                self._gate.reported(next((str(value) for key, value in trailing if key == LOAD_METRICS), None))
             return answer
         finally:
             endpoint.outstanding -= 1
-
-    def _reported(self, trailing: Mapping[str, str]) -> None:
-        """What an Oriel server says the call has cost, and the load it was asked for."""
-        cost = trailing.get(COST_US, "")
-        if cost.isascii() and cost.isdigit() and len(cost) < 16:
-            self._cost_us = int(cost)
-        if self._asked:
-            self._gate.reported(trailing.get(LOAD_METRICS))
 
     async def _hedged(self, first: GrpcEndpoint, method: str, message: bytes) -> bytes:
         """The same, with a second copy elsewhere when the first is late. The first good answer wins, or else the last

@@ -49,7 +49,7 @@ class _Detached(GrpcCall):
         """`call` has the permit from now on, as if it had been made itself."""
         call.queued_s, call.permit_s, call.sent_s = self.queued_s, self.permit_s, self.sent_s
         call.ahead, call.endpoint, call.tried = self.ahead, self.endpoint, self.tried
-        call.response_s = self.response_s
+        call.response_s, call.cost_us = self.response_s, self.cost_us
         call._ticket, self._ticket = self._ticket, None
         self._ended = True
         self._gate.calls -= 1

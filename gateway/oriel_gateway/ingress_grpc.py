@@ -18,10 +18,12 @@ from oriel_gateway.answers import STATUS
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.grpc_call import GrpcCall, answer_metadata
-from oriel_gateway.grpc_errors import passed_on, refusal
+from oriel_gateway.grpc_errors import passed_on, refusal, reported_cost_us
+from oriel_gateway.grpc_folded import is_folded, unfold
 from oriel_gateway.grpc_model import append_model, append_schedule, peek_model
+from oriel_gateway.grpc_reads import Reads
 from oriel_gateway.grpc_special import GrpcSpecial
-from oriel_gateway.targets import absent, valid_name, valid_version
+from oriel_gateway.targets import absent, check_model
 from oriel_gateway.tracing import Mark
 from oriel_policies.documents import ApiKey, Pool, Tenant
 from oriel_wire.engine import listener
@@ -48,6 +50,7 @@ _CODES = {
     Outcome.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     Outcome.METHOD_NOT_ALLOWED: grpc.StatusCode.UNIMPLEMENTED,
     Outcome.TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Outcome.ENCODING_UNSUPPORTED: grpc.StatusCode.UNIMPLEMENTED,
     Outcome.RATE_LIMITED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Outcome.CONCURRENCY_LIMITED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Outcome.QUOTA_EXCEEDED: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -67,6 +70,7 @@ _STATUS = {
     grpc.StatusCode.UNAVAILABLE: 503,
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
+_Failure = tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]  # what `abort` takes
 if TYPE_CHECKING:
     Context = aio.ServicerContext[bytes, bytes]
     _GenericHandler = grpc.GenericRpcHandler[bytes, bytes]
@@ -100,6 +104,7 @@ class GrpcIngress(_GenericHandler):
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._special = GrpcSpecial(gateway, self._forward)
+        self._reads = Reads()
         self._server: aio.Server | None = None
         self.port = 0
 
@@ -110,13 +115,17 @@ class GrpcIngress(_GenericHandler):
             options=(
                 ("grpc.max_receive_message_length", GrpcLimits.MAX_MESSAGE_BYTES),
                 ("grpc.max_send_message_length", -1),
-                ("grpc.max_metadata_size", GrpcLimits.MAX_METADATA_BYTES),
-                ("grpc.absolute_max_metadata_size", GrpcLimits.MAX_METADATA_BYTES),
+                # Twice what is taken: so that a refusal can say why. Above that gRPC answers by itself.
+                ("grpc.max_metadata_size", 2 * GrpcLimits.MAX_METADATA_BYTES),
+                ("grpc.absolute_max_metadata_size", 2 * GrpcLimits.MAX_METADATA_BYTES),
                 ("grpc.max_concurrent_streams", GrpcLimits.MAX_STREAMS),
                 ("grpc.so_reuseport", 0),
                 ("grpc.server_handshake_timeout_ms", int(GrpcLimits.GREETING_S * 1000)),
-                # Identity only: a compressed message is UNIMPLEMENTED, so none can unfold into more than it weighs.
-                ("grpc.compression_enabled_algorithms_bitset", 1),
+                # What nobody reads yet is held back after 64 KiB; a message that is read gets a window of its size.
+                ("grpc.http2.bdp_probe", 0),
+                ("grpc.http2.lookahead_bytes", 64 * 1024),
+                # Compressed messages arrive as they are: see `grpc_folded`.
+                ("grpc.per_message_decompression", 0),
             ),
             maximum_concurrent_rpcs=GrpcLimits.MAX_CALLS,
         )
@@ -166,66 +175,73 @@ class GrpcIngress(_GenericHandler):
         caller = self._arrived(context)
         refused = Refused(Outcome.NOT_FOUND, "this gRPC method is not served here")
         self._gateway.turned_away(refused, caller.mark, None, "", caller.received_s, protocol="grpc", status=404)
-        await _abort(context, refused, caller, None, grpc.StatusCode.UNIMPLEMENTED)
+        await context.abort(*_refusal(refused, caller, None, grpc.StatusCode.UNIMPLEMENTED))
 
     def _handler(self, method: str) -> "_Handler":
         async def handle(_: AsyncIterator[bytes], context: "Context") -> None:
-            caller: _Caller | None = None
-            call: GrpcCall | None = None
-            try:
-                caller = self._arrived(context)
-                self._identify(caller, method)
-                first = await _first_message(caller, context)
-                self._identify(caller, method)  # again: the key may have been revoked while the message was awaited
-                call = self._begin(caller, method, first)
-                if method == "ModelStreamInfer":
-                    await call.permit()
-                    path = f"/{SERVICE}/{method}"
-                    messages = self._authorised_stream(caller, call, first, context)
-                    async for answer in call.forward_stream(path, messages):
-                        call.moved(answer)
-                        await context.write(answer)
-                    context.set_trailing_metadata(call.answer_metadata())
-                else:
-                    forward = self._special.unary if call.target.special else self._forward
-                    answer = await forward(call, first)
-                    context.set_trailing_metadata(call.answer_metadata())
-                    await context.write(answer)
-            except Refused as refused:
-                if call is not None:
-                    call.status = STATUS[refused.outcome]
-                    call.end(refused.outcome, refused.message)
-                elif caller is not None:
-                    self._gateway.turned_away(
-                        refused,
-                        caller.mark,
-                        caller.tenant,
-                        method,
-                        caller.received_s,
-                        protocol="grpc",
-                        status=STATUS[refused.outcome],
-                    )
-                await _abort(context, refused, caller, call)
-            except aio.AioRpcError as error:
-                assert call is not None
-                lost = refusal(error)
-                if lost is None and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and monotonic() >= call.deadline:
-                    lost = Refused(Outcome.DEADLINE_EXCEEDED, "the deadline passed while waiting for the upstream")
-                if lost is not None:
-                    call.status = STATUS[lost.outcome]
-                    call.end(lost.outcome, lost.message)
-                    await _abort(context, lost, caller, call)
-                words, metadata = passed_on(error)
-                call.status = _STATUS.get(error.code(), 400)
-                call.end(_outcome(error), words)
-                await context.abort(error.code(), words, metadata + call.answer_metadata())
-            finally:
-                if call is not None:
-                    call.end(Outcome.CLIENT_LEFT)  # nothing if it has ended before
-                    call.gate.release(call.size_bytes)
-                    self._gateway.bodies.ended(call.size_bytes)
+            # Only here: what `abort` raises is kept for a while, with all that its frames hold, such as a message.
+            if (failure := await self._serve(context, method)) is not None:
+                await context.abort(*failure)
 
         return handle
+
+    async def _serve(self, context: "Context", method: str) -> _Failure | None:
+        """Answer a call, or say how it is to be aborted."""
+        caller = self._arrived(context)
+        call: GrpcCall | None = None
+        try:
+            self._identify(caller, method)
+            first = await self._first_message(caller, context)
+            if is_folded(first):
+                first = await self._unfolded(caller, first)
+            self._identify(caller, method)  # again: the key may have been revoked while the message was awaited
+            call = self._begin(caller, method, first)
+            if method == "ModelStreamInfer":
+                await call.permit()
+                path = f"/{SERVICE}/{method}"
+                messages = self._authorised_stream(caller, call, first, context)
+                async for answer in call.forward_stream(path, messages):
+                    call.moved(answer)
+                    await context.write(answer)
+                context.set_trailing_metadata(call.answer_metadata())
+            else:
+                forward = self._special.unary if call.target.special else self._forward
+                answer = await forward(call, first)
+                context.set_trailing_metadata(call.answer_metadata())
+                await context.write(answer)
+            return None
+        except Refused as refused:
+            if call is not None:
+                call.status = STATUS[refused.outcome]
+                call.end(refused.outcome, refused.message)
+            else:
+                self._gateway.turned_away(
+                    refused,
+                    caller.mark,
+                    caller.tenant,
+                    method,
+                    caller.received_s,
+                    protocol="grpc",
+                    status=STATUS[refused.outcome],
+                )
+            return _refusal(refused, caller, call)
+        except aio.AioRpcError as error:
+            assert call is not None
+            if (lost := refusal(error)) is not None:
+                call.status = STATUS[lost.outcome]
+                call.end(lost.outcome, lost.message)
+                return _refusal(lost, caller, call)
+            call.cost_us = reported_cost_us(error.trailing_metadata())
+            words, metadata = passed_on(error)
+            call.status = _STATUS.get(error.code(), 400)
+            late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            call.end(Outcome.DEADLINE_EXCEEDED if late else Outcome.ANSWERED, words)
+            return error.code(), words, metadata + call.answer_metadata()
+        finally:
+            if call is not None:
+                call.end(Outcome.CLIENT_LEFT)  # nothing if it has ended before
+                call.gate.release(call.size_bytes)
+            self._gateway.bodies.ended(caller.size_bytes)
 
     async def _forward(self, call: GrpcCall, message: bytes) -> bytes:
         await call.permit()
@@ -237,12 +253,18 @@ class GrpcIngress(_GenericHandler):
         yield self._authorised(call, first)
         try:
             while isinstance(message := await context.read(), bytes):
+                if is_folded(message):
+                    message = await self._unfolded(caller, message)
                 while not await self._judge(caller, call, message):
                     pass  # it was held back
                 call.bytes_in += len(message)
                 yield self._authorised(call, message)
         except Refused as refused:
             call.refuse(refused)
+
+    async def _unfolded(self, caller: "_Caller", message: bytes) -> bytes:
+        tenant = self._gateway.identify(caller.credentials).tenant
+        return await unfold(self._gateway, tenant, message)
 
     async def _judge(self, caller: "_Caller", call: GrpcCall, message: bytes) -> bool:
         """Whether a further message of a stream may pass; if not, it was held back for a while. Raises Refused.
@@ -266,15 +288,19 @@ class GrpcIngress(_GenericHandler):
 
     def _arrived(self, context: "Context") -> "_Caller":
         received_s = monotonic()
-        pairs = [(str(key), value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]
+        given = context.invocation_metadata() or ()
+        size_bytes = sum([len(key) + len(value) + 32 for key, value in given])  # as RFC 9113, 6.5.2 counts
+        pairs = [(str(key), value) for key, value in given if isinstance(value, str)]
         metadata = dict(reversed(pairs))  # the first value of each name, as over HTTP
         mark = self._gateway.mark(metadata.get("x-request-id"), metadata.get("traceparent"), metadata.get("tracestate"))
         credentials = [pair for pair in pairs if pair[0] in ("authorization", "x-api-key")]
-        return _Caller(metadata, credentials, mark, received_s, context.time_remaining())
+        return _Caller(metadata, size_bytes, credentials, mark, received_s, context.time_remaining())
 
     def _identify(self, caller: "_Caller", method: str) -> None:
         """identify and deadline, from the metadata alone; raises Refused."""
         gateway = self._gateway
+        if caller.metadata_bytes > GrpcLimits.MAX_METADATA_BYTES:
+            raise Refused(Outcome.TOO_LARGE, f"the metadata is larger than {GrpcLimits.MAX_METADATA_BYTES} bytes")
         caller.key = gateway.identify(caller.credentials)
         caller.tenant = tenant = caller.key.tenant
         if method in _OPERATOR_METHODS and "operator" not in tenant.scopes:
@@ -282,6 +308,23 @@ class GrpcIngress(_GenericHandler):
         caller.deadline = gateway.deadline(tenant, caller.received_s, caller.metadata.get("x-request-timeout-ms"))
         if caller.remaining_s is not None:
             caller.deadline = min(caller.deadline, caller.received_s + caller.remaining_s)
+
+    async def _first_message(self, caller: "_Caller", context: "Context") -> bytes:
+        assert caller.tenant is not None
+        wait_s = min(caller.deadline - monotonic(), GrpcLimits.FIRST_MESSAGE_S)
+        try:
+            async with asyncio.timeout(wait_s):
+                turn = await self._reads.take(caller.tenant.name)
+                try:
+                    message = await context.read()
+                finally:
+                    self._reads.over(turn)
+        except TimeoutError:
+            raise Refused(Outcome.DEADLINE_EXCEEDED, "the deadline passed while receiving the request") from None
+        if not isinstance(message, bytes):
+            raise Refused(Outcome.BAD_REQUEST, "the call carries no message, or one that is larger than 64 MiB")
+        caller.size_bytes = len(message)
+        return message
 
     def _begin(self, caller: "_Caller", method: str, message: bytes) -> GrpcCall:
         """Authorise the model, route and limit; raises Refused."""
@@ -322,8 +365,7 @@ class GrpcIngress(_GenericHandler):
             raise Refused(Outcome.BAD_REQUEST, error.message) from error
         if not name and "operator" in tenant.scopes:
             return name, version
-        if not valid_name(name) or not tenant.may_use_model(name) or (version and not valid_version(version)):
-            raise absent("model", name)
+        check_model(tenant, name, version)
         return name, version
 
     def _authorised(self, call: GrpcCall, message: bytes) -> bytes:
@@ -365,49 +407,25 @@ def _credentials(certificates: Certificates) -> grpc.ServerCredentials:
 
 @dataclass(slots=True)
 class _Caller:
-    """What is known of a call before its message. remaining_s: of the caller's own deadline."""
+    """What is known of a call before its message. remaining_s: of the caller's own deadline; size_bytes: of the first
+    message, once it is here."""
 
     metadata: dict[str, str]
+    metadata_bytes: int
     credentials: list[tuple[str, str]]
     mark: Mark
     received_s: float
     remaining_s: float | None
+    size_bytes: int = 0
     tenant: Tenant | None = None
     key: ApiKey | None = None
     deadline: float = 0.0
 
 
-async def _first_message(caller: _Caller, context: "Context") -> bytes:
-    wait_s = min(caller.deadline - monotonic(), GrpcLimits.FIRST_MESSAGE_S)
-    try:
-        async with asyncio.timeout(wait_s):
-            message = await context.read()
-    except TimeoutError:
-        raise Refused(Outcome.DEADLINE_EXCEEDED, "the deadline passed while receiving the request") from None
-    if not isinstance(message, bytes):
-        raise Refused(Outcome.BAD_REQUEST, "the call carries no message, or one that is larger than 64 MiB")
-    return message
-
-
-async def _abort(
-    context: "Context",
-    refused: Refused,
-    caller: _Caller | None,
-    call: GrpcCall | None,
-    code: grpc.StatusCode | None = None,
-) -> None:
+def _refusal(refused: Refused, caller: _Caller, call: GrpcCall | None, code: grpc.StatusCode | None = None) -> _Failure:
     metadata = [("x-oriel-reason", refused.outcome.value)]
     if refused.retry_after_s is not None:
         metadata.append(("retry-after", str(refused.retry_after_s)))
     metadata += [(name, value) for name, value in refused.headers if name.startswith("ratelimit")]
-    if call is not None:
-        metadata += call.answer_metadata()
-    elif caller is not None:
-        metadata += answer_metadata(caller.mark, 0.0, 0.0)
-    await context.abort(code or _CODES[refused.outcome], refused.message, tuple(metadata))
-
-
-def _outcome(error: aio.AioRpcError) -> Outcome:
-    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return Outcome.DEADLINE_EXCEEDED
-    return Outcome.ANSWERED
+    metadata += call.answer_metadata() if call is not None else answer_metadata(caller.mark, 0.0, 0.0)
+    return code or _CODES[refused.outcome], refused.message, tuple(metadata)

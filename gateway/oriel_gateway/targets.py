@@ -14,7 +14,7 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_policies.documents import Allowance, Route, Split, Tenant
 from oriel_policies.routing import RouteTable
 
-__all__ = ["Kind", "Target", "absent", "resolve", "resolve_grpc", "valid_name", "valid_version"]
+__all__ = ["Kind", "Target", "absent", "check_model", "resolve", "resolve_grpc"]
 
 Kind = Literal["service", "model", "server"]
 
@@ -72,14 +72,11 @@ class Target:
     special: bool = False
 
 
-def valid_name(name: str) -> bool:
-    """Whether `name` can name a model or a service."""
-    return _ONLY_NAME.match(name) is not None
-
-
-def valid_version(version: str) -> bool:
-    """Whether `version` is a model's version as it may be spelled."""
-    return _ONLY_VERSION.match(version) is not None
+def check_model(tenant: Tenant, name: str, version: str) -> None:
+    """Raises Refused NOT_FOUND if these name no model, or one that this tenant may not use. version: may be ""."""
+    valid = _ONLY_NAME.match(name) is not None and (not version or _ONLY_VERSION.match(version) is not None)
+    if not valid or not tenant.may_use_model(name):
+        raise absent("model", name)
 
 
 def resolve(method: str, path: str, query: str, tenant: Tenant, routes: RouteTable) -> Target:

@@ -203,6 +203,10 @@ CASES: tuple[Case, ...] = (
 
 _LF = "A bare LF ends no line here: two parsers that disagree on it disagree on where a message ends."
 _TE_CL = "Both at once is how requests are smuggled (RFC 9112, 6.3); h11 lets Transfer-Encoding win."
+_CODING = (
+    "501 is what RFC 9112, 6.1 would say of a coding that is not known; here whatever is wrong with the framing has "
+    "one answer, 400 and the end of the connection."
+)
 _FOLD = "Folding was given up (RFC 9112, 5.2); h11 joins the lines with a space."
 _CONTROL = "A control character has no meaning in a field (RFC 9110, 5.5); the others pass it on."
 _SKIPS = "nginx leaves out a line it cannot read and serves the rest; what is left out may be what the next hop reads."
@@ -221,6 +225,15 @@ WHY = {
     "framing: Content-Length of twenty digits": "At most 15 digits; h11 takes 20 and waits for the body.",
     "framing: Content-Length, then chunked": _TE_CL,
     "framing: chunked, then Content-Length": _TE_CL,
+    "framing: chunked twice": "Refused by all; to h11 two lines are one unknown coding, and that is 501.",
+    "framing: gzip, chunked": _CODING,
+    "framing: chunked, identity": _CODING,
+    "framing: identity": _CODING,
+    "framing: an unknown coding": _CODING,
+    "framing: chunked after a vertical tab":
+        "A control character, as for h11; nginx takes it as part of a coding it does not know.",
+    "framing: chunked in quotes": _CODING,
+    "framing: Transfer-Encoding empty": _CODING,
     "framing: chunked in HTTP/1.0": "HTTP/1.0 has no chunks: its proxies pass them on as a body (RFC 9112, 6.1).",
     "framing: Connection names Content-Length":
         "A hop that obeys drops the length and reads the body as the next request.",

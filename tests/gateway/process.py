@@ -17,6 +17,7 @@ class Process:
     """A gateway that serves. pid: for /proc."""
 
     port: int
+    grpc_port: int
     pid: int
 
     def rss_bytes(self) -> int:
@@ -64,7 +65,7 @@ async def gateway_process(
             while not await _ready(int(http_port), plain):
                 assert process.returncode is None, "the gateway ended"
                 await asyncio.sleep(0.02)
-        yield Process(port=int(http_port), pid=process.pid)
+        yield Process(port=int(http_port), grpc_port=int(others[0]), pid=process.pid)
     finally:
         if process.returncode is None:
             process.terminate()

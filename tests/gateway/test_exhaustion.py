@@ -1,24 +1,32 @@
-"""What a real gateway process does when clients take its files and its memory (R31, R32)."""
+"""What a real gateway process does when clients take its files and its memory (R20, R22, R31, R32)."""
 
 import asyncio
 import resource
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
 import pytest
+from grpc import aio
+from tritonclient.grpc import service_pb2
 
 from .process import gateway_process
 from .stack import BRONZE, GOLD, Client, Seen, Upstream, documents, upstream
 from .test_attacks import HEAD
+from .test_ingress_grpc import Backend
 from .test_ingress_http import INFER
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="looks processes up in /proc")
 MIB, PIECE = 1 << 20, 1 << 13
 CUT = 0
+CALLS = 250
 
 
 async def test_idle_connections_without_number_leave_room_for_those_who_ask(tmp_path: Path) -> None:
-    """More connections than the process may have files: the idlest make room, nobody spins, all files come back."""
+    """Two thousand, five times its files: the idlest make room, nobody spins, all files come back.
+
+    How long who asks waits meanwhile: tests/bench/gateway_canary.py.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     async with upstream() as up, gateway_process(tmp_path, documents([up.port]), max_files=400) as process:
@@ -27,7 +35,7 @@ async def test_idle_connections_without_number_leave_room_for_those_who_ask(tmp_
         files = process.files()
         idle: list[asyncio.StreamWriter] = []
         for _ in range(20):
-            opened = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", process.port) for _ in range(50)))
+            opened = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", process.port) for _ in range(100)))
             idle += [writer for _, writer in opened]
             async with asyncio.timeout(5), Client(process.port) as client:
                 assert (await client.ask(INFER)).status == 200
@@ -60,6 +68,67 @@ async def test_a_process_without_files_for_its_clients_neither_spins_nor_stays_d
                 assert (await late.ask(INFER)).status == 200
             for _, writer in opened:
                 writer.close()
+
+
+async def test_whoever_is_slow_costs_nobody_else_an_answer(tmp_path: Path) -> None:
+    """Heads, bodies and readers that hardly move, and idle ones: every answer of somebody else is good."""
+    async with upstream() as up:
+        big = b"HTTP/1.1 200 OK\r\ncontent-length: 4000000\r\n\r\n" + bytes(4_000_000)
+
+        async def answer(seen: Seen) -> bytes:
+            return big if seen.body == b"big" else await Upstream().ok(seen)
+
+        up.answer = answer
+        async with gateway_process(tmp_path, documents([up.port])) as process:
+            slow = [await Client(process.port).__aenter__() for _ in range(200)]
+            heads, bodies, readers = slow[:50], slow[50:100], slow[100:150]
+            for client in heads:
+                client.writer.write((HEAD % BRONZE.encode())[:20])
+            for client in bodies:
+                client.writer.write(HEAD % BRONZE.encode() + b"content-length: 1000\r\n\r\n")
+            for client in readers:
+                client.reader._limit = 1  # type: ignore[attr-defined]  # it is read no further
+                client.send(INFER, b"big", key=BRONZE)
+            async with Client(process.port) as canary:
+                for _ in range(100):
+                    for client in (*heads, *bodies):
+                        client.writer.write(b"x")
+                    assert (await canary.ask(INFER)).status == 200
+            async with Client(process.port) as late:
+                assert (await late.ask(INFER)).status == 200
+            for client in slow:
+                client.writer.transport.abort()
+
+
+async def test_bodies_that_are_too_large_cost_less_than_two_that_are_not(tmp_path: Path) -> None:
+    """Announced, in chunks without an end, and from somebody without a key."""
+    most = 16 * MIB
+    async with upstream() as up:
+        files = documents([up.port])
+        files["all.toml"] = files["all.toml"].replace(b"max_body_bytes = 1000000", b"max_body_bytes = %d" % most)
+        async with gateway_process(tmp_path, files) as process:
+            async with Client(process.port) as client:
+                assert (await client.ask(INFER, bytes(1000))).status == 200
+            before = grown = process.rss_bytes()
+            piece = b"10000\r\n" + bytes(1 << 16) + b"\r\n"
+            for key, framing, data in (
+                (GOLD, b"content-length: 1000000000\r\n\r\n", bytes(1 << 16)),
+                (GOLD, b"transfer-encoding: chunked\r\n\r\n", piece),
+                ("nobody", b"transfer-encoding: chunked\r\n\r\n", piece),
+                (GOLD, b"transfer-encoding: chunked\r\n\r\n", piece),
+            ):
+                async with Client(process.port) as client:
+                    client.writer.write(HEAD % key.encode() + framing)
+                    answer = asyncio.ensure_future(status(client))
+                    for _ in range(4 * most // len(data)):
+                        if answer.done() or client.writer.is_closing():
+                            break
+                        with suppress(ConnectionError, RuntimeError):  # uvloop's word for a connection that is lost
+                            client.writer.write(data)
+                            await client.writer.drain()
+                        grown = max(grown, process.rss_bytes())
+                    assert await answer in (401 if key == "nobody" else 413, CUT)
+            assert grown - before < 2 * most
 
 
 async def status(client: Client) -> int:
@@ -121,3 +190,53 @@ async def test_memory_of_bodies_that_wait_stays_in_its_budget_and_is_given_back(
                 while process.rss_bytes() - before > 0.2 * held:
                     await asyncio.sleep(0.05)
             late.writer.close()
+
+
+async def test_memory_of_grpc_messages_that_wait_stays_in_its_budget_and_is_given_back(tmp_path: Path) -> None:
+    """Four hundred of them grew a gateway by 488 MiB, and half a minute later it still had 329."""
+    backend = Backend()
+    server = aio.server()
+    server.add_generic_rpc_handlers((backend,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    files = documents([port], max_inflight=2)
+    budget = 64 * MIB
+    files["all.toml"] = files["all.toml"].replace(
+        b"max_queue = 100\nmax_body_bytes = 1000000",
+        b"max_queue = 1000\nmax_body_bytes = 2000000\nmax_queue_bytes = %d" % budget,
+    )
+    files["all.toml"] = files["all.toml"].replace(b"target_ms = 2000", b"target_ms = 15000")
+    body = service_pb2.ModelInferRequest(model_name="digits", raw_input_contents=[bytes(MIB)]).SerializeToString()
+    options = (("grpc.use_local_subchannel_pool", 1),)
+    answers: list[str] = []
+    async with gateway_process(tmp_path, files) as process:
+        address = f"127.0.0.1:{process.grpc_port}"
+        channels = [aio.insecure_channel(address, options=options) for _ in range(8)]
+        calls = [channel.unary_unary("/inference.GRPCInferenceService/ModelInfer") for channel in channels]
+
+        async def one(number: int) -> None:
+            try:
+                await calls[number % len(calls)](body, metadata=(("x-api-key", BRONZE),))
+                answers.append("OK")
+            except aio.AioRpcError as error:
+                answers.append(dict(error.trailing_metadata() or ()).get("x-oriel-reason", error.code().name))  # type: ignore[arg-type]
+
+        await one(0)
+        before = process.rss_bytes()
+        backend.hold = asyncio.Event()
+        asked = [asyncio.ensure_future(one(number)) for number in range(CALLS)]
+        held = 0
+        async with asyncio.timeout(30):
+            while len(answers) < CALLS - budget // MIB:
+                held = max(held, process.rss_bytes() - before)
+                await asyncio.sleep(0.01)
+        assert 32 * MIB < held <= budget + 128 * MIB
+        backend.hold.set()
+        await asyncio.gather(*asked)
+        assert set(answers) == {"OK", "queue_full"} and answers.count("OK") >= 40
+        async with asyncio.timeout(30):
+            while process.rss_bytes() - before > 0.2 * held:
+                await asyncio.sleep(0.05)
+        for channel in channels:
+            await channel.close()
+    await server.stop(0.0)

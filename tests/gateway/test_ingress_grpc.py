@@ -320,15 +320,6 @@ async def test_repository_methods_look_absent() -> None:
         assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
 
 
-async def test_a_compressed_message_is_refused() -> None:
-    backend = Backend()
-    async with stack(backend) as (address, core):
-        with pytest.raises(InferenceServerException) as caught:
-            await infer(address, "digits", GOLD, compression_algorithm="gzip")
-        assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
-        assert not backend.seen and idle(core)
-
-
 async def test_a_stranger_is_refused_before_it_has_sent_a_message() -> None:
     """Calls without a message used to hold a place for as long as they liked."""
     async with stack(Backend()) as (address, core), aio.insecure_channel(address) as channel:

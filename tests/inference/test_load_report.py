@@ -87,3 +87,8 @@ async def test_cost_is_said_to_trusted_peers_only(tmp_path: Path, fake: FakeBack
                 call = infer(channel)(ones())
                 await call
                 assert ("x-oriel-cost-us" in dict(await call.trailing_metadata())) is said
+                stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+                answers = stream(iter((ones().SerializeToString(), ones().SerializeToString())))
+                assert len([each async for each in answers]) == 2
+                told = dict(await answers.trailing_metadata())
+                assert ("x-oriel-cost-us" in told) is said and "x-request-id" in told

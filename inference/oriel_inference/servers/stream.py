@@ -23,7 +23,7 @@ from oriel_inference.servers.grpc_call import Context, abort, context_of, metada
 from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.surface import Surface
 from oriel_inference.servers.trail import Trail
-from oriel_wire.context import REQUEST_ID
+from oriel_wire.context import COST_US, REQUEST_ID
 from oriel_wire.engine.large_messages import LargeMessages
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import quoted
@@ -128,6 +128,7 @@ class _Stream:
         self._room = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._wake = asyncio.Event()
         self._all_read = False
+        self._cost_us = 0
         context.set_trailing_metadata(((REQUEST_ID, self._ctx.request_id),))
 
     def wake(self) -> None:
@@ -203,6 +204,7 @@ class _Stream:
             def reply(completion: Completion) -> None:
                 self._end(slot, completion)
                 trail.ended(completion, slot.model)
+                self._charge(completion)
 
             def emit(response: InferResponse, consumed: Callable[[], None], last: bool) -> None:
                 response.parameters[FINAL] = last
@@ -233,6 +235,13 @@ class _Stream:
             raise InvalidRequest(f"parameter {quoted(WANTS_FINAL)} must be true or false")
         slot.wants_final = wants_final
         return request
+
+    def _charge(self, completion: Completion) -> None:
+        """Whoever settles by it is told at the stream's end what its messages cost together."""
+        if completion.answer is not None and self._ctx.trusted:
+            self._cost_us += completion.answer.cost_us
+            told = (REQUEST_ID, self._ctx.request_id), (COST_US, str(self._cost_us))
+            self._context.set_trailing_metadata(told)
 
     # Responses ----------------------------------------------------------------------------------------------------
 

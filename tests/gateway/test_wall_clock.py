@@ -1,0 +1,100 @@
+"""The wall clock jumps by a year, both ways: deadlines, queues, limits and endpoints do not know (R33)."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from oriel_gateway.core import Gateway
+
+from .stack import BRONZE, GOLD, LIMITED, Client, Reply, Seen, Upstream, documents, gateway, upstream
+from .test_ingress_grpc import Backend, infer, stack
+from .test_ingress_http import INFER
+
+YEAR_S = 365 * 86_400.0
+JUMPS = pytest.mark.parametrize("jumps", [(YEAR_S, -YEAR_S), (-YEAR_S, YEAR_S)], ids=["forward", "back"])
+
+
+class WallClock:
+    """In place of the functions of `time` that say what the time of day is."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.ahead_s = 0.0
+        seconds, nanoseconds = time.time, time.time_ns
+        patch.setattr(time, "time", lambda: seconds() + self.ahead_s)
+        patch.setattr(time, "time_ns", lambda: nanoseconds() + int(self.ahead_s * 1e9))
+
+
+@pytest.fixture
+def wall(monkeypatch: pytest.MonkeyPatch) -> WallClock:
+    return WallClock(monkeypatch)
+
+
+@pytest.fixture
+async def up() -> AsyncIterator[Upstream]:
+    async with upstream() as up:
+        yield up
+
+
+async def waiting(core: Gateway, calls: int) -> None:
+    async with asyncio.timeout(10):
+        while len(core.pools["p"].admission.queue) != calls:
+            await asyncio.sleep(0.001)
+
+
+async def ask(port: int, *more: str, key: str = BRONZE) -> Reply:
+    async with Client(port) as client:
+        return await client.ask(INFER, b"x", key=key, headers="".join(f"{line}\r\n" for line in more))
+
+
+@JUMPS
+async def test_deadlines_and_queues_over_http(up: Upstream, wall: WallClock, jumps: tuple[float, ...]) -> None:
+    go = asyncio.Event()
+
+    async def answer(seen: Seen) -> bytes:
+        await go.wait()
+        return await up.ok(seen)
+
+    up.answer = answer
+    async with gateway(documents([up.port], max_inflight=1)) as (port, core):
+        patient = [asyncio.create_task(ask(port)) for _ in range(4)]
+        await waiting(core, 3)
+        for jump in jumps:
+            wall.ahead_s = jump
+            late = await ask(port, "x-request-timeout-ms: 30")
+            assert late.status == 504 and b"waiting for a permit" in late.body
+            assert len(core.pools["p"].admission.queue) == 3 and not any(each.done() for each in patient)
+            assert len(core.pools["p"].endpoints.usable) == 1
+        go.set()
+        assert [(await each).status for each in patient] == [200] * 4
+        assert (await ask(port, key=GOLD)).status == 200
+
+
+@JUMPS
+async def test_deadlines_and_queues_over_grpc(wall: WallClock, jumps: tuple[float, ...]) -> None:
+    backend = Backend()
+    backend.hold = asyncio.Event()
+    async with stack(backend, max_inflight=1) as (address, core):
+        patient = [asyncio.create_task(infer(address, "digits", BRONZE)) for _ in range(4)]
+        await waiting(core, 3)
+        for jump in jumps:
+            wall.ahead_s = jump
+            with pytest.raises(InferenceServerException, match="waiting for a permit"):
+                await infer(address, "digits", BRONZE, extra={"x-request-timeout-ms": "30"})
+            assert len(core.pools["p"].admission.queue) == 3 and not any(each.done() for each in patient)
+            assert len(core.pools["p"].grpc.usable) == 1
+        # gRPC asks Python for the time of day when it tells its core a deadline, and the core's clock has not jumped.
+        wall.ahead_s = 0.0
+        backend.hold.set()
+        assert len(await asyncio.gather(*patient)) == 4
+
+
+@pytest.mark.parametrize("jump", [YEAR_S, -YEAR_S], ids=["forward", "back"])
+async def test_rates_and_concurrency(up: Upstream, wall: WallClock, jump: float) -> None:
+    async with gateway(documents([up.port])) as (port, _):
+        assert [(await ask(port, key=LIMITED)).status for _ in range(2)] == [200] * 2
+        wall.ahead_s = jump
+        refused = await ask(port, key=LIMITED)
+        assert refused.status == 429 and refused.headers["retry-after"] == "2"
