@@ -54,7 +54,12 @@ class Call(Recovery):
 
     # The client's side -----------------------------------------------------------------------------------------
 
-    def data(self, data: bytes) -> None:
+    def room(self, size_bytes: int) -> bool:
+        """Whether the pool's budget has so many bytes now. They are taken when they come."""
+        gate, urgent = self._gate, self.tenant.tier.band == self._gateway.top_band
+        return gate.has_room(size_bytes, urgent=urgent) and self._pending_bytes + size_bytes <= gate.pool.max_body_bytes
+
+    def data(self, data: bytes | memoryview) -> None:
         """Some bytes of the body."""
         size = len(data)
         pending = self._pending
@@ -248,7 +253,8 @@ class Call(Recovery):
         if self._gate.asks:
             self._gate.asks, self._asked = False, True
             tail += ASK_REPORT
-        if self.head.chunked:  # it is all here now: its length is known
+        head = self.head
+        if head.content_length is not None or head.chunked:  # it is all here now: its length is known
             tail += f"content-length: {self._pending_bytes}\r\n"
         if self.client.forwarded:
             tail += self.client.forwarded

@@ -35,7 +35,7 @@ class _Judged:
     """Who sent a head and what for, by the documents of one snapshot.
 
     lines: what an upstream gets of the head and the tenant, whenever it is sent. plain: nothing else has to be looked
-    at when the head comes again, as a whole request, but how long its calls take.
+    at when a head like this comes again, as a whole request, but its ids, its size and how long its calls take.
     """
 
     snapshot: Snapshot
@@ -45,6 +45,7 @@ class _Judged:
     lines: bytes
     plain: bool
     give_up_s: float
+    max_body_bytes: int
 
 
 class ClientConnection(ServerConnection):
@@ -65,7 +66,7 @@ class ClientConnection(ServerConnection):
         self.cors = b""
         self.forwarded = ""
         self._strikes = 0
-        self._judged: _Judged | None = None  # what the head in `_known` was found to be
+        self._judged: _Judged | None = None  # what the head that is recognised was found to be
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -88,7 +89,7 @@ class ClientConnection(ServerConnection):
         if (http.cors_origins or http.trusted_proxies or self.cors or self.forwarded) and self._fronted(head):
             return
         try:
-            if head is self._known and self._judged is not None and self._judged.snapshot is gateway.snapshot:
+            if head.known and self._judged is not None and self._judged.snapshot is gateway.snapshot:
                 judged = self._judged
                 if judged.key.expires_at is not None:
                     still_valid(judged.key)
@@ -101,8 +102,7 @@ class ClientConnection(ServerConnection):
                 key = gateway.identify_fields(head.credentials, self.memo)
                 tenant = key.tenant
                 target = gateway.target(tenant, line.line, line.method, line.path, line.query)
-                if self.authenticated(head):
-                    self._judged = self._judgement(head, key, target)
+                self._judged = self._judgement(head, key, target) if self.authenticated(head) else None
             mark = gateway.mark(head.request_id, head.traceparent, head.tracestate)
             if target.choices is not None:
                 target = gateway.chosen(target, head.get, mark)
@@ -143,8 +143,7 @@ class ClientConnection(ServerConnection):
     def _judgement(self, head: RequestHead, key: ApiKey, target: Target) -> _Judged:
         gateway, tenant = self.gateway, key.tenant
         http, bound = gateway.snapshot.http, gateway.pools[target.pool].pool.max_body_bytes
-        own = head.request_id is not None or head.traceparent is not None or head.timeout is not None
-        odd = own or target.special or target.choices is not None or bool(target.allowances)
+        odd = target.special or target.choices is not None or bool(target.allowances) or head.timeout is not None
         watched = bool(http.cors_origins or http.trusted_proxies) or key.expires_at is not None
         return _Judged(
             snapshot=gateway.snapshot,
@@ -152,24 +151,30 @@ class ClientConnection(ServerConnection):
             tenant=tenant,
             target=target,
             lines=head_lines(head, gateway.tenant_lines(tenant)),
-            plain=not odd and not watched and (head.content_length or 0) <= bound,
+            plain=not odd and not watched,
+            max_body_bytes=bound,
             give_up_s=tenant.tier.give_up_s,
         )
 
-    def on_again(self, head: RequestHead, data: bytes) -> None:
+    def on_request(self, head: RequestHead, data: bytes) -> None:
         judged, gateway = self._judged, self.gateway
         if (
             judged is None
             or not judged.plain
+            or not head.known
+            or (head.content_length or 0) > judged.max_body_bytes
             or judged.snapshot is not gateway.snapshot
             or judged.give_up_s < (gate := gateway.pools[judged.target.pool]).slow_s
             or self.cors
             or self.forwarded
         ):
-            super().on_again(head, data)
+            super().on_request(head, data)
             return
         now, tenant, target, lines = monotonic(), judged.tenant, judged.target, judged.lines
-        mark = gateway.fresh_mark()
+        if head.request_id is None and head.traceparent is None:
+            mark = gateway.fresh_mark()
+        else:
+            mark = gateway.mark(head.request_id, head.traceparent, head.tracestate)
         self.call = call = Call(gateway, self, gate, head, tenant, target, mark, now, now + judged.give_up_s, lines)
         if data:
             call.whole(data, now)
@@ -207,6 +212,13 @@ class ClientConnection(ServerConnection):
     def on_data(self, data: bytes) -> None:
         if self.call is not None:
             self.call.data(data)
+
+    def on_view(self, data: memoryview) -> None:
+        if self.call is not None:
+            self.call.data(data)
+
+    def room(self, size_bytes: int) -> bool:
+        return self.call is not None and self.call.room(size_bytes)
 
     def on_end(self) -> None:
         if self.call is not None:

@@ -26,7 +26,9 @@ from time import monotonic
 from typing import cast
 
 from oriel_wire.chunked import ChunkedDecoder
+from oriel_wire.engine.large_bodies import LARGE_BYTES, LargeBody
 from oriel_wire.engine.listener import HttpServer
+from oriel_wire.engine.recognition import Recognition
 from oriel_wire.errors import BadMessage, TooLarge
 from oriel_wire.h1 import RequestHead, parse_request_head
 
@@ -45,14 +47,9 @@ class ServerConnection(asyncio.Protocol):
         "_buffer",
         "_decoder",
         "_drained",
-        "_fingerprint",
-        "_head_size",
-        "_known",
-        "_known_fingerprint",
-        "_known_length",
-        "_known_size",
         "_left",
         "_paused",
+        "_seen",
         "_stalled_at",
         "_start",
         "_whole",
@@ -83,12 +80,7 @@ class ServerConnection(asyncio.Protocol):
         self._drained = 0
         self._paused = False
         self._stalled_at = 0.0
-        self._fingerprint = 0
-        self._known: RequestHead | None = None
-        self._known_fingerprint = 0
-        self._known_size = 0  # of that head, its empty line included
-        self._known_length = 0  # of the body it announces; -1: only `_read_head` can tell
-        self._head_size = 0  # of the current head
+        self._seen = Recognition()
         self._whole = False  # the current request's body arrived together with its head
 
     # Hooks -----------------------------------------------------------------------------------------------------
@@ -101,6 +93,14 @@ class ServerConnection(asyncio.Protocol):
         """Some bytes of the body (never empty, chunk framing removed)."""
         raise NotImplementedError
 
+    def room(self, size_bytes: int) -> bool:
+        """Whether there is memory for so many further bytes of the body, which then come by `on_view`."""
+        return False
+
+    def on_view(self, data: memoryview) -> None:
+        """The same as on_data, of bytes for which there was room."""
+        raise NotImplementedError
+
     def on_end(self) -> None:
         """The body is complete (called right after on_head when there is none)."""
         raise NotImplementedError
@@ -111,11 +111,8 @@ class ServerConnection(asyncio.Protocol):
         if self.state == WAIT:
             self.on_end()
 
-    def on_again(self, head: RequestHead, data: bytes) -> None:
-        """A whole request by a head that was recognised: the same as on_head and on_body, in one call.
-
-        The state is WAIT. Whoever does not care does what `_read_head` would.
-        """
+    def on_request(self, head: RequestHead, data: bytes) -> None:
+        """A whole request is here, in state WAIT: the same as on_head and what follows, in one call."""
         if not data:
             self.on_head(head)
             if self.state == WAIT and self.head is head:
@@ -189,14 +186,14 @@ class ServerConnection(asyncio.Protocol):
             if self._buffer:
                 data = self._buffer[self._start :] + data
                 self._buffer = b""
-            elif (known := self._known) is not None:
-                size = self._known_size
-                if len(data) == size + self._known_length and hash(data[:size]) == self._known_fingerprint:
+            elif (known := (seen := self._seen).head) is not None:
+                size = seen.size
+                if len(data) == size + seen.length and hash(data[:size]) == seen.fingerprint:
+                    seen.again()
                     self.head = known
                     self.due = 0.0
-                    self._fingerprint = self._known_fingerprint
                     self.state = WAIT
-                    self.on_again(known, data[size:])
+                    self.on_request(known, data[size:])
                     return
             self._read_head(data, 0)
         elif state == BODY:
@@ -278,28 +275,18 @@ class ServerConnection(asyncio.Protocol):
     def authenticated(self, head: RequestHead) -> bool:
         """The sender of the head that was just read is known: its lines may be remembered.
 
-        True when the connection has sent this very head twice in a row: from now on it is recognised by its bytes and
-        not parsed again, and whoever judged it may keep the judgement. What is kept is the parsed head and a 64-bit
-        fingerprint keyed by this process's secret; a collision would only give a client back its own earlier head.
+        True when heads like it are recognised from now on (`recognition`): the judgement of this one may be kept.
         """
         if head.fresh:
             self.memo.keep(head.fresh)
             head.fresh.clear()
         if self.memo.lines.get(head.line.line) is not head.line:
             self.memo.keep_line(head.line)
-        if self._fingerprint != self._known_fingerprint:
-            self._known_fingerprint = self._fingerprint
-            self._known = None
-            return False
-        self._known = head
-        self._known_size = self._head_size
-        plain = not head.chunked and not head.expect_continue
-        self._known_length = (head.content_length or 0) if plain else -1
-        return True
+        return self._seen.authenticated(head)
 
     def forget_head(self) -> None:
         """The head that was recognised has to be parsed and judged again."""
-        self._known = None
+        self._seen.forget()
 
     # Framing ---------------------------------------------------------------------------------------------------
 
@@ -328,14 +315,10 @@ class ServerConnection(asyncio.Protocol):
             self._buffer = data
             self._start = 0
             return
-        block = data[start:stop]
-        self._head_size = stop + 4 - start
-        self._fingerprint = fingerprint = hash(data[start : stop + 4])
-        if self._known is not None and fingerprint == self._known_fingerprint:
-            head = self._known
-        else:
+        head = self._seen.find(data, start, stop)
+        if head is None:
             try:
-                head = parse_request_head(block, self.memo, max_fields=limits.max_fields)
+                head = parse_request_head(data[start:stop], self.memo, max_fields=limits.max_fields)
             except BadMessage as error:
                 self._refuse(431 if isinstance(error, TooLarge) else 400, error.message)
                 return
@@ -354,13 +337,9 @@ class ServerConnection(asyncio.Protocol):
             self.state = BODY
             end = stop + length
             if len(data) >= end:
-                self._whole = True
+                self.state = WAIT
                 self._keep_rest(data, end)
-                self.on_head(head)
-                if self.state == BODY and self.head is head:
-                    self._whole = False
-                    self.state = WAIT
-                    self.on_body(data[stop:end])
+                self.on_request(head, data[stop:end])
                 return
         elif head.chunked:
             self._decoder = ChunkedDecoder()
@@ -369,15 +348,13 @@ class ServerConnection(asyncio.Protocol):
         else:
             self.state = WAIT
             self._keep_rest(data, stop)
-            self.on_head(head)
-            if self.state == WAIT and self.head is head:
-                self.on_end()
+            self.on_request(head, b"")
             return
         self.on_head(head)
         if len(data) > stop:
             self.data_received(data[stop:])
         elif self.state == BODY:
-            self._body_due()
+            self._came(0)
 
     def _keep_rest(self, data: bytes, start: int) -> None:
         """What follows the current request belongs to the next one."""
@@ -390,9 +367,28 @@ class ServerConnection(asyncio.Protocol):
         if self.state == BODY and self.head is not None and self.head.expect_continue:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def _body_due(self) -> None:
-        self._body_since_due = 0
-        self.due = monotonic() + self.limits.body_timeout_s
+    def _came(self, size: int) -> None:
+        self._body_since_due += size
+        if self.due == 0.0 or self._body_since_due >= self.limits.body_min_bytes:
+            self._body_since_due = 0
+            self.due = monotonic() + self.limits.body_timeout_s
+
+    def large_data(self, data: memoryview) -> bool:
+        """Some bytes of a large body, no more than its rest; False: no more of them are wanted in the same way."""
+        if self.state != BODY:
+            return False
+        self._left -= len(data)
+        if self._left:
+            self._came(len(data))
+            self.on_view(data)
+            return self.state == BODY
+        head = self.head
+        self.state = WAIT
+        self.due = 0.0
+        self.on_view(data)
+        if self.state == WAIT and self.head is head:
+            self.on_end()
+        return False
 
     def _read_body(self, data: bytes) -> None:
         if self._decoder is not None:
@@ -402,10 +398,10 @@ class ServerConnection(asyncio.Protocol):
         left = self._left
         if size < left:
             self._left = left - size
-            self._body_since_due += size
-            if self.due == 0.0 or self._body_since_due >= self.limits.body_min_bytes:
-                self._body_due()
+            self._came(size)
             self.on_data(data)
+            if size >= LARGE_BYTES and left - size >= LARGE_BYTES and self.state == BODY:
+                LargeBody(self, size, left - size).begin()
             return
         if size > left:
             self._keep_rest(data, left)
@@ -423,9 +419,7 @@ class ServerConnection(asyncio.Protocol):
         except BadMessage as error:
             self._refuse(413 if isinstance(error, TooLarge) else 400, error.message)
             return
-        self._body_since_due += len(data)
-        if self.due == 0.0 or self._body_since_due >= self.limits.body_min_bytes:
-            self._body_due()
+        self._came(len(data))
         body = b"".join(pieces) if len(pieces) > 1 else pieces[0] if pieces else b""
         if decoder.done:
             self._decoder = None
