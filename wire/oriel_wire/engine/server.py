@@ -20,13 +20,12 @@ The subclass calls `answered(close=...)` exactly once per request when its last 
 """
 
 import asyncio
-import socket
-import sys
 from time import monotonic
 from typing import cast
 
 from oriel_wire.chunked import ChunkedDecoder
 from oriel_wire.engine.large_bodies import LARGE_BYTES, LargeBody
+from oriel_wire.engine.kernel import closed_behind_unread
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.recognition import Recognition
 from oriel_wire.errors import BadMessage, TooLarge
@@ -36,7 +35,6 @@ __all__ = ["WAIT", "ServerConnection"]
 
 HEAD, BODY, WAIT, DRAIN, CLOSED = range(5)
 _DRAIN_S = 1.0
-_GONE = (7, 8)  # of tcpi_state: CLOSE, CLOSE_WAIT
 
 
 class ServerConnection(asyncio.Protocol):
@@ -252,13 +250,7 @@ class ServerConnection(asyncio.Protocol):
     @property
     def departed(self) -> bool:
         """Whether the client has closed behind bytes that are not read: the kernel is asked, where it tells (Linux)."""
-        if not self._paused or sys.platform != "linux":
-            return False
-        try:
-            info = self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
-        except (OSError, AttributeError):
-            return False
-        return bool(info[0] in _GONE)
+        return self._paused and closed_behind_unread(self.transport)
 
     @property
     def must_close(self) -> bool:

@@ -120,8 +120,10 @@ class UpstreamConnection(asyncio.Protocol):
             ready = select.poll()
             ready.register(fd, select.POLLIN)
             return bool(ready.poll(0))
-        except (OSError, AttributeError, ValueError):
+        except (OSError, ValueError):
             return True
+        except AttributeError:
+            return False  # not a socket
 
     def _unacknowledged(self) -> int:
         """Bytes the peer's kernel has not taken, -1 if that cannot be known.
