@@ -24,8 +24,8 @@ from time import monotonic
 from typing import cast
 
 from oriel_wire.chunked import ChunkedDecoder
-from oriel_wire.engine.large_bodies import LARGE_BYTES, LargeBody
 from oriel_wire.engine.kernel import closed_behind_unread
+from oriel_wire.engine.large_bodies import LARGE_BYTES, LargeBody
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.recognition import Recognition
 from oriel_wire.errors import BadMessage, TooLarge
