@@ -1,7 +1,9 @@
-"""Flights of equal calls that have to queue, and what they hold."""
+"""What equal calls and shadow copies hold of the byte budget, and answers that nobody knows to be whole."""
+
+from dataclasses import replace
 
 from .stack import Client
-from .test_special_routes import CACHED, FLOWN, INFER, Held, answering, house, until
+from .test_special_routes import CACHED, FLOWN, INFER, SHADOWED, Held, answering, house, until
 
 
 async def test_a_flight_that_queued_gives_its_bytes_back() -> None:
@@ -29,3 +31,19 @@ async def test_an_answer_that_ends_with_its_connection_is_not_kept() -> None:
                 await client.reader.readuntil(b"half of i")
             assert len(it.ups[0].seen) == number
         assert not len(it.core.routing.cache)
+
+
+async def test_a_shadow_takes_no_room_from_calls() -> None:
+    """Bodies that would be copied counted twice: a pool refused calls at half of what may wait."""
+    async with house(SHADOWED, inflight=1) as it:
+        gate = it.core.pools["p0"]
+        gate.pool = replace(gate.pool, max_queue_bytes=130_000)
+        held = it.ups[0].answer = Held()
+        async with Client(it.port) as one, Client(it.port) as two, Client(it.port) as three:
+            for client in (one, two, three):
+                client.send(INFER, b"x" * 60_000)
+            await until(lambda: len(gate.admission.queue) == 2 and gate.held_bytes >= 120_000)
+            for _ in range(3):
+                held.go.release()
+            assert [(await client.reply()).status for client in (one, two, three)] == [200] * 3
+        await until(it.idle)
