@@ -119,6 +119,9 @@ _COST = int(Kind.COST)
 _FORWARDED = int(Kind.FORWARDED)
 _PER_REQUEST = frozenset({_CREDENTIAL, _TRACEPARENT, _TRACESTATE, _REQUEST_ID, _SERVER_TIMING, _COST})
 _MAX_LINE = 256
+_MAX_RESPONSE_FIELDS = 512
+_MAX_NAMED = 32  # fields that Connection names: each is looked for in every line
+_NAMES_TOO_MANY = f"Connection names more than {_MAX_NAMED} fields"
 
 _FIELD = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):([\x20-\x7e\x80-\xff\t]*)\Z")
 _REQUEST_LINE = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]{1,24}) ([\x21-\x22\x24-\x7e]+) HTTP/1\.([01])\Z")
@@ -399,6 +402,8 @@ def _note(head: RequestHead, field: Field) -> None:
         words = {word.strip().lower() for word in field.value.split(",")}
         if "close" in words:
             head.close = True
+        if len(words) + len(head.dropped) > _MAX_NAMED:
+            raise BadMessage(_NAMES_TOO_MANY)
         for word in words - {"close", "keep-alive", ""}:
             # A sender may name further hop-by-hop fields; one that frames the message or carries our own context is
             # an attempt to make two hops read two different requests.
@@ -451,6 +456,8 @@ class ResponseHead:
 def parse_response_head(block: bytes, memo: LineMemo) -> ResponseHead:
     """Read a response head without its closing CRLFCRLF. Raises BadMessage."""
     lines = block.split(b"\r\n")
+    if len(lines) > _MAX_RESPONSE_FIELDS + 1:
+        raise BadMessage(f"more than {_MAX_RESPONSE_FIELDS} header fields")
     known = memo.statuses.get(lines[0])
     if known is None:
         match = _STATUS_LINE.match(lines[0])
@@ -487,6 +494,8 @@ def parse_response_head(block: bytes, memo: LineMemo) -> ResponseHead:
             words = {word.strip().lower() for word in field.value.split(",")}
             if "close" in words:
                 head.close = True
+            if len(words) + len(dropped) > _MAX_NAMED:
+                raise BadMessage(_NAMES_TOO_MANY)
             for word in words - {"close", "keep-alive", ""}:
                 dropped = (*dropped, word.encode("ascii", "replace") + b":")
         elif kind == _SERVER_TIMING:
