@@ -318,3 +318,14 @@ async def test_a_server_that_hangs_is_left_alone_although_a_probe_is_under_way(
         client.send(INFER)
         await settle(lambda: these[0].outstanding == 1)
         await settle(lambda: these.ejections == {Cause.STUCK: 1} and these.usable == [these[1]])
+
+
+async def test_names_of_models_that_nobody_has_leave_something_of_the_budget(ups: list[Upstream]) -> None:
+    """Whoever asked for such names all the time kept everybody else's calls from a second try."""
+    asked = in_turn(ups, *[ABSENT] * 1000)
+    async with gateway(documents(ports(ups))) as (port, core), Client(port) as client:
+        for number in range(100):
+            assert (await client.ask(f"/v2/models/m{number}/infer", b"x")).status == 404
+        assert len(asked) == 105
+        in_turn(ups, REFUSED)
+        assert (await client.ask(INFER, b"x")).status == 200 and core.pools["p"].retries.spent == 6
