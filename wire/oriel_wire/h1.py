@@ -118,9 +118,7 @@ _SERVER_TIMING = int(Kind.SERVER_TIMING)
 _COST = int(Kind.COST)
 _FORWARDED = int(Kind.FORWARDED)
 _PER_REQUEST = frozenset({_CREDENTIAL, _TRACEPARENT, _TRACESTATE, _REQUEST_ID, _SERVER_TIMING, _COST})
-_MAX_LINE = 256
-_MAX_RESPONSE_FIELDS = 256
-_MAX_NAMED = 8  # fields that one Connection names: each is looked for in every line
+_MAX_LINE, _MAX_RESPONSE_FIELDS, _MAX_NAMED = 256, 256, 8  # bytes, fields, names in one Connection line
 
 _FIELD = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):([\x20-\x7e\x80-\xff\t]*)\Z")
 _REQUEST_LINE = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]{1,24}) ([\x21-\x22\x24-\x7e]+) HTTP/1\.([01])\Z")
