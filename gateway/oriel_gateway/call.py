@@ -322,7 +322,7 @@ class Call(Recovery):
             connection.transport.write(request)
         else:
             parts.append(b"")
-            connection.request_bytes = 0
+            connection.request_bytes = -1
             connection.transport.writelines((b"\r\n".join(parts), *pending))
             self._pending = None
         connection.request_done = True
