@@ -20,7 +20,7 @@ import msgspec
 
 from oriel_gateway.endpoints import EndpointSet, HttpEndpoint, Reach, Standing
 from oriel_gateway.pools import PoolGate
-from oriel_policies.budget import MAX_ATTEMPTS
+from oriel_policies.budget import ABSENT_SHARE, MAX_ATTEMPTS
 from oriel_wire.errors import UpstreamError, UpstreamUnreachable, UpstreamUnread
 from oriel_wire.h1_response import ResponseHead
 
@@ -138,19 +138,20 @@ class Tries:
         """Whether this answer means that another endpoint should be asked, and there is one."""
         not_executed, lacks = says_not_executed(head, data, model=model)
         spent = head.status == 503 and head.get(_SPENT) is not None
-        if not_executed and not spent and (lacks or not sticks) and self._once_more(endpoint, now):
+        if not_executed and not spent and (lacks or not sticks) and self._once_more(endpoint, now, lacks):
             self._lacking = endpoint if lacks else None
             return True
         if head.status == 503 and SPENT not in head.forward:
             head.forward.append(SPENT)
         return False
 
-    def _once_more(self, endpoint: HttpEndpoint, now: float) -> bool:
+    def _once_more(self, endpoint: HttpEndpoint, now: float, lacks: bool) -> bool:
         if self.attempts >= MAX_ATTEMPTS:
             return False
         tried = (*self.tried, endpoint)
         following = self._gate.endpoints.pick(now, tried, self._model)
-        if following is None or not self._gate.retries.spend(now):
+        share = ABSENT_SHARE if lacks else 1.0
+        if following is None or not self._gate.retries.spend(now, share=share):
             return False
         self.attempts += 1
         self.tried = tried

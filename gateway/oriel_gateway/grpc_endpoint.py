@@ -63,11 +63,15 @@ class GrpcEndpoint(Standing):
     async def connect(self, timeout_s: float) -> bool:
         """Have a connection, for what cannot be sent twice; False: it is refused. Raises TimeoutError."""
         channel = self.channel
-        async with asyncio.timeout(timeout_s):
-            while (state := channel.get_state(try_to_connect=True)) is not _READY:
-                if state is _FAILED:
-                    return False
-                await channel.wait_for_state_change(state)
+        self.outstanding += 1  # so that nobody closes the channel meanwhile
+        try:
+            async with asyncio.timeout(timeout_s):
+                while (state := channel.get_state(try_to_connect=True)) is not _READY:
+                    if state is _FAILED:
+                        return False
+                    await channel.wait_for_state_change(state)
+        finally:
+            self.outstanding -= 1
         return True
 
     async def close(self) -> None:

@@ -27,7 +27,7 @@ from oriel_gateway.grpc_errors import (
 from oriel_gateway.pools import PoolGate
 from oriel_gateway.routing_state import REPLAY_BYTES
 from oriel_gateway.targets import Target
-from oriel_policies.budget import MAX_ATTEMPTS
+from oriel_policies.budget import ABSENT_SHARE, MAX_ATTEMPTS
 from oriel_policies.documents import Tenant
 from oriel_policies.queue import Ticket
 from oriel_wire.orca import LOAD_METRICS
@@ -236,7 +236,8 @@ class GrpcRecovery:
         refused = says_not_executed(error) and not self.stick
         if self._attempts >= MAX_ATTEMPTS or now >= self.deadline or not (self._lacks(error) or twice or refused):
             return False
-        if these.pick(now, tried, self.target.name) is None or not self._gate.retries.spend(now):
+        share = ABSENT_SHARE if self._lacks(error) else 1.0
+        if these.pick(now, tried, self.target.name) is None or not self._gate.retries.spend(now, share=share):
             return False
         self._attempts += 1
         return True
