@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from oriel_gateway.tls_pieces import PIECE_BYTES, InPieces
 from oriel_gateway.unread import READER_BYTES, Unread
+from oriel_wire.engine.limits import HttpLimits
 
 from .stack import GOLD, Client, Seen, documents, gateway, upstream
 from .test_attacks import ASKED, HEAD, FakeTransport, wired
@@ -160,3 +161,26 @@ async def test_a_client_that_left_behind_bytes_nobody_read_is_not_served() -> No
         assert [seen.body for seen in up.seen] == [b"first", b"last"]
         assert [told.outcome for told in core.decisions.where()].count("client_left") == 3
         await settle(lambda: idle(core))
+
+
+async def test_what_is_read_ahead_of_its_turn_is_bounded() -> None:
+    """Up to 256 KiB of further requests stayed with each connection, on no budget."""
+    one = HEAD % GOLD.encode() + b"content-length: 0\r\n\r\n"
+    limits = HttpLimits(max_kept_bytes=300_000)
+    hold = Gate()
+    async with upstream() as up, gateway(documents([up.port], max_inflight=1), limits=limits) as (port, core):
+        up.answer = hold
+        clients = [await Client(port).__aenter__() for _ in range(8)]
+        for client in clients:
+            client.writer.write(one * 1500)
+        await settle(lambda: len(core.fronts) == 1)
+        (front,) = core.fronts
+        await settle(lambda: len(core.pools["p"].admission.queue) == 7 and front.kept_bytes > 0)
+        assert front.kept_bytes <= 300_000
+        for _ in range(8):
+            hold.go.release()
+        said = [(await client.reply()).headers.get("connection") for client in clients]
+        assert "close" in said and None in said, "some had to go, and the others go on"
+        for client in clients:
+            client.writer.transport.abort()
+        await settle(lambda: idle(core) and not front.kept_bytes)

@@ -46,6 +46,7 @@ class ServerConnection(asyncio.Protocol):
         "_decoder",
         "_drained",
         "_fingerprint",
+        "_kept",
         "_known",
         "_known_fingerprint",
         "_left",
@@ -74,6 +75,7 @@ class ServerConnection(asyncio.Protocol):
         self.due = 0.0
         self._buffer = b""  # bytes of the next request, from `_start` on
         self._start = 0
+        self._kept = 0  # bytes of `_buffer` that the server counts
         self._left = 0
         self._decoder: ChunkedDecoder | None = None
         self._body_since_due = 0
@@ -138,6 +140,8 @@ class ServerConnection(asyncio.Protocol):
         waiting = self.state in (BODY, WAIT)
         self.state = CLOSED
         server = self.server
+        if self._kept:
+            self._count_kept(0)
         server.connections.discard(self)
         if server.draining:
             server.note_empty()
@@ -270,6 +274,8 @@ class ServerConnection(asyncio.Protocol):
     def _next(self) -> None:
         if self.state == HEAD and self._buffer and not self._stalled_at:
             data, self._buffer = self._buffer, b""
+            if self._kept:
+                self._count_kept(0)
             self._read_head(data, self._start)
 
     def _read_head(self, data: bytes, start: int) -> None:
@@ -347,6 +353,20 @@ class ServerConnection(asyncio.Protocol):
         if len(data) > start:
             self._buffer = data
             self._start = start
+            if len(data) > self.limits.max_head_bytes:
+                self._count_kept(len(data))
+
+    def _count_kept(self, size: int) -> None:
+        """What was read beyond a head of the next request is the server's to bound: past that it is dropped, and the
+        connection ends with the current answer, as it may after any (RFC 9112 section 9.3.2)."""
+        server = self.server
+        server.kept_bytes += size - self._kept
+        self._kept = size
+        if size and server.kept_bytes > self.limits.max_kept_bytes:
+            self._buffer = b""
+            if self.head is not None:
+                self.head.close = True
+            self._count_kept(0)
 
     def continue_body(self) -> None:
         """Answer `Expect: 100-continue`; called by whoever has judged the head."""
@@ -412,6 +432,7 @@ class ServerConnection(asyncio.Protocol):
         if len(self._buffer) > self.limits.max_head_bytes and not self._paused:
             self._paused = True
             self.transport.pause_reading()
+            self._count_kept(len(self._buffer))
 
     def _refuse(self, status: int, message: str) -> None:
         self.state = BODY  # whatever else arrives is not a request any more
@@ -425,6 +446,8 @@ class ServerConnection(asyncio.Protocol):
         self.head = None
         self._decoder = None
         self._buffer = b""
+        if self._kept:
+            self._count_kept(0)
         self.due = monotonic() + _DRAIN_S
         if self._paused:
             self._paused = False
