@@ -16,7 +16,7 @@ in its transport, whose high-water mark pauses the upstream before that.
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from oriel_gateway.answers import STATUS
+from oriel_gateway.answers import STATUS, with_retry_after
 from oriel_gateway.core import Gateway
 from oriel_gateway.cors import dressed
 from oriel_gateway.errors import Outcome, Refused
@@ -372,8 +372,8 @@ class Call(Recovery):
         self._close = close
         if close:
             lines.append(b"connection: close")
-        if head.status in (502, 503) and head.get("retry-after") is None:
-            lines.append(b"retry-after: 1")
+        if head.status in (502, 503):
+            lines = with_retry_after(lines, head.get("retry-after"))
         mark = self.mark
         upstream_timing = f", {head.server_timing}" if head.server_timing else ""
         lines.append(
