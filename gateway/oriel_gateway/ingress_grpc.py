@@ -23,6 +23,7 @@ from oriel_gateway.grpc_special import GrpcSpecial
 from oriel_gateway.targets import absent, valid_name, valid_version
 from oriel_gateway.tracing import Mark
 from oriel_policies.documents import ApiKey, Pool, Tenant
+from oriel_wire.engine.process import connection_places
 from oriel_wire.engine.tls import Certificates
 from oriel_wire.errors import BadMessage
 
@@ -82,6 +83,8 @@ class GrpcLimits:
     MAX_CALLS = 4096
     FIRST_MESSAGE_S = 10.0
     GREETING_S = 10.0
+    MAX_CONNECTIONS = 4096
+    IDLE_S = 300.0  # without a call
     PACE_S = 1.0  # a message that is held back is judged again after this
 
 
@@ -113,6 +116,9 @@ class GrpcIngress(_GenericHandler):
                 ("grpc.max_concurrent_streams", GrpcLimits.MAX_STREAMS),
                 ("grpc.so_reuseport", 0),
                 ("grpc.server_handshake_timeout_ms", int(GrpcLimits.GREETING_S * 1000)),
+                # Beside the HTTP port and its upstreams: half of the places it has.
+                ("grpc.max_allowed_incoming_connections", connection_places(2 * GrpcLimits.MAX_CONNECTIONS) // 2),
+                ("grpc.max_connection_idle_ms", int(GrpcLimits.IDLE_S * 1000)),
                 # Identity only: a compressed message is UNIMPLEMENTED, so none can unfold into more than it weighs.
                 ("grpc.compression_enabled_algorithms_bitset", 1),
             ),
