@@ -449,7 +449,7 @@ class ResponseHead:
 
 
 def parse_response_head(block: bytes, memo: LineMemo) -> ResponseHead:
-    """Read a response head without its closing CRLFCRLF. Raises BadMessage."""
+    """Read a response head without its closing CRLFCRLF; passed on, it says HTTP/1.1. Raises BadMessage."""
     lines = block.split(b"\r\n")
     known = memo.statuses.get(lines[0])
     if known is None:
@@ -459,7 +459,6 @@ def parse_response_head(block: bytes, memo: LineMemo) -> ResponseHead:
         known = int(match[2]), int(match[1])
         if len(memo.statuses) < memo.SIZE and len(lines[0]) <= _MAX_LINE:
             memo.statuses[lines[0]] = known
-    # A proxy answers in its own version: a body that is chunked on its way would be an error in HTTP/1.0.
     head = ResponseHead(known[0], lines[0] if known[1] else b"HTTP/1.1" + lines[0][8:], known[1])
     dropped: tuple[bytes, ...] = ()
     fields = head.fields
