@@ -13,7 +13,8 @@ from oriel_gateway.tls_pieces import PIECE_BYTES, InPieces
 from oriel_gateway.unread import READER_BYTES, Unread
 from oriel_wire.engine.limits import HttpLimits
 
-from .stack import GOLD, Client, Seen, documents, gateway, upstream
+from .process import free_port
+from .stack import GOLD, Client, Seen, Upstream, documents, gateway, upstream
 from .test_attacks import ASKED, HEAD, FakeTransport, wired
 from .test_ingress_http import INFER, Gate, idle, settle
 
@@ -184,3 +185,21 @@ async def test_what_is_read_ahead_of_its_turn_is_bounded() -> None:
         for client in clients:
             client.writer.transport.abort()
         await settle(lambda: idle(core) and not front.kept_bytes)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel for the state of a connection")
+async def test_nor_is_one_that_left_while_no_server_was_there() -> None:
+    up, later = Upstream(), free_port()
+    async with gateway(documents([later])) as (port, core), Client(port) as leaving, Client(port) as stays:
+        for client in (leaving, stays):
+            client.send(INFER, b"x")
+        await settle(lambda: core.pools["p"].endpoints.parked == 2)
+        leaving.writer.write(b"GET /" + b"x" * 100_000)
+        await asyncio.sleep(0.05)
+        leaving.writer.transport.abort()
+        await asyncio.sleep(0.05)
+        server = await asyncio.start_server(up.serve, "127.0.0.1", later)
+        assert (await stays.reply()).status == 200
+        assert len(up.seen) == 1
+        await settle(lambda: idle(core))
+        server.close()
