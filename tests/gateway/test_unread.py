@@ -203,3 +203,13 @@ async def test_nor_is_one_that_left_while_no_server_was_there() -> None:
         assert len(up.seen) == 1
         await settle(lambda: idle(core))
         server.close()
+
+
+async def test_between_two_requests_nothing_is_left_out() -> None:
+    """What follows would be read as a request of its own."""
+    async with wired() as (client, towards, _, _):
+        client.limits = client.server.limits = HttpLimits(max_kept_bytes=1000, max_head_bytes=100)
+        client.pause_writing()  # it does not read its answers, so its next request is not read either
+        client.data_received(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 900000\r\n\r\n" + bytes(2000))
+        assert "abort" in towards.calls and not client.server.kept_bytes
+        client.connection_lost(None)

@@ -364,9 +364,11 @@ class ServerConnection(asyncio.Protocol):
         self._kept = size
         if size and server.kept_bytes > self.limits.max_kept_bytes:
             self._buffer = b""
-            if self.head is not None:
-                self.head.close = True
             self._count_kept(0)
+            if self.head is None:  # between two requests nothing may be left out
+                self.transport.abort()
+            else:
+                self.head.close = True
 
     def continue_body(self) -> None:
         """Answer `Expect: 100-continue`; called by whoever has judged the head."""
