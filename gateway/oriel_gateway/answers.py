@@ -7,7 +7,7 @@ import msgspec
 from oriel_gateway.errors import Outcome, Refused
 from oriel_wire.engine.limits import reason_phrase
 
-__all__ = ["STATUS", "refusal_bytes", "small_answer"]
+__all__ = ["STATUS", "refusal_bytes", "small_answer", "with_retry_after"]
 
 STATUS = {
     Outcome.BAD_REQUEST: 400,
@@ -55,6 +55,13 @@ def refusal_bytes(
         headers.append(("retry-after", str(refused.retry_after_s)))
     headers += [("x-request-id", request_id), ("traceresponse", trace), ("server-timing", timing)]
     return small_answer(status, headers, msgspec.json.encode(error), close=close, head_only=head_only)
+
+
+def with_retry_after(lines: list[bytes], said: str | None) -> list[bytes]:
+    """Header lines of a 502 or 503 of an upstream: come back in 1 to 60 whole seconds, whatever it said."""
+    plain = said is not None and said.isascii() and said.isdigit() and len(said) < 10
+    seconds = min(60, max(1, int(said))) if plain and said is not None else 1
+    return [*(line for line in lines if line[:12].lower() != b"retry-after:"), b"retry-after: %d" % seconds]
 
 
 def small_answer(

@@ -20,7 +20,7 @@ from oriel_gateway.answers import STATUS
 from oriel_gateway.call_state import ANSWERING, COLLECT, DONE, JOINED, QUEUED, SENDING, YOUNG
 from oriel_gateway.cors import dressed
 from oriel_gateway.errors import Outcome, Refused
-from oriel_gateway.heads import answer_start, head_lines, retry_lines
+from oriel_gateway.heads import answer_start, head_lines, with_retry
 from oriel_gateway.hedge import Hedge
 from oriel_gateway.loan import Loan
 from oriel_gateway.recovery import Recovery
@@ -355,7 +355,7 @@ class Call(Recovery):
         self._close = close
         if close:
             lines.append(b"connection: close")
-        lines += retry_lines(head)
+        lines = with_retry(head, lines)
         lines.append(b"")
         return b"\r\n".join(lines)
 

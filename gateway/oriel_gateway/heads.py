@@ -1,9 +1,10 @@
 """The parts of the heads a call writes that stay the same from call to call."""
 
+from oriel_gateway.answers import with_retry_after
 from oriel_wire.h1 import RequestHead
 from oriel_wire.h1_response import ResponseHead
 
-__all__ = ["answer_start", "head_lines", "retry_lines"]
+__all__ = ["answer_start", "head_lines", "with_retry"]
 
 
 def head_lines(head: RequestHead, tenant_lines: bytes) -> bytes:
@@ -19,11 +20,11 @@ def answer_start(head: ResponseHead) -> bytes | None:
     """
     if head.content_length is None or head.status == 204:
         return None
-    lines = [*head.forward, b"content-length: %d" % head.content_length, *retry_lines(head), b""]
-    head.start = b"\r\n".join(lines)
+    lines = [*head.forward, b"content-length: %d" % head.content_length]
+    head.start = b"\r\n".join((*with_retry(head, lines), b""))
     return head.start
 
 
-def retry_lines(head: ResponseHead) -> tuple[bytes, ...]:
-    """A server that cannot answer now and does not say when to come back: soon."""
-    return (b"retry-after: 1",) if head.status in (502, 503) and head.get("retry-after") is None else ()
+def with_retry(head: ResponseHead, lines: list[bytes]) -> list[bytes]:
+    """`lines` of an answer; a 502 or 503 says when to come back."""
+    return with_retry_after(lines, head.get("retry-after")) if head.status in (502, 503) else lines

@@ -27,6 +27,7 @@ from oriel_gateway.targets import absent, check_model
 from oriel_gateway.tracing import Mark
 from oriel_policies.documents import ApiKey, Pool, Tenant
 from oriel_wire.engine import listener
+from oriel_wire.engine.process import connection_places
 from oriel_wire.engine.tls import Certificates
 from oriel_wire.errors import BadMessage
 
@@ -88,6 +89,8 @@ class GrpcLimits:
     MAX_CALLS = 4096
     FIRST_MESSAGE_S = 10.0
     GREETING_S = 10.0
+    MAX_CONNECTIONS = 4096
+    IDLE_S = 300.0  # without a call
     PACE_S = 1.0  # a message that is held back is judged again after this
 
 
@@ -121,6 +124,9 @@ class GrpcIngress(_GenericHandler):
                 ("grpc.max_concurrent_streams", GrpcLimits.MAX_STREAMS),
                 ("grpc.so_reuseport", 0),
                 ("grpc.server_handshake_timeout_ms", int(GrpcLimits.GREETING_S * 1000)),
+                # Beside the HTTP port and its upstreams: half of the places it has.
+                ("grpc.max_allowed_incoming_connections", connection_places(2 * GrpcLimits.MAX_CONNECTIONS) // 2),
+                ("grpc.max_connection_idle_ms", int(GrpcLimits.IDLE_S * 1000)),
                 # What nobody reads yet is held back after 64 KiB; a message that is read gets a window of its size.
                 ("grpc.http2.bdp_probe", 0),
                 ("grpc.http2.lookahead_bytes", 64 * 1024),

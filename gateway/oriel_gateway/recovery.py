@@ -78,6 +78,10 @@ class Recovery(CallState):
     def unparked(self) -> None:
         """Somebody can be asked: to the queue, with the time waited so far."""
         self._parked = False
+        if self.client.departed:
+            self._end(Outcome.CLIENT_LEFT)
+            self.client.transport.abort()
+            return
         queued_s = self.queued_s
         self.enter()
         self.queued_s = queued_s

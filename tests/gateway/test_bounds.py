@@ -160,3 +160,22 @@ async def test_a_grpc_connection_that_does_not_begin_is_closed(monkeypatch: pyte
         while await reader.read(1000):
             pass
         writer.close()
+
+
+async def test_grpc_connections_are_bounded_and_do_not_idle_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They could take every file of the process, and with them the HTTP port's."""
+    monkeypatch.setattr(GrpcLimits, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(GrpcLimits, "IDLE_S", 1.0)
+    begun = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+    async with stack(Backend()) as (address, _), asyncio.timeout(15):
+        opened = []
+        for _ in range(4):
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
+            writer.write(begun)
+            opened.append((reader, writer))
+            answer = await reader.read(9)
+            assert bool(answer) is (len(opened) <= 2), "the third and fourth are closed"
+        for reader, writer in opened:
+            while await reader.read(1000):
+                pass
+            writer.close()

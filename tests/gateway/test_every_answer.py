@@ -10,7 +10,7 @@ from tritonclient.grpc import service_pb2
 
 from oriel_wire.engine.limits import HttpLimits
 
-from .stack import BRONZE, Reply, documents, gateway, upstream
+from .stack import BRONZE, Client, Reply, Seen, documents, gateway, upstream
 from .test_ingress_grpc import Backend, stack
 
 KEY = b"host: x\r\nauthorization: Bearer key-gold\r\n"
@@ -150,3 +150,30 @@ async def test_an_answer_of_http_1_0_is_passed_on_in_http_1_1() -> None:
         writer.close()
     server.close()
     await server.wait_closed()
+
+
+@pytest.mark.parametrize(
+    ("said", "heard"),
+    [
+        ("", "1"),
+        ("7", "7"),
+        ("0", "1"),
+        ("3600", "60"),
+        ("Fri, 31 Dec 1999 23:59:59 GMT", "1"),
+        ("1.5", "1"),
+        ("\xb2", "1"),
+    ],
+)
+async def test_a_503_of_an_upstream_says_when_to_come_back_in_seconds(said: str, heard: str) -> None:
+    async with upstream() as up, gateway(documents([up.port])) as (port, _), Client(port) as client:
+
+        async def busy(_: Seen) -> bytes:
+            line = f"Retry-After: {said}\r\n".encode("latin-1") if said else b""
+            return b"HTTP/1.1 503 Service Unavailable\r\n" + line + b"content-length: 0\r\n\r\n"
+
+        up.answer = busy
+        client.send("/v2/models/digits/infer", b"x")
+        head = await client.reader.readuntil(b"\r\n\r\n")
+        assert [line[13:] for line in head.lower().split(b"\r\n") if line.startswith(b"retry-after:")] == [
+            heard.encode()
+        ]

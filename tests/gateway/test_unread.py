@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from oriel_gateway.tls_pieces import PIECE_BYTES, InPieces
 from oriel_gateway.unread import READER_BYTES, Unread
+from oriel_wire.engine.limits import HttpLimits
 
-from .stack import GOLD, Client, Seen, documents, gateway, upstream
+from .process import free_port
+from .stack import GOLD, Client, Seen, Upstream, documents, gateway, upstream
 from .test_attacks import ASKED, HEAD, FakeTransport, wired
 from .test_ingress_http import INFER, Gate, idle, settle
 
@@ -160,3 +162,54 @@ async def test_a_client_that_left_behind_bytes_nobody_read_is_not_served() -> No
         assert [seen.body for seen in up.seen] == [b"first", b"last"]
         assert [told.outcome for told in core.decisions.where()].count("client_left") == 3
         await settle(lambda: idle(core))
+
+
+async def test_what_is_read_ahead_of_its_turn_is_bounded() -> None:
+    """Up to 256 KiB of further requests stayed with each connection, on no budget."""
+    one = HEAD % GOLD.encode() + b"content-length: 0\r\n\r\n"
+    limits = HttpLimits(max_kept_bytes=300_000)
+    hold = Gate()
+    async with upstream() as up, gateway(documents([up.port], max_inflight=1), limits=limits) as (port, core):
+        up.answer = hold
+        clients = [await Client(port).__aenter__() for _ in range(8)]
+        for client in clients:
+            client.writer.write(one * 1500)
+        await settle(lambda: len(core.fronts) == 1)
+        (front,) = core.fronts
+        await settle(lambda: len(core.pools["p"].admission.queue) == 7 and front.kept_bytes > 0)
+        assert front.kept_bytes <= 300_000
+        for _ in range(8):
+            hold.go.release()
+        said = [(await client.reply()).headers.get("connection") for client in clients]
+        assert "close" in said and None in said, "some had to go, and the others go on"
+        for client in clients:
+            client.writer.transport.abort()
+        await settle(lambda: idle(core) and not front.kept_bytes)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel for the state of a connection")
+async def test_nor_is_one_that_left_while_no_server_was_there() -> None:
+    up, later = Upstream(), free_port()
+    async with gateway(documents([later])) as (port, core), Client(port) as leaving, Client(port) as stays:
+        for client in (leaving, stays):
+            client.send(INFER, b"x")
+        await settle(lambda: core.pools["p"].endpoints.parked == 2)
+        leaving.writer.write(b"GET /" + b"x" * 100_000)
+        await asyncio.sleep(0.05)
+        leaving.writer.transport.abort()
+        await asyncio.sleep(0.05)
+        server = await asyncio.start_server(up.serve, "127.0.0.1", later)
+        assert (await stays.reply()).status == 200
+        assert len(up.seen) == 1
+        await settle(lambda: idle(core))
+        server.close()
+
+
+async def test_between_two_requests_nothing_is_left_out() -> None:
+    """What follows would be read as a request of its own."""
+    async with wired() as (client, towards, _, _):
+        client.limits = client.server.limits = HttpLimits(max_kept_bytes=1000, max_head_bytes=100)
+        client.pause_writing()  # it does not read its answers, so its next request is not read either
+        client.data_received(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 900000\r\n\r\n" + bytes(2000))
+        assert "abort" in towards.calls and not client.server.kept_bytes
+        client.connection_lost(None)

@@ -63,11 +63,11 @@ class SecureListener:
 
     def close(self) -> None:
         """Stop listening; whoever was accepted, or is in the listen queue at the very end, is let in."""
-        if self._again is not None:
-            self._again.cancel()
         self._server.loop.remove_reader(self._socket)
         while self._accept_one():
             pass
+        if self._again is not None:
+            self._again.cancel()
         self._socket.close()
 
     def _accept(self) -> None:

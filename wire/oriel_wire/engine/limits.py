@@ -27,6 +27,7 @@ class HttpLimits:
     max_target_bytes: int = 8 * 1024
     max_body_bytes: int = 64 * 1024 * 1024
     max_connections: int = 8192
+    max_kept_bytes: int = 64 * 1024 * 1024
     head_timeout_s: float = 10.0
     body_timeout_s: float = 30.0
     body_min_bytes: int = 30 * 1024

@@ -37,6 +37,7 @@ class HttpServer:
         self.memo = LineMemo()
         self.connections: set[ServerConnection] = set()
         self.greetings: dict[Greeting, None] = {}  # TLS handshakes under way, the oldest first
+        self.kept_bytes = 0  # read from clients beyond their current requests, where that is more than a head
         self.draining = False
         self.secure = False
         self.accepting = True

@@ -24,6 +24,7 @@ from time import monotonic
 from typing import cast
 
 from oriel_wire.chunked import ChunkedDecoder
+from oriel_wire.engine.hooks import ServerHooks
 from oriel_wire.engine.kernel import closed_behind_unread
 from oriel_wire.engine.large_bodies import LARGE_BYTES, LargeBody
 from oriel_wire.engine.listener import HttpServer
@@ -37,7 +38,7 @@ HEAD, BODY, WAIT, DRAIN, CLOSED = range(5)
 _DRAIN_S = 1.0
 
 
-class ServerConnection(asyncio.Protocol):
+class ServerConnection(ServerHooks):
     """One client connection; see the module's head for the states and for who calls what."""
 
     __slots__ = (
@@ -45,6 +46,7 @@ class ServerConnection(asyncio.Protocol):
         "_buffer",
         "_decoder",
         "_drained",
+        "_kept",
         "_left",
         "_paused",
         "_seen",
@@ -72,6 +74,7 @@ class ServerConnection(asyncio.Protocol):
         self.due = 0.0
         self._buffer = b""  # bytes of the next request, from `_start` on
         self._start = 0
+        self._kept = 0  # bytes of `_buffer` that the server counts
         self._left = 0
         self._decoder: ChunkedDecoder | None = None
         self._body_since_due = 0
@@ -81,27 +84,7 @@ class ServerConnection(asyncio.Protocol):
         self._seen = Recognition()
         self._whole = False  # the current request's body arrived together with its head
 
-    # Hooks -----------------------------------------------------------------------------------------------------
-
-    def on_head(self, head: RequestHead) -> None:
-        """A head is complete; `head.content_length` is within max_body_bytes. May answer at once."""
-        raise NotImplementedError
-
-    def on_data(self, data: bytes) -> None:
-        """Some bytes of the body (never empty, chunk framing removed)."""
-        raise NotImplementedError
-
-    def room(self, size_bytes: int) -> bool:
-        """Whether there is memory for so many further bytes of the body, which then come by `on_view`."""
-        return False
-
-    def on_view(self, data: memoryview) -> None:
-        """The same as on_data, of bytes for which there was room."""
-        raise NotImplementedError
-
-    def on_end(self) -> None:
-        """The body is complete (called right after on_head when there is none)."""
-        raise NotImplementedError
+    # Hooks that may stay as they are ---------------------------------------------------------------------------
 
     def on_body(self, data: bytes) -> None:
         """The whole body arrived with its head: the same as on_data and on_end, in one call."""
@@ -124,20 +107,6 @@ class ServerConnection(asyncio.Protocol):
             self.state = WAIT
             self.on_body(data)
 
-    def on_lost(self) -> None:
-        """The client left while a request was unanswered."""
-        raise NotImplementedError
-
-    def on_refused(self, status: int, message: str) -> None:
-        """The framing is wrong, or the rest is late: end what had begun and write an answer.
-
-        The connection is closed right afterwards, and `on_lost` is not called any more.
-        """
-        raise NotImplementedError
-
-    def on_writable(self, writable: bool) -> None:
-        """The client's side stopped or resumed taking bytes."""
-
     # asyncio.Protocol ------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -157,6 +126,8 @@ class ServerConnection(asyncio.Protocol):
         waiting = self.state in (BODY, WAIT)
         self.state = CLOSED
         server = self.server
+        if self._kept:
+            self._count_kept(0)
         server.connections.discard(self)
         if server.draining:
             server.note_empty()
@@ -285,6 +256,8 @@ class ServerConnection(asyncio.Protocol):
     def _next(self) -> None:
         if self.state == HEAD and self._buffer and not self._stalled_at:
             data, self._buffer = self._buffer, b""
+            if self._kept:
+                self._count_kept(0)
             self._read_head(data, self._start)
 
     def _read_head(self, data: bytes, start: int) -> None:
@@ -353,6 +326,22 @@ class ServerConnection(asyncio.Protocol):
         if len(data) > start:
             self._buffer = data
             self._start = start
+            if len(data) > self.limits.max_head_bytes:
+                self._count_kept(len(data))
+
+    def _count_kept(self, size: int) -> None:
+        """What was read beyond a head of the next request is the server's to bound: past that it is dropped, and the
+        connection ends with the current answer, as it may after any (RFC 9112 section 9.3.2)."""
+        server = self.server
+        server.kept_bytes += size - self._kept
+        self._kept = size
+        if size and server.kept_bytes > self.limits.max_kept_bytes:
+            self._buffer = b""
+            self._count_kept(0)
+            if self.head is None:  # between two requests nothing may be left out
+                self.transport.abort()
+            else:
+                self.head.close = True
 
     def continue_body(self) -> None:
         """Answer `Expect: 100-continue`; called by whoever has judged the head."""
@@ -435,6 +424,7 @@ class ServerConnection(asyncio.Protocol):
         if len(self._buffer) > self.limits.max_head_bytes and not self._paused:
             self._paused = True
             self.transport.pause_reading()
+            self._count_kept(len(self._buffer))
 
     def _refuse(self, status: int, message: str) -> None:
         self.state = BODY  # whatever else arrives is not a request any more
@@ -448,6 +438,8 @@ class ServerConnection(asyncio.Protocol):
         self.head = None
         self._decoder = None
         self._buffer = b""
+        if self._kept:
+            self._count_kept(0)
         self.due = monotonic() + _DRAIN_S
         if self._paused:
             self._paused = False

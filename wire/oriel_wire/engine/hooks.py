@@ -1,0 +1,47 @@
+"""What a server connection asks of its subclass; see `server` for when."""
+
+import asyncio
+
+from oriel_wire.h1 import RequestHead
+
+__all__ = ["ServerHooks"]
+
+
+class ServerHooks(asyncio.Protocol):
+    """No state. Called on the loop; none of them may wait."""
+
+    __slots__ = ()
+
+    def on_head(self, head: RequestHead) -> None:
+        """A head is complete; `head.content_length` is within max_body_bytes. May answer at once."""
+        raise NotImplementedError
+
+    def on_data(self, data: bytes) -> None:
+        """Some bytes of the body (never empty, chunk framing removed)."""
+        raise NotImplementedError
+
+    def room(self, size_bytes: int) -> bool:
+        """Whether there is memory for so many further bytes of the body, which then come by `on_view`."""
+        return False
+
+    def on_view(self, data: memoryview) -> None:
+        """The same as on_data, of bytes for which there was room."""
+        raise NotImplementedError
+
+    def on_end(self) -> None:
+        """The body is complete (called right after on_head when there is none)."""
+        raise NotImplementedError
+
+    def on_lost(self) -> None:
+        """The client left while a request was unanswered."""
+        raise NotImplementedError
+
+    def on_refused(self, status: int, message: str) -> None:
+        """The framing is wrong, or the rest is late: end what had begun and write an answer.
+
+        The connection is closed right afterwards, and `on_lost` is not called any more.
+        """
+        raise NotImplementedError
+
+    def on_writable(self, writable: bool) -> None:
+        """The client's side stopped or resumed taking bytes."""
