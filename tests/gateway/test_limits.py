@@ -527,7 +527,7 @@ class Thinking:
         return await self.behind.ask(questions)
 
     async def hello(self, share: float) -> Presence:
-        return Presence(1, 0.0)
+        return Presence(1)
 
     async def close(self) -> None:
         pass
