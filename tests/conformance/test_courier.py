@@ -157,8 +157,9 @@ def test_however_many_are_cut_off_together_they_admit_half_as_much_again_at_most
     for alone in range(gateways + 1):
         assert alone * module._share(gateways) <= 1.5 + 1e-9
         if alone < gateways:
-            rest = min(1.0, 1.5 - alone * module._share(gateways))
-            assert rest >= module._LEAST_REST and rest + alone * module._share(gateways) <= 1.5 + 1e-9
+            rest = module._rest(Presence(gateways, alone, alone * module._share(gateways)))
+            assert 0.0 < rest <= 1.0 and rest + alone * module._share(gateways) <= 1.5 + 1e-9
+            assert rest >= 1.0 or alone * 3 > gateways, "where a third is silent or less nobody notices"
             assert 1.0 + alone * module._careful(gateways) <= 1.5 + 1e-9 or alone == 0
     assert module._careful(gateways) <= module._share(gateways)
 
@@ -190,6 +191,12 @@ async def test_who_is_alone_is_careful_until_the_others_have_made_room() -> None
     await courier._beat(probe=False)
     assert (courier.replicas, courier.rest) == (3, 1.0)
     await courier.close()
+
+
+def test_those_that_came_in_the_place_of_the_dead_are_not_starved() -> None:
+    """All of three are killed and start again: six are known, and the first three may be alone with their shares."""
+    assert module._rest(Presence(6, 3, 1.5)) == 0.75
+    assert module._rest(Presence(2)) == 1.0, "the only one was killed"
 
 
 async def test_on_probation_calls_wait_little() -> None:

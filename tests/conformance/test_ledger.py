@@ -9,7 +9,7 @@ from time import time
 import pytest
 
 from oriel_gateway.limits import redis_ledger
-from oriel_gateway.limits.ledger import SLOT_TTL_S, Ledger, MemoryLedger
+from oriel_gateway.limits.ledger import SLOT_TTL_S, Ledger, MemoryLedger, Presence
 from oriel_gateway.limits.redis_ledger import PREFIX, RedisLedger
 from oriel_policies.ledger import RATE, SLOTS, WINDOW, Answer, Ask
 
@@ -158,20 +158,23 @@ async def test_a_flushed_ledger_takes_quotas_from_what_gateways_saw_last(ledgers
 
 
 async def test_gateways_are_counted(ledgers: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert await ledgers.one.hello(1.0) == (1, 0.0)
-    assert await ledgers.two.hello(0.25) == (2, 0.0)
-    assert await ledgers.one.hello(0.5) == (2, 0.0)
+    assert await ledgers.one.hello(1.0) == Presence(1)
+    assert await ledgers.two.hello(0.25) == Presence(2)
+    assert await ledgers.one.hello(0.5) == Presence(2)
     module = "redis_ledger" if isinstance(ledgers, InRedis) else "ledger"
     monkeypatch.setattr(f"oriel_gateway.limits.{module}.PRESENCE_S", 0.02)
     await asyncio.sleep(0.05)
-    assert await ledgers.one.hello(0.5) == (2, 0.25), "the silent one may admit its share"
+    assert await ledgers.one.hello(0.5) == Presence(2, 1, 0.25), "the silent one may admit its share"
+    assert await ledgers.two.hello(1.0) == Presence(2)
+    await asyncio.sleep(0.05)
+    assert await ledgers.one.hello(0.5) == Presence(2), "one that knew of nobody else has died"
     if isinstance(ledgers, InRedis):
         await ledgers.two.close()
-        assert await ledgers.one.hello(0.5) == (1, 0.0), "who says goodbye is gone"
+        assert await ledgers.one.hello(0.5) == Presence(1), "who says goodbye is gone"
     else:
         monkeypatch.setattr("oriel_gateway.limits.ledger.MISSED_S", 0.01)
         await asyncio.sleep(0.05)
-        assert await ledgers.one.hello(0.5) == (1, 0.0), "and so is who is silent for long"
+        assert await ledgers.one.hello(0.5) == Presence(1), "and so is who is silent for long"
 
 
 async def test_a_memory_ledger_and_redis_answer_alike_whatever_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import pytest
 from oriel_gateway.app import _limiter
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
-from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter
+from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter, embedded
 from oriel_gateway.limits.ledger import MemoryLedger, Presence, Question
 from oriel_gateway.limits.quota_file import QuotaFile
 from oriel_gateway.settings import Settings
@@ -248,6 +248,16 @@ async def test_quotas_outlive_the_account_that_had_to_go(tmp_path: Path) -> None
             assert (
                 '"requests-month";r=2;' in dict(desk.limiter.take(tenant, target, 0, 100.0).headers(100.0))["ratelimit"]
             )  # type: ignore[union-attr]
+
+
+def test_what_is_kept_of_forgotten_quotas_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "MAX_WINDOWS", 3)
+    limits = "limit = { requests_per_day = 1 }"
+    desk = Desk(limits, max_accounts=2)
+    for number in range(20):
+        tenant = dataclasses.replace(compile_documents(tenant_t(limits)).tenants["t"], name=f"n{number}")
+        desk.limiter.take(tenant, dataclasses.replace(desk.target(), allowances=tenant.allowances), 0, desk.now)
+    assert len(desk.limiter._windows) == 3 and desk.limiter.accounts == 2
 
 
 @pytest.mark.parametrize("wrong", [0.0, NOON - 40 * 86400, NOON + 400 * 86400])
@@ -517,7 +527,7 @@ class Thinking:
         return await self.behind.ask(questions)
 
     async def hello(self, share: float) -> Presence:
-        return Presence(1, 0.0)
+        return Presence(1)
 
     async def close(self) -> None:
         pass

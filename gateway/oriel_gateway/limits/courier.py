@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Protocol
 
-from oriel_gateway.limits.ledger import PRESENCE_S, Ledger, LedgerLost, Question
+from oriel_gateway.limits.ledger import PRESENCE_S, Ledger, LedgerLost, Presence, Question
 from oriel_policies.breaker import Breaker
 from oriel_policies.ledger import Answer, Ask
 
@@ -39,7 +39,6 @@ MAX_LANES = 4  # batches within their budget
 MAX_UNDER_WAY = 16
 MAX_WAITING = 100_000
 MAX_SHARE = 1.5
-_LEAST_REST = 0.01
 DOUBTFUL_S = 0.005
 CAREFUL_S = PRESENCE_S + BEAT_S + 0.5  # after this the others know
 
@@ -227,7 +226,7 @@ class Courier:
         try:
             async with asyncio.timeout(self._budget_s if probe else LOST_S):
                 present = await self._ledger.hello(_share(self.replicas))
-            rest = max(_LEAST_REST, min(1.0, MAX_SHARE - present.alone))
+            rest = _rest(present)
             if rest < self.rest:
                 _log.warning(
                     "gateways that share the limits are silent and may admit %.2f of each alone: %.2f of it is left "
@@ -278,6 +277,15 @@ def _share(replicas: int) -> float:
     leave them room.
     """
     return max(1.0, min(MAX_SHARE, replicas / 2)) / replicas
+
+
+def _rest(present: Presence) -> float:
+    """What those who ask may have of a limit beside what silent ones may admit alone.
+
+    Never less than their own shares: of the silent some have died, and those that came in their place are here.
+    """
+    here = present.gateways - present.silent
+    return min(1.0, max(MAX_SHARE - present.alone, MAX_SHARE * here / present.gateways))
 
 
 def _careful(replicas: int) -> float:

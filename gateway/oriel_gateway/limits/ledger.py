@@ -10,20 +10,27 @@ from typing import NamedTuple, Protocol
 
 from oriel_policies.ledger import Answer, Ask, Record, judge
 
-__all__ = ["MISSED_S", "PRESENCE_S", "SLOT_TTL_S", "Ledger", "LedgerLost", "MemoryLedger", "Presence"]
+__all__ = ["MISSED_S", "PRESENCE_S", "SLOT_TTL_S", "WHOLE_SHARE", "Ledger", "LedgerLost", "MemoryLedger", "Presence"]
 
 SLOT_TTL_S = 3.0  # slots of a gateway that says nothing are free again after this
 PRESENCE_S = 3.0  # a gateway that says nothing may be on its own after this
-MISSED_S = 300.0  # and is not counted any more after this
+MISSED_S = 60.0  # and is not counted any more after this
+
+WHOLE_SHARE = 0.999  # of whoever knows of nobody else
 
 Question = tuple[str, Sequence[Ask]]  # tenant, the asks of one call
 
 
 class Presence(NamedTuple):
-    """gateways: that share the limits, silent ones included. alone: the silent ones' shares, added up."""
+    """gateways: that share the limits, `silent` of them included. alone: the silent ones' shares, added up.
+
+    Who was the only one and is silent is not among the silent: it has most likely died, and whoever came after it would
+    be left with half of every limit.
+    """
 
     gateways: int
-    alone: float
+    silent: int = 0
+    alone: float = 0.0
 
 
 class LedgerLost(Exception):
@@ -84,8 +91,10 @@ class _Seat:
         now_us = ledger.now_us()
         ledger.present[self._holder] = (now_us, share)
         ledger.present = {n: last for n, last in ledger.present.items() if abs(now_us - last[0]) <= MISSED_S * 1e6}
-        silent = [share for at, share in ledger.present.values() if now_us - at > PRESENCE_S * 1e6]
-        return Presence(len(ledger.present), sum(silent))
+        silent = [
+            share for at, share in ledger.present.values() if now_us - at > PRESENCE_S * 1e6 and share < WHOLE_SHARE
+        ]
+        return Presence(len(ledger.present), len(silent), sum(silent))
 
     async def close(self) -> None:
         self._ledger.present.pop(self._holder, None)

@@ -16,7 +16,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from oriel_gateway.limits.ledger import MISSED_S, PRESENCE_S, SLOT_TTL_S, LedgerLost, Presence, Question
+from oriel_gateway.limits.ledger import MISSED_S, PRESENCE_S, SLOT_TTL_S, WHOLE_SHARE, LedgerLost, Presence, Question
 from oriel_policies.ledger import Answer, Ask
 
 __all__ = ["PREFIX", "RedisLedger"]
@@ -32,7 +32,7 @@ _SCRIPT = files("oriel_gateway.limits").joinpath("ledger.lua").read_text()
 _HELLO = """local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
 redis.call('HSET', KEYS[1], ARGV[1], string.format('%.3f:%.6f', now, ARGV[2]))
-local count, alone, all = 0, 0, redis.call('HGETALL', KEYS[1])
+local count, quiet, alone, all = 0, 0, 0, redis.call('HGETALL', KEYS[1])
 for i = 1, #all, 2 do
   local cut = string.find(all[i + 1], ':', 1, true)
   local silent = now - tonumber(string.sub(all[i + 1], 1, cut - 1))
@@ -40,11 +40,15 @@ for i = 1, #all, 2 do
     redis.call('HDEL', KEYS[1], all[i])
   else
     count = count + 1
-    if silent > tonumber(ARGV[3]) then alone = alone + tonumber(string.sub(all[i + 1], cut + 1)) end
+    local share = tonumber(string.sub(all[i + 1], cut + 1))
+    if silent > tonumber(ARGV[3]) and share < tonumber(ARGV[5]) then
+      quiet = quiet + 1
+      alone = alone + share
+    end
   end
 end
 redis.call('EXPIRE', KEYS[1], ARGV[4])
-return {count, string.format('%.6f', alone)}"""
+return {count, quiet, string.format('%.6f', alone)}"""
 _FIELDS = 7
 # What Redis and Lua say when the fault is in the record; anything else is a fault of the server.
 _UNREADABLE = ("WRONGTYPE", "attempt to ", "bad argument", "not an integer or out of range")
@@ -99,8 +103,10 @@ class RedisLedger:
 
     async def hello(self, share: float) -> Presence:
         try:
-            count, alone = await self._redis.eval(_HELLO, 1, _PRESENT, self._holder, share, PRESENCE_S, int(MISSED_S))
-            return Presence(int(count), float(alone))
+            count, silent, alone = await self._redis.eval(
+                _HELLO, 1, _PRESENT, self._holder, share, PRESENCE_S, int(MISSED_S), WHOLE_SHARE
+            )
+            return Presence(int(count), int(silent), float(alone))
         except (RedisError, OSError) as error:
             await self._redis.connection_pool.disconnect(inuse_connections=False)
             raise LedgerLost(type(error).__name__) from error
