@@ -55,7 +55,7 @@ def admin_app(gateway: Gateway, *, token: str | None = None) -> ASGIApp:
     async def decisions(request: Request) -> Response:
         asked = request.query_params
         limit = asked.get("limit", "20")
-        if len(limit) > 3 or not limit.isascii() or not limit.isdecimal():
+        if len(limit) > 3 or not limit.isascii() or not limit.isdecimal() or not 1 <= int(limit) <= ANSWERS:
             return JSONResponse({"error": {"message": f"limit is a number from 1 to {ANSWERS}"}}, status_code=400)
         tenant, reason = asked.get("tenant", ""), asked.get("reason", "")
         return _said(gateway.decisions.where(tenant=tenant, reason=reason, limit=int(limit)))

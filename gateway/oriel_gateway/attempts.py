@@ -8,24 +8,25 @@
 | 404, or 503 `model_not_ready`, for a model: it is not here | surely | another endpoint, once, within the budget |
 | closed or broken before the first byte of an answer | perhaps | if the call may run twice: once, within the budget |
 
-[1] Not where the call sticks to this one, nor where the answer says that whoever passed it on has tried again.
+[1] Not where the call sticks to this one, nor where the answer says that another gateway has passed it on.
 
 At most two requests are ever sent for a call (`budget.MAX_ATTEMPTS`), never after the first byte of an answer went to
 the client, and never when the body was not kept (more than 64 KiB). Deadlines are the call's own and do not grow.
 """
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from oriel_gateway.endpoints import EndpointSet, HttpEndpoint, Reach
+from oriel_gateway.endpoints import EndpointSet, HttpEndpoint, Reach, Standing
 from oriel_gateway.pools import PoolGate
 from oriel_policies.budget import MAX_ATTEMPTS
 from oriel_wire.errors import UpstreamError, UpstreamUnreachable, UpstreamUnread
 from oriel_wire.h1_response import ResponseHead
 
-__all__ = ["SPENT", "Tries", "note_answer", "note_failure", "says_not_executed"]
+__all__ = ["SPENT", "Tries", "note_answer", "and_this", "note_failure", "says_not_executed"]
 
+E = TypeVar("E", bound=Standing)
 _MAX_REASON_BODY = 4096
 _SPENT = "x-oriel-retry"
 SPENT = b"x-oriel-retry: spent"  # of an answer that was passed on: who asks through us does not ask again
@@ -87,6 +88,12 @@ def note_failure(
         endpoints.broke(endpoint, now)
 
 
+def and_this(tried: tuple[E, ...], endpoint: E) -> tuple[E, ...]:
+    """Who is not asked any more: without those that cannot be picked anyway, or a call that meets a thousand servers
+    that are all down compares each with each."""
+    return (*(one for one in tried if one.reach is not Reach.UNREACHABLE), endpoint)
+
+
 class Tries:
     """What one call in trouble has tried. attempts: requests of which bytes may have arrived somewhere."""
 
@@ -111,7 +118,7 @@ class Tries:
         endpoints = self._gate.endpoints
         note_failure(endpoints, endpoint, error, now)
         if isinstance(error, UpstreamUnreachable):
-            self.tried = (*self.tried, endpoint)
+            self.tried = and_this(self.tried, endpoint)
             return True
         if isinstance(error, UpstreamUnread):
             if self.fresh:
@@ -130,14 +137,13 @@ class Tries:
     ) -> bool:
         """Whether this answer means that another endpoint should be asked, and there is one."""
         not_executed, lacks = says_not_executed(head, data, model=model)
-        if not not_executed or (sticks and not lacks) or (head.status == 503 and head.get(_SPENT) is not None):
-            return False
-        if not self._once_more(endpoint, now):
-            if head.status == 503:
-                head.forward.append(SPENT)
-            return False
-        self._lacking = endpoint if lacks else None
-        return True
+        spent = head.status == 503 and head.get(_SPENT) is not None
+        if not_executed and not spent and (lacks or not sticks) and self._once_more(endpoint, now):
+            self._lacking = endpoint if lacks else None
+            return True
+        if head.status == 503 and SPENT not in head.forward:
+            head.forward.append(SPENT)
+        return False
 
     def _once_more(self, endpoint: HttpEndpoint, now: float) -> bool:
         if self.attempts >= MAX_ATTEMPTS:

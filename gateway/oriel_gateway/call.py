@@ -17,11 +17,12 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from oriel_gateway.answers import STATUS
-from oriel_gateway.call_state import ANSWERING, COLLECT, DONE, QUEUED, SENDING, YOUNG
+from oriel_gateway.call_state import ANSWERING, COLLECT, DONE, JOINED, QUEUED, SENDING, YOUNG
 from oriel_gateway.cors import dressed
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.heads import answer_start, head_lines, retry_lines
 from oriel_gateway.hedge import Hedge
+from oriel_gateway.loan import Loan
 from oriel_gateway.recovery import Recovery
 from oriel_wire.chunked import LAST_CHUNK, chunk
 from oriel_wire.engine.upstream import UpstreamConnection
@@ -53,7 +54,12 @@ class Call(Recovery):
 
     # The client's side -----------------------------------------------------------------------------------------
 
-    def data(self, data: bytes) -> None:
+    def room(self, size_bytes: int) -> bool:
+        """Whether the pool's budget has so many bytes now. They are taken when they come."""
+        gate, urgent = self._gate, self.tenant.tier.band == self._gateway.top_band
+        return gate.has_room(size_bytes, urgent=urgent) and self._pending_bytes + size_bytes <= gate.pool.max_body_bytes
+
+    def data(self, data: bytes | memoryview) -> None:
         """Some bytes of the body."""
         size = len(data)
         pending = self._pending
@@ -82,12 +88,12 @@ class Call(Recovery):
         self.refuse(Refused(Outcome.QUEUE_FULL, "too many bytes wait for this pool", retry_after_s=retry_after_s))
         return False
 
-    def whole(self, data: bytes) -> None:
-        """The whole body at once."""
+    def whole(self, data: bytes, now: float = 0.0) -> None:
+        """The whole body at once. now: see `enter`."""
         self._pending = [data]
         self._pending_bytes = len(data)
         if self.grant is None and self.extras is None:
-            self.enter()
+            self.enter(now)
         else:
             self._ask()
 
@@ -108,6 +114,9 @@ class Call(Recovery):
                 connection.transport.resume_reading()
             else:
                 connection.transport.pause_reading()
+            if self.state == ANSWERING:
+                loan = self._loan = self._loan or Loan(self._gate)
+                loan.busy() if writable else loan.idle()
 
     # Admission -------------------------------------------------------------------------------------------------
 
@@ -174,18 +183,11 @@ class Call(Recovery):
             return
         gate.pump()
 
-    def admitted(self) -> None:
-        """There is a permit: find an endpoint and send."""
-        self.permit_s = now = monotonic()
-        self.state = SENDING
-        self._send(now)
-
     def displaced(self) -> None:
         """Someone more urgent took this call's place in the full queue."""
         retry_after_s = self._gate.admission.retry_after_s()
-        self.refuse(
-            Refused(Outcome.DISPLACED, "a more urgent call took the place in the queue", retry_after_s=retry_after_s)
-        )
+        message = "a more urgent call took the place in the queue"
+        self.refuse(Refused(Outcome.DISPLACED, message, retry_after_s=retry_after_s))
 
     def expired(self) -> None:
         """The deadline passed; for a stream, it was silent or went on for too long."""
@@ -214,19 +216,25 @@ class Call(Recovery):
             return
         self._endpoint = self.endpoint = endpoint
         fresh = tries is not None and tries.fresh
-        connection = endpoint.begin(self, now, head_only=self.target.head_only, fresh=fresh)
+        large = self._pending_bytes > _SMALL
+        connection = endpoint.begin(self, now, head_only=self.target.head_only, fresh=fresh, large=large)
         if connection is not None:
-            self._write(connection, now)
+            self._connection = connection
+            self.sent_s = now
+            self.put(connection, now)
+            if self.target.plan.hedge_s:
+                self._hedge_later()
 
     def connected(self, connection: UpstreamConnection) -> None:
         """A connection was made for this call."""
-        self._write(connection, monotonic())
-
-    def _write(self, connection: UpstreamConnection, now: float) -> None:
         self._connection = connection
-        self.sent_s = now
+        self.sent_s = now = monotonic()
         self.put(connection, now)
-        if self.target.plan.hedge_s and self._hedge is None and self._kept:
+        if self.target.plan.hedge_s:
+            self._hedge_later()
+
+    def _hedge_later(self) -> None:
+        if self._hedge is None and self._kept:
             self._hedge = Hedge(self, self.target.plan.hedge_s)
 
     def put(self, connection: UpstreamConnection, now: float) -> None:
@@ -245,7 +253,8 @@ class Call(Recovery):
         if self._gate.asks:
             self._gate.asks, self._asked = False, True
             tail += ASK_REPORT
-        if self.head.chunked:  # it is all here now: its length is known
+        head = self.head
+        if head.content_length is not None or head.chunked:  # it is all here now: its length is known
             tail += f"content-length: {self._pending_bytes}\r\n"
         if self.client.forwarded:
             tail += self.client.forwarded
@@ -288,7 +297,9 @@ class Call(Recovery):
         start: bytes | None = None
         if complete:
             self._connection = None  # it is the pool's again: what this client does not read must not pause it
-            if self.extras is None and not (self._asked or client.cors or client.must_close):
+            # As `must_close` would say: the request is here as a whole.
+            close = self.head.close or client.server.draining
+            if self.extras is None and not (close or self._asked or client.cors):
                 start = head.start or answer_start(head)
         if start is None:
             if self.extras is not None:
@@ -314,7 +325,7 @@ class Call(Recovery):
             client.transport.writelines((start + tail, data))
         if complete:
             self._end(Outcome.ANSWERED, "", now)
-            client.answered(close=self._close)
+            client.answered(close=self._close, now=now)
         elif not client.keeps_up:
             client.on_writable(False)
 
@@ -432,16 +443,21 @@ class Call(Recovery):
             good = None if outcome is Outcome.CLIENT_LEFT else outcome is Outcome.ANSWERED and self.status < 500
             size_bytes = -1 if self._streaming or self.status >= 300 else self._pending_bytes
             held_s = now - self.permit_s
-            cost_s = gate.leave(self.target, tenant, ticket, held_s, self.cost_us, size_bytes=size_bytes, good=good)
+            if self._loan is not None:
+                held_s -= self._loan.end()
+            cost_s = gate.leave(self.target, tenant, ticket, held_s, self.cost_us, size_bytes, good)
         elif ticket is not None:
             gate.forget(ticket)
         elif self._parked:
             gate.endpoints.unpark(self)
         if self._hedge is not None:
             self._hedge.cancel()
+            self._hedge = None  # or the two would hold one another
         if self.grant is not None:
             executed = self.sent_s > 0.0 or outcome is Outcome.ANSWERED
-            self.grant.settle(int(cost_s * 1e6), executed, now)
+            if state == JOINED and not executed and self.extras is not None:
+                executed, cost_s = self.extras.abandoned(self, now)
+            self.grant.settle(round(cost_s * 1e6), executed, now)
         if ticket is not None:
             ticket.payload = None  # the queue may keep a dead ticket for a while, but not the body
         if self.extras is not None:

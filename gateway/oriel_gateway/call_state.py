@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from oriel_gateway.hedge import Hedge
     from oriel_gateway.ingress_http import ClientConnection
     from oriel_gateway.limits import Grant
+    from oriel_gateway.loan import Loan
     from oriel_gateway.pools import PoolGate
     from oriel_gateway.targets import Target
     from oriel_policies.queue import Ticket
@@ -49,6 +50,7 @@ class CallState:
         "_gateway",
         "_hedge",
         "_held_bytes",
+        "_loan",
         "_parked",
         "_pending",
         "_pending_bytes",
@@ -121,11 +123,12 @@ class CallState:
         self.tried: tuple[HttpEndpoint, ...] = ()
         self._endpoint: HttpEndpoint | None = None  # only while it is the call's
         self._connection: UpstreamConnection | None = None
-        self._pending: list[bytes | bytearray] | None = None  # the body
+        self._pending: list[bytes | bytearray | memoryview] | None = None  # the body
         self._pending_bytes = self._held_bytes = 0  # of the body, and of them on the pool's byte budget
         self._ticket: Ticket | None = None
         self._tries: Tries | None = None
         self._hedge: Hedge | None = None
+        self._loan: Loan | None = None  # of a permit whose client does not read
         self._parked = False  # nobody can be asked: waits without a permit
         self._collected = False  # the body is here, the limiter's answer is not
         self._asked = False  # for a load report

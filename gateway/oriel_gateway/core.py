@@ -268,6 +268,15 @@ class Gateway:
         sampled = self.sink.enabled and (self.sample_ratio >= 1.0 or random.random() < self.sample_ratio)
         return Mark(request_id, ids.traces.pop(), own, ids.spans.pop(), sampled)
 
+    def fresh_mark(self) -> Mark:
+        """The same for a client that has none."""
+        spans, traces = self._ids.spans, self._ids.traces
+        if len(spans) < 2 or not traces:
+            return self.mark(None, None, None)
+        own = spans.pop()
+        sampled = self.sink.enabled and (self.sample_ratio >= 1.0 or random.random() < self.sample_ratio)
+        return Mark(own, traces.pop(), own, spans.pop(), sampled)
+
     def turned_away(
         self,
         refused: Refused,

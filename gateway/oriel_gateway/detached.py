@@ -25,6 +25,7 @@ class _Nobody:
 
     __slots__ = ("call",)
     must_close = False
+    departed = False
     forwarded = ""  # an answer for several callers comes from none of their addresses
     cors = b""
 

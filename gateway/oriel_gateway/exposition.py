@@ -6,7 +6,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from oriel_gateway.core import Gateway
-from oriel_gateway.queues import oldest_wait_s
+from oriel_gateway.queues import oldest_wait_s, tiers_of
 from oriel_gateway.stats import BUCKETS_S, RESULTS, Histogram
 from oriel_policies.ejection import Cause
 
@@ -109,15 +109,15 @@ class GatewayCollector(Collector):
             "oriel_gateway_oldest_wait_seconds", "How long the oldest waiting call has waited.", labels=["pool"]
         )
         waiting = GaugeMetricFamily("oriel_gateway_waiting", "Calls that wait for a permit.", labels=["pool", "tier"])
-        bands = {tier.band for tier in gateway.snapshot.tiers.values()}
         for name, gate in gateway.pools.items():
             admission = gate.admission
             inflight.add_metric([name], admission.inflight)
             permits.add_metric([name], admission.limit)
             size.add_metric([name], admission.queue.size_bytes)
-            oldest.add_metric([name], oldest_wait_s(gate, bands))
-            for tier in gateway.snapshot.tiers.values():
-                waiting.add_metric([name, tier.name], admission.queue.depth(tier.band))
+            tiers = tiers_of(gateway, gate)
+            oldest.add_metric([name], oldest_wait_s(gate, {band for _, band in tiers}))
+            for tier, band in tiers:
+                waiting.add_metric([name, tier], admission.queue.depth(band))
         yield from (inflight, permits, size, oldest, waiting)
 
     def _endpoints(self) -> Iterator[Metric]:
@@ -142,6 +142,9 @@ class GatewayCollector(Collector):
 
     def _losses(self) -> Iterator[Metric]:
         gateway = self._gateway
+        unread = gateway.unread
+        yield GaugeMetricFamily("oriel_gateway_unread_bytes", "Answers that wait for slow readers.", value=unread.bytes)
+        yield CounterMetricFamily("oriel_gateway_readers_cut", "Slow readers cut to make room.", value=unread.cut)
         spans, lines = getattr(gateway.sink, "dropped", 0), gateway.access_log
         yield CounterMetricFamily("oriel_gateway_spans_dropped", "Spans that no collector took.", value=spans)
         yield CounterMetricFamily(

@@ -6,10 +6,11 @@ A plain call has none. `Call` calls the hooks below and nothing else; they may e
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from oriel_gateway.call_state import DONE
 from oriel_gateway.errors import Outcome
 from oriel_gateway.routing_state import REPLAY_BYTES
 from oriel_gateway.shadow import Fingerprint, send_copy
-from oriel_gateway.single_flight import answer_from, answer_key, join
+from oriel_gateway.single_flight import FlightCall, answer_from, answer_key, join
 from oriel_policies.assignment import unit
 from oriel_policies.flights import Flight
 from oriel_wire.h1_response import ResponseHead
@@ -31,10 +32,11 @@ def attach(call: "Call") -> None:
 class Extras:
     """Of one call; single writer: that call."""
 
-    __slots__ = ("_copied", "_flight", "_held_bytes", "_seen")
+    __slots__ = ("_copied", "_flight", "_held_bytes", "_seen", "_work")
 
     def __init__(self) -> None:
         self._flight: Flight[Call] | None = None
+        self._work: FlightCall | None = None  # that is made for the flight
         self._copied: bytes | None = None  # the body, for a shadow
         self._held_bytes = 0  # of the pool's byte budget, for that body
         self._seen: Fingerprint | None = None
@@ -62,6 +64,7 @@ class Extras:
         if not call.hold_body():
             return True  # no bytes to wait with: the queue decides
         self._flight = join(call, key, body)
+        self._work = routing.flight_calls.get(self._flight.key)
         return False
 
     def response(self, call: "Call", head: ResponseHead, data: bytes) -> None:
@@ -77,6 +80,17 @@ class Extras:
         if self._seen is not None:
             self._seen.add(data)
 
+    def abandoned(self, call: "Call", now: float) -> tuple[bool, float]:
+        """Of a call that ends before its flight does: whether it was executed, and what it has to pay of that, in s.
+
+        Who leaves last pays for the work, and the founder for work that failed; else leaving would make it free.
+        """
+        work, flight = self._work, self._flight
+        if work is None or not work.sent_s:
+            return False, 0.0
+        pays = work.founder is call if work.state == DONE else flight is not None and len(flight.members) == 1
+        return True, (now - work.permit_s) / max(1, call.gate.admission.inflight) if pays else 0.0
+
     def ended(self, call: "Call") -> None:
         """The call is over, however it ended."""
         routing, target = call.gateway.routing, call.target
@@ -84,7 +98,7 @@ class Extras:
             routing.took_side(target.plan.name, target.side)
         if self._flight is not None and routing.flights.leave(self._flight, call):
             routing.flight_calls[self._flight.key].client_left()
-        self._flight = None
+        self._flight = self._work = None
         if self._held_bytes:
             call.gate.release(self._held_bytes)
         if self._copied is not None and self._seen is not None and call.outcome is Outcome.ANSWERED:

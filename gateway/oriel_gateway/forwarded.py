@@ -84,7 +84,7 @@ def _parsed(text: str) -> str | None:
     """An address in its usual spelling; None for a name, `unknown` or nonsense."""
     match = _PORT.match(text)
     plain = match[1].strip("[]") if match else text
-    if len(plain) > 45:
+    if len(plain) > 45 or "%" in plain:  # a zone is this machine's own word, and may be any text
         return None
     try:
         address: IPv4Address | IPv6Address = ip_address(plain)

@@ -12,6 +12,7 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.grpc_errors import broken, reported_cost_us
 from oriel_gateway.grpc_recovery import GrpcRecovery
 from oriel_gateway.limits import Grant
+from oriel_gateway.loan import Loan
 from oriel_gateway.pools import PoolGate
 from oriel_gateway.targets import Target
 from oriel_gateway.tracing import Mark
@@ -62,6 +63,26 @@ class _Answer:
             self.heard.set_exception(refused)
 
 
+class _Again:
+    """A stream whose permit was lent waits for one."""
+
+    def __init__(self, loan: Loan, gate: PoolGate) -> None:
+        self._loan = loan
+        self._gate = gate
+        self.answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def admitted(self) -> None:
+        self._loan.regained()
+        if not self.answer.done():
+            self.answer.set_result(None)
+
+    def displaced(self) -> None:
+        if not self.answer.done():
+            retry_after_s = self._gate.admission.retry_after_s()
+            text = "a more urgent call took the place in the queue"
+            self.answer.set_exception(Refused(Outcome.DISPLACED, text, retry_after_s=retry_after_s))
+
+
 class GrpcCall(GrpcRecovery):
     """Times are monotonic seconds, 0.0 = not reached. `end` may be called often; the first call counts."""
 
@@ -107,10 +128,11 @@ class GrpcCall(GrpcRecovery):
         self._ticket: Ticket | None = None
         self._waiting: asyncio.Future[None] | None = None
         self._upstream: aio.Call | None = None
-        self._parked = False
-        self._ended = False
+        self._parked = self._ended = False
         self._asked = False  # for a load report
         self._first_s = self._heard_s = 0.0  # of a stream: its first answer, its latest message either way
+        self._unanswered = 0  # messages of a stream without an answer each
+        self._loan: Loan | None = None
         self._slot = 0
 
     @property
@@ -285,11 +307,17 @@ class GrpcCall(GrpcRecovery):
                 endpoint.answered(self._first_s, self._first_s - self.sent_s)
             slot = self._gateway.watch(self, self._stream_ends_s(), self._first_s)
             self._slot = slot
+            loan = self._loan = Loan(self._gate)
             try:
                 while answer is not None:
                     endpoint.heard = True
                     self.bytes_out += len(answer)
+                    self._unanswered = max(0, self._unanswered - 1)  # a decoupled model sends more
+                    loan.busy()
+                    loan.idle()  # until the client has taken it, or sends more
                     yield answer
+                    if self._unanswered > 0:
+                        loan.busy()
                     answer = await anext(answers, None)
                     self._heard_s = monotonic()
             finally:
@@ -318,7 +346,39 @@ class GrpcCall(GrpcRecovery):
     async def _heard(self, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         async for message in messages:
             self._heard_s = monotonic()
+            self._unanswered += 1
+            if self._loan is not None:
+                try:
+                    await self._go_on(self._loan)
+                except Refused as refused:
+                    self.refuse(refused)
+                    return
             yield message
+
+    async def _go_on(self, loan: Loan) -> None:
+        """The stream has work again; if its permit was lent, it queues for one like any other call. Raises Refused."""
+        if not loan.lent:
+            loan.busy()
+            return
+        gate, now = self._gate, monotonic()
+        if gate.admission.enter():
+            loan.regained()
+            return
+        again = _Again(loan, gate)
+        give_up_s = self.tenant.tier.give_up_s
+        ticket = gate.wait(
+            again, self.tenant, self.target, received_s=now, deadline=now + give_up_s, size_bytes=self.size_bytes
+        )
+        gate.pump()
+        try:
+            async with asyncio.timeout(give_up_s):
+                await again.answer
+        except TimeoutError:
+            raise Refused(Outcome.DEADLINE_EXCEEDED, "the deadline passed while waiting for a permit") from None
+        finally:
+            gate.forget(ticket)
+            gate.admission.queue.settle(ticket, 0.0)  # the stream is charged at its end
+            ticket.payload = None
 
     def refuse(self, refused: Refused) -> None:
         """A later message of a stream is not allowed: stop the upstream's half; `forward_stream` raises `refused`.
@@ -388,12 +448,13 @@ class GrpcCall(GrpcRecovery):
         self._count(outcome, now, error)
         cost_s = 0.0
         if self.permit_s:
+            lent_s = self._loan.end() if self._loan is not None else 0.0
             good = None if outcome is Outcome.CLIENT_LEFT else outcome is Outcome.ANSWERED and self.status < 500
             cost_s = gate.leave(
                 self.target,
                 tenant,
                 self._ticket,
-                now - self.permit_s,
+                now - self.permit_s - lent_s,
                 self.cost_us,
                 size_bytes=-1 if self._first_s or self.status >= 300 else self.size_bytes,
                 good=good,
@@ -401,7 +462,7 @@ class GrpcCall(GrpcRecovery):
         if (grant := self.grant) is not None:
             executed = self.sent_s > 0.0 or outcome is Outcome.ANSWERED
             self.limits = grant.headers(now) if outcome is Outcome.ANSWERED else ()
-            grant.settle(int(cost_s * 1e6), executed, now)
+            grant.settle(round(cost_s * 1e6), executed, now)
 
 
 def answer_metadata(mark: Mark, queue_s: float, upstream_s: float) -> tuple[tuple[str, str], ...]:

@@ -61,16 +61,13 @@ class GrpcEndpoint(Standing):
             done(reach)
 
     async def connect(self, timeout_s: float) -> bool:
-        """Have a connection, for what cannot be sent twice; False: there is none within that time."""
+        """Have a connection, for what cannot be sent twice; False: it is refused. Raises TimeoutError."""
         channel = self.channel
-        try:
-            async with asyncio.timeout(timeout_s):
-                while (state := channel.get_state(try_to_connect=True)) is not _READY:
-                    if state is _FAILED:
-                        return False
-                    await channel.wait_for_state_change(state)
-        except TimeoutError:
-            return False
+        async with asyncio.timeout(timeout_s):
+            while (state := channel.get_state(try_to_connect=True)) is not _READY:
+                if state is _FAILED:
+                    return False
+                await channel.wait_for_state_change(state)
         return True
 
     async def close(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from grpc import StatusCode, aio
 
+from oriel_gateway.attempts import and_this
 from oriel_gateway.core import Gateway
 from oriel_gateway.decisions import TOLD
 from oriel_gateway.endpoints import Reach
@@ -78,7 +79,7 @@ class GrpcRecovery:
                 answer = await (self._hedged if hedged else self._ask)(endpoint, method, message)
             except aio.AioRpcError as error:
                 endpoint = self.endpoint or endpoint
-                tried = (*tried, endpoint)
+                tried = and_this(tried, endpoint)
                 if not self._again(endpoint, error, tried):
                     if surely_not_executed(error):
                         self._in_vain(endpoint)
@@ -99,12 +100,17 @@ class GrpcRecovery:
                 await self._permit_again()
             endpoint = self._pick(tried)
             self._count_sent()
-            left_s = self.deadline - monotonic()
-            if await endpoint.connect(min(left_s, self._gate.pool.connect_timeout_s)):
-                return endpoint
+            left_s, connect_s = self.deadline - monotonic(), self._gate.pool.connect_timeout_s
+            try:
+                if await endpoint.connect(min(left_s, connect_s)):
+                    return endpoint
+            except TimeoutError:
+                if left_s <= connect_s:  # which says nothing of the endpoint
+                    late = "the deadline passed while waiting for the upstream"
+                    raise Refused(Outcome.DEADLINE_EXCEEDED, late) from None
             self._gate.grpc.found(endpoint, Reach.UNREACHABLE)
             self._in_vain(endpoint)
-            tried = (*tried, endpoint)
+            tried = and_this(tried, endpoint)
 
     async def _ask(self, endpoint: GrpcEndpoint, method: str, message: bytes) -> bytes:
         """One request. Raises AioRpcError."""

@@ -1,10 +1,12 @@
 """Who may ask the admin port what: probes and scrapes everybody, the rest whoever has the operator's token.
 
-The token is asked for when there is one. A port bound wider than loopback has to have one, or it does not start.
+The token is asked for when there is one. A port bound wider than loopback has to have one, or it does not start;
+without one, the pages are for whoever asks for them by a loopback address.
 """
 
 import os
-from collections.abc import Awaitable, Callable, MutableMapping
+import re
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from hmac import compare_digest
 from ipaddress import ip_address
 from pathlib import Path
@@ -25,8 +27,11 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:]*)(?::[0-9]{1,5})?\Z")
+
 _REFUSAL = (
-    b'{"error":{"message":"this page needs the admin token: send authorization: Bearer TOKEN",'
+    b'{"error":{"message":"this page needs the admin token: send authorization: Bearer TOKEN; where there is none, '
+    b'ask for it by a loopback address",'
     b'"reason":"unauthenticated"}}'
 )
 
@@ -69,10 +74,18 @@ class Guard:
         self._app = app
         self._expected = None if token is None else b"Bearer " + token.encode("ascii")
 
+    def _may(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        if self._expected is None:
+            # A page in a browser on this machine can have its own name resolve to loopback, and would read along.
+            hosts = [value for name, value in headers if name == b"host"]
+            match = _HOST.match(hosts[0].decode("latin-1")) if len(hosts) == 1 else None
+            return match is not None and _loopback(match[1])
+        sent = [value for name, value in headers if name == b"authorization"]
+        return len(sent) == 1 and compare_digest(sent[0], self._expected)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._expected is not None and scope["path"] not in _OPEN:
-            sent = [value for name, value in scope["headers"] if name == b"authorization"]
-            if len(sent) != 1 or not compare_digest(sent[0], self._expected):
+        if scope["type"] == "http" and scope["path"] not in _OPEN:
+            if not self._may(scope["headers"]):
                 headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
                 headers.append((b"content-length", b"%d" % len(_REFUSAL)))
                 await send({"type": "http.response.start", "status": 401, "headers": headers})

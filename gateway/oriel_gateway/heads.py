@@ -7,8 +7,9 @@ __all__ = ["answer_start", "head_lines", "retry_lines"]
 
 
 def head_lines(head: RequestHead, tenant_lines: bytes) -> bytes:
-    """What every request with this head says to an upstream beyond its first line and Host, joined by CRLF."""
-    return b"\r\n".join((*head.forward, tenant_lines))
+    """What every request with such a head says to an upstream but its first line, Host and length, joined by CRLF."""
+    lines = [line for line in head.forward if line[:15].lower() != b"content-length:"]
+    return b"\r\n".join((*lines, tenant_lines))
 
 
 def answer_start(head: ResponseHead) -> bytes | None:

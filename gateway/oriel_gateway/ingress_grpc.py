@@ -26,6 +26,7 @@ from oriel_gateway.grpc_special import GrpcSpecial
 from oriel_gateway.targets import absent, check_model
 from oriel_gateway.tracing import Mark
 from oriel_policies.documents import ApiKey, Pool, Tenant
+from oriel_wire.engine import listener
 from oriel_wire.engine.tls import Certificates
 from oriel_wire.errors import BadMessage
 
@@ -86,6 +87,7 @@ class GrpcLimits:
     MAX_STREAMS = 128
     MAX_CALLS = 4096
     FIRST_MESSAGE_S = 10.0
+    GREETING_S = 10.0
     PACE_S = 1.0  # a message that is held back is judged again after this
 
 
@@ -118,6 +120,7 @@ class GrpcIngress(_GenericHandler):
                 ("grpc.absolute_max_metadata_size", 2 * GrpcLimits.MAX_METADATA_BYTES),
                 ("grpc.max_concurrent_streams", GrpcLimits.MAX_STREAMS),
                 ("grpc.so_reuseport", 0),
+                ("grpc.server_handshake_timeout_ms", int(GrpcLimits.GREETING_S * 1000)),
                 # What nobody reads yet is held back after 64 KiB; a message that is read gets a window of its size.
                 ("grpc.http2.bdp_probe", 0),
                 ("grpc.http2.lookahead_bytes", 64 * 1024),
@@ -135,9 +138,14 @@ class GrpcIngress(_GenericHandler):
         await self._server.start()
 
     async def drain(self, grace_s: float) -> None:
-        """Refuse new calls, let those in flight finish, close."""
-        if self._server is not None:
-            await self._server.stop(grace_s)
+        """Let calls in flight finish, close. As over HTTP, callers are let in for `LAME_DUCK_S` more, while readiness
+        says no: whoever has just looked this server up is sending already."""
+        lame_duck_s = max(0.0, min(grace_s, listener.LAME_DUCK_S))
+        try:
+            await asyncio.sleep(lame_duck_s)
+        finally:
+            if self._server is not None:
+                await self._server.stop(grace_s - lame_duck_s)
         await self._special.close()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes]":
@@ -283,7 +291,7 @@ class GrpcIngress(_GenericHandler):
         given = context.invocation_metadata() or ()
         size_bytes = sum([len(key) + len(value) + 32 for key, value in given])  # as RFC 9113, 6.5.2 counts
         pairs = [(str(key), value) for key, value in given if isinstance(value, str)]
-        metadata = dict(pairs)
+        metadata = dict(reversed(pairs))  # the first value of each name, as over HTTP
         mark = self._gateway.mark(metadata.get("x-request-id"), metadata.get("traceparent"), metadata.get("tracestate"))
         credentials = [pair for pair in pairs if pair[0] in ("authorization", "x-api-key")]
         return _Caller(metadata, size_bytes, credentials, mark, received_s, context.time_remaining())

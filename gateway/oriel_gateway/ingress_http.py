@@ -1,8 +1,9 @@
 """HTTP/1.1 ingress: a client connection judges each head, makes a `Call` of it, and writes refusals."""
 
 import asyncio
+from dataclasses import dataclass
 from time import monotonic
-from typing import NamedTuple
+from typing import cast
 
 from oriel_gateway.answers import STATUS, refusal_bytes, small_answer
 from oriel_gateway.call import Call
@@ -11,8 +12,10 @@ from oriel_gateway.cors import answer_lines, is_preflight, preflight_lines
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.extras import attach
 from oriel_gateway.forwarded import forwarded_for
+from oriel_gateway.heads import head_lines
 from oriel_gateway.identity import still_valid
 from oriel_gateway.targets import Target
+from oriel_gateway.tls_pieces import InPieces
 from oriel_gateway.tracing import Mark
 from oriel_gateway.unread import NOTED_BYTES
 from oriel_policies.documents import ApiKey, Snapshot, Tenant
@@ -27,12 +30,22 @@ _NOT_QUEUED = "gateway-queue;dur=0.000"
 _FRAMING = {400: Outcome.BAD_REQUEST, 408: Outcome.DEADLINE_EXCEEDED}
 
 
-class _Judged(NamedTuple):
-    """Who sent a head and what for, by the documents of one snapshot."""
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """Who sent a head and what for, by the documents of one snapshot.
+
+    lines: what an upstream gets of the head and the tenant, whenever it is sent. plain: nothing else has to be looked
+    at when a head like this comes again, as a whole request, but its ids, its size and how long its calls take.
+    """
 
     snapshot: Snapshot
     key: ApiKey
+    tenant: Tenant
     target: Target
+    lines: bytes
+    plain: bool
+    give_up_s: float
+    max_body_bytes: int
 
 
 class ClientConnection(ServerConnection):
@@ -53,11 +66,13 @@ class ClientConnection(ServerConnection):
         self.cors = b""
         self.forwarded = ""
         self._strikes = 0
-        self._judged: _Judged | None = None  # what the head in `_known` was found to be
+        self._judged: _Judged | None = None  # what the head that is recognised was found to be
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self.transport.set_write_buffer_limits(high=NOTED_BYTES, low=NOTED_BYTES)
+        if self.server.secure:
+            self.transport = cast(asyncio.Transport, InPieces(self.transport))
         self.address = self.peer
 
     def forget_head(self) -> None:
@@ -74,7 +89,7 @@ class ClientConnection(ServerConnection):
         if (http.cors_origins or http.trusted_proxies or self.cors or self.forwarded) and self._fronted(head):
             return
         try:
-            if head is self._known and self._judged is not None and self._judged.snapshot is gateway.snapshot:
+            if head.known and self._judged is not None and self._judged.snapshot is gateway.snapshot:
                 judged = self._judged
                 if judged.key.expires_at is not None:
                     still_valid(judged.key)
@@ -87,8 +102,7 @@ class ClientConnection(ServerConnection):
                 key = gateway.identify_fields(head.credentials, self.memo)
                 tenant = key.tenant
                 target = gateway.target(tenant, line.line, line.method, line.path, line.query)
-                if self.authenticated(head):
-                    self._judged = _Judged(gateway.snapshot, key, target)
+                self._judged = self._judgement(head, key, target) if self.authenticated(head) else None
             mark = gateway.mark(head.request_id, head.traceparent, head.tracestate)
             if target.choices is not None:
                 target = gateway.chosen(target, head.get, mark)
@@ -126,6 +140,47 @@ class ClientConnection(ServerConnection):
         if head.expect_continue:
             self.continue_body()
 
+    def _judgement(self, head: RequestHead, key: ApiKey, target: Target) -> _Judged:
+        gateway, tenant = self.gateway, key.tenant
+        http, bound = gateway.snapshot.http, gateway.pools[target.pool].pool.max_body_bytes
+        odd = target.special or target.choices is not None or bool(target.allowances) or head.timeout is not None
+        watched = bool(http.cors_origins or http.trusted_proxies) or key.expires_at is not None
+        return _Judged(
+            snapshot=gateway.snapshot,
+            key=key,
+            tenant=tenant,
+            target=target,
+            lines=head_lines(head, gateway.tenant_lines(tenant)),
+            plain=not odd and not watched,
+            max_body_bytes=bound,
+            give_up_s=tenant.tier.give_up_s,
+        )
+
+    def on_request(self, head: RequestHead, data: bytes) -> None:
+        judged, gateway = self._judged, self.gateway
+        if (
+            judged is None
+            or not judged.plain
+            or not head.known
+            or (head.content_length or 0) > judged.max_body_bytes
+            or judged.snapshot is not gateway.snapshot
+            or judged.give_up_s < (gate := gateway.pools[judged.target.pool]).slow_s
+            or self.cors
+            or self.forwarded
+        ):
+            super().on_request(head, data)
+            return
+        now, tenant, target, lines = monotonic(), judged.tenant, judged.target, judged.lines
+        if head.request_id is None and head.traceparent is None:
+            mark = gateway.fresh_mark()
+        else:
+            mark = gateway.mark(head.request_id, head.traceparent, head.tracestate)
+        self.call = call = Call(gateway, self, gate, head, tenant, target, mark, now, now + judged.give_up_s, lines)
+        if data:
+            call.whole(data, now)
+        else:
+            call.enter(now)
+
     def _fronted(self, head: RequestHead) -> bool:
         """Who asks, as browsers and proxies tell it; True: it was a preflight and is answered."""
         snapshot = self.gateway.snapshot
@@ -158,6 +213,13 @@ class ClientConnection(ServerConnection):
         if self.call is not None:
             self.call.data(data)
 
+    def on_view(self, data: memoryview) -> None:
+        if self.call is not None:
+            self.call.data(data)
+
+    def room(self, size_bytes: int) -> bool:
+        return self.call is not None and self.call.room(size_bytes)
+
     def on_end(self) -> None:
         if self.call is not None:
             self.call.end()
@@ -171,7 +233,7 @@ class ClientConnection(ServerConnection):
             self.call.client_left()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.gateway.unread.read(self)
+        self.gateway.bodies.ended(self.gateway.unread.read(self))  # nobody needs those bytes any more
         super().connection_lost(exc)
 
     def on_writable(self, writable: bool) -> None:

@@ -1,8 +1,9 @@
 """The public keys of every issuer: from the documents at once, from an https URL beside the hot path.
 
 A URL is fetched by one background task: at first use, every `refresh_s`, and early (at most every `EARLY_S`) when a
-token names a key that is not there. What cannot be fetched again stays in use for `STALE_S`. Redirects are not
-followed, an answer is bounded in bytes and time, and nothing a client sends chooses an address.
+token names a key that is not there. What cannot be fetched again stays in use for `STALE_S`; a set that was fetched and
+has no key any more has withdrawn them all. Redirects are not followed, an answer is bounded in bytes and time, and
+nothing a client sends chooses an address.
 """
 
 import asyncio
@@ -27,6 +28,7 @@ EARLY_S = 10.0
 STALE_S = 24 * 3600.0
 _MAX_RETRY_S = 60.0
 _IDLE_S = 3600.0
+_NO_KEYS = "no key in it can verify a token"
 
 
 class _Known:
@@ -136,8 +138,8 @@ class KeySets:
             async with asyncio.timeout(FETCH_TIMEOUT_S):
                 data = await _fetch(client, issuer.jwks)
             keys = await asyncio.to_thread(parse_key_set, data, issuer.algorithms)
-            if not keys:
-                raise ValueError("no key in it can verify a token")
+            if not keys and not known.keys:
+                raise ValueError(_NO_KEYS)
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, ValueError) as error:
             self._failed(known, str(error)[:200] or "it takes too long")
             return
@@ -148,7 +150,9 @@ class KeySets:
             return
         if known.failures:
             _log.info("the keys of issuer %s can be fetched again", issuer.name)
-        known.failures, known.error = 0, ""
+        known.failures, known.error = 0, "" if keys else _NO_KEYS
+        if not keys:
+            _log.warning("issuer %s has withdrawn its keys: %s", issuer.name, _NO_KEYS)
         known.fetched_s = now = self._now()
         known.next_s = now + issuer.refresh_s * random.uniform(0.9, 1.0)
         digest = sha256(data).digest()

@@ -16,9 +16,12 @@ from oriel_policies.concurrency import LearnedLimit
 from oriel_policies.documents import Pool, Tenant
 from oriel_policies.feasibility import AnswerTimes, Verdict
 from oriel_policies.queue import Pushed, SlaQueue, Ticket
+from oriel_wire.h1_response import ResponseMemo
 
 __all__ = ["PoolGate", "Waiter"]
 
+LEAST_CHARGE = 0.1  # of what a call is charged that reports nothing
+MOST_CHARGE = 4.0  # times as long as it held its permit: a service may have asked several models at once
 LOOK = 4  # one answer in so many is looked at for how long such calls take
 _MAX_WORKS = 4096
 _NO_TIMES = AnswerTimes()
@@ -44,8 +47,9 @@ class PoolGate:
     def __init__(self, pool: Pool, *, most_s: float = inf) -> None:
         self.name = pool.name
         self.pool = pool
+        memo = ResponseMemo()  # one for all: a thousand endpoints with a megabyte each would be a gigabyte
         self.endpoints = EndpointSet(
-            lambda address: HttpEndpoint(address, self.pool), pool.endpoints, max_parked=pool.max_queue
+            lambda address: HttpEndpoint(address, self.pool, memo), pool.endpoints, max_parked=pool.max_queue
         )
         self.grpc = EndpointSet(
             lambda address: GrpcEndpoint(address, max_response_bytes=self.pool.max_response_bytes),
@@ -106,11 +110,15 @@ class PoolGate:
 
         Only the most urgent tier may use all of it; the others leave it a quarter.
         """
-        bound = self.pool.max_queue_bytes
-        if self.held_bytes + size_bytes > (bound if urgent else bound * 3 // 4):
+        if not self.has_room(size_bytes, urgent=urgent):
             return False
         self.held_bytes += size_bytes
         return True
+
+    def has_room(self, size_bytes: int, *, urgent: bool) -> bool:
+        """Whether `hold` would succeed."""
+        bound = self.pool.max_queue_bytes
+        return self.held_bytes + size_bytes <= (bound if urgent else bound * 3 // 4)
 
     def release(self, size_bytes: int) -> None:
         """Give bytes back to the budget."""
@@ -198,7 +206,6 @@ class PoolGate:
         ticket: Ticket | None,
         held_s: float,
         cost_us: int,
-        *,
         size_bytes: int,
         good: bool | None,
     ) -> float:
@@ -208,16 +215,19 @@ class PoolGate:
         request, -1 if how long it took says nothing (a stream); good: answered; None: the caller ended it.
         """
         admission = self.admission
-        actual_s = cost_us * 1e-6 if cost_us >= 0 else held_s / max(1, admission.inflight)
+        share_s = held_s / (admission.inflight or 1)
+        # Nobody's turns are free, or one whose calls cost nothing in there would get all; and none is beyond price.
+        actual_s = cost_us * 1e-6 if cost_us >= 0 else share_s
+        fair_s = min(max(actual_s, LEAST_CHARGE * share_s), MOST_CHARGE * held_s)
         admission.leave(held_s)
-        self.charges.learn(target.route, tenant.name, actual_s)
+        self.charges.learn(target.route, tenant.name, fair_s)
         if good and size_bytes >= 0:
             self._answers = answers = self._answers + 1
             if answers % LOOK == 0 and target.work:
                 self._time(target.work, size_bytes, held_s)
         if ticket is not None:
-            admission.queue.settle(ticket, actual_s)
-        if len(admission.queue):
+            admission.queue.settle(ticket, fair_s)
+        if admission.queue.items:
             learned = self.learned
             if learned is not None:
                 if not self._full:

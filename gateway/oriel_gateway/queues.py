@@ -8,7 +8,7 @@ from typing import Any
 from oriel_gateway.core import Gateway
 from oriel_gateway.pools import PoolGate
 
-__all__ = ["live_queues", "oldest_wait_s"]
+__all__ = ["live_queues", "oldest_wait_s", "tiers_of"]
 
 TENANTS = 50  # listed per pool, those with the most calls
 LOOKED_AT = 20_000  # waiting calls of a pool: a longer queue is told by its counts, and this part of it by name
@@ -16,7 +16,16 @@ LOOKED_AT = 20_000  # waiting calls of a pool: a longer queue is told by its cou
 
 def live_queues(gateway: Gateway) -> dict[str, Any]:
     """By pool. A call that waits beyond `LOOKED_AT` is in `waiting` and in no tenant's line."""
-    return {name: _pool(gateway, gate, monotonic()) for name, gate in gateway.pools.items()}
+    left = {f"{gate.name} (not in the documents any more)": gate for gate in gateway.left_pools}
+    return {name: _pool(gateway, gate, monotonic()) for name, gate in (*gateway.pools.items(), *left.items())}
+
+
+def tiers_of(gateway: Gateway, gate: PoolGate) -> list[tuple[str, int]]:
+    """(name, band) of every tier, and of those bands of earlier documents in which calls still wait."""
+    named = [(tier.name, tier.band) for tier in gateway.snapshot.tiers.values()]
+    bands = {band for _, band in named}
+    depths = gate.admission.queue.depths()
+    return named + [(f"former band {band}", band) for band, depth, _ in depths if depth and band not in bands]
 
 
 def oldest_wait_s(gate: PoolGate, bands: Iterable[int]) -> float:
@@ -27,19 +36,19 @@ def oldest_wait_s(gate: PoolGate, bands: Iterable[int]) -> float:
 
 def _pool(gateway: Gateway, gate: PoolGate, now: float) -> dict[str, Any]:
     queue = gate.admission.queue
-    tiers = gateway.snapshot.tiers.values()
+    tiers = tiers_of(gateway, gate)
     tenants: dict[str, list[float]] = {}  # since when each call waits, by arrival within a band
-    for call in islice(_calls(gate, sorted({tier.band for tier in tiers})), LOOKED_AT):
+    for call in islice(_calls(gate, sorted({band for _, band in tiers})), LOOKED_AT):
         tenants.setdefault(call.tenant.name, []).append(call.queued_s)
     top = sorted(tenants.items(), key=lambda item: (-len(item[1]), item[0]))
     return {
         "permits": gate.admission.limit,
         "inflight": gate.admission.inflight,
-        "waiting": {tier.name: queue.depth(tier.band) for tier in tiers},
+        "waiting": {name: queue.depth(band) for name, band in tiers},
         "waiting_bytes": queue.size_bytes,
         "waiting_for_endpoints": gate.endpoints.parked + gate.grpc.parked,
         "repeated": gate.retries.spent,
-        "oldest_ms": {tier.name: round(oldest_wait_s(gate, [tier.band]) * 1e3, 3) for tier in tiers},
+        "oldest_ms": {name: round(oldest_wait_s(gate, [band]) * 1e3, 3) for name, band in tiers},
         "tenants": [
             {"tenant": name, "waiting": len(since), "oldest_ms": round((now - min(since)) * 1e3, 3)}
             for name, since in top[:TENANTS]

@@ -5,7 +5,7 @@
 """
 
 from time import monotonic
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from oriel_gateway.attempts import Tries, note_failure, says_not_executed
 from oriel_gateway.call_state import QUEUED, SENDING, CallState
@@ -17,9 +17,6 @@ from oriel_policies.budget import MAX_ATTEMPTS
 from oriel_wire.engine.upstream import ResponseSink
 from oriel_wire.errors import UpstreamError, UpstreamUnreachable, UpstreamUnread
 from oriel_wire.h1_response import ResponseHead
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Recovery"]
 
@@ -43,6 +40,23 @@ class Recovery(CallState):
 
     def displaced(self) -> None:
         raise NotImplementedError
+
+    def _end(self, outcome: Outcome, error: str = "") -> None:
+        raise NotImplementedError
+
+    # A permit --------------------------------------------------------------------------------------------------
+
+    def admitted(self) -> None:
+        """There is a permit: find an endpoint and send, unless the client has left where nobody could see it."""
+        if self.client.departed:
+            ticket, self._ticket = self._ticket, None
+            self._gate.give_back(ticket)  # whoever hands out permits goes on with the next
+            self._end(Outcome.CLIENT_LEFT)
+            self.client.transport.abort()
+            return
+        self.permit_s = now = monotonic()
+        self.state = SENDING
+        self._send(now)
 
     # Nobody can be asked ---------------------------------------------------------------------------------------
 

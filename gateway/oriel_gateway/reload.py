@@ -17,6 +17,7 @@ __all__ = ["CALM_S", "POLL_S", "Reloader"]
 _log = logging.getLogger(__name__)
 POLL_S = 0.2
 CALM_S = 5.0
+SHRUNK_S = 1.0
 _LOGGED_MISTAKES = 10
 _SPARED = 1000
 
@@ -26,7 +27,8 @@ class Reloader:
 
     What changes while it is compiled may be half of one set and half of another, or a file that is still being written:
     half of the tenants would be strangers. It is compiled again at the next look, until it holds still; but a source
-    that does not for `CALM_S` is taken as it is, so that a revoked key does not live on for that.
+    that does not for `CALM_S` is taken as it is, so that a revoked key does not live on for that. What would leave many
+    tenants out has to hold still for `SHRUNK_S`: a copy over a network may stall for longer than compiling takes.
     """
 
     def __init__(
@@ -106,6 +108,8 @@ class Reloader:
             snapshot = await self._build()
         except BadDocument as error:
             snapshot = error
+        if isinstance(snapshot, Snapshot) and _shrunk(len(gateway.snapshot.tenants), len(snapshot.tenants)):
+            await asyncio.sleep(SHRUNK_S)
         if await self._moved(stamp):
             self._again = True
             return
@@ -120,3 +124,8 @@ class Reloader:
             return
         gateway.adopt(snapshot)
         _log.info("new policies are in force: %d tenants, %d pools", len(snapshot.tenants), len(snapshot.pools))
+
+
+def _shrunk(before: int, after: int) -> bool:
+    """Whether so many tenants are gone that a file may be half of itself."""
+    return before - after > max(100, before // 10)

@@ -24,7 +24,7 @@ from oriel_gateway.routing_state import KEPT_BYTES, KeptAnswer
 from oriel_policies.flights import Flight
 from oriel_wire.h1_response import ResponseHead
 
-__all__ = ["RELEVANT", "answer_from", "answer_key", "join", "wants_its_own"]
+__all__ = ["RELEVANT", "FlightCall", "answer_from", "answer_key", "join", "wants_its_own"]
 
 RELEVANT = (
     "accept",
@@ -121,7 +121,7 @@ class FlightCall(DetachedCall):
             founder.deadline,
         )
         self.stick = founder.stick
-        self._founder = founder
+        self.founder = founder
         self._flight = flight
         self._key = key
         self._head: ResponseHead | None = None
@@ -163,7 +163,7 @@ class FlightCall(DetachedCall):
             return
         self._end(refused.outcome)
         for member in self._land():
-            if member is self._founder:
+            if member is self.founder:
                 member.inherit(self)
                 member.refuse(refused)
             else:
@@ -205,7 +205,7 @@ class FlightCall(DetachedCall):
         """An answer for one: the founder, or for a good one the oldest member that is left."""
         members = self._land()
         taker = members[0]
-        if taker is self._founder or head.status < 400:
+        if taker is self.founder or head.status < 400:
             self._hand_over(taker, head, data, complete)
             del members[0]
         else:
@@ -228,6 +228,7 @@ class FlightCall(DetachedCall):
         self.unwatch()
         self._gateway.routing.detached.pop(self, None)
         self._gate.calls -= 1
+        self._gate.release(self._held_bytes)  # if it had to queue
         self.state = DONE
         member.state = SENDING
         member.queued_s, member.permit_s, member.sent_s = self.queued_s, self.permit_s, self.sent_s
@@ -257,6 +258,8 @@ def _shareable(head: ResponseHead) -> bool:
     """Whether an answer is a whole 200 that is meant for everybody who asks the same."""
     if head.status != 200 or (head.content_length or 0) > KEPT_BYTES:
         return False
+    if head.content_length is None and not head.chunked:
+        return False  # it ends with its connection, and nobody knows whether it was whole
     for field in head.fields:
         name = field.name
         if name == "set-cookie":

@@ -16,6 +16,7 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.key_sets import KeySets
 from oriel_gateway.public_keys import PublicKey
 from oriel_policies.documents import ApiKey, Issuer, Snapshot, Tenant
+from oriel_policies.documents.promises import fits
 
 __all__ = ["TOKENS", "Tokens"]
 
@@ -125,7 +126,7 @@ class Tokens:
     def _tenant(self, issuer: Issuer, claims: dict[str, Any]) -> Tenant:
         name = claims.get(issuer.tenant_claim)
         tenant = self._snapshot.tenants.get(name) if isinstance(name, str) else None
-        if tenant is None:
+        if tenant is None or not any(fits(pattern, tenant.name) for pattern in issuer.tenants):
             raise _Refused("tenant")
         wanted = claims.get(issuer.tier_claim) if issuer.tier_claim is not None else None
         if wanted is None or wanted == tenant.tier.name:

@@ -42,6 +42,8 @@ class Unread:
             slowest.transport.abort()  # its call ends when the connection says that it is lost
         return size > (READER_BYTES if 2 * self.bytes <= self.max_bytes else READER_BYTES // 4)
 
-    def read(self, reader: Reader) -> None:
-        """It reads again, or has gone."""
-        self.bytes -= self._sizes.pop(reader, 0)
+    def read(self, reader: Reader) -> int:
+        """It reads again, or has gone; how much was noted of it."""
+        size = self._sizes.pop(reader, 0)
+        self.bytes -= size
+        return size

@@ -54,7 +54,7 @@ class Admission:
 
     def enter(self) -> bool:
         """Take a permit if one is free and nobody waits for it."""
-        if self.inflight < self.limit and not len(self.queue):
+        if self.inflight < self.limit and not self.queue.items:
             self.inflight += 1
             return True
         return False

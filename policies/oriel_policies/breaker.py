@@ -2,7 +2,7 @@
 
 Closed: it is asked. After `threshold` failures in a row it opens: nobody asks, a probe may every `probe_s`. A probe
 that succeeds closes it, but on probation: for `probation_s` a single failure opens it again, and each time that happens
-twice as many probes in a row have to succeed, at most `MAX_PROBES`.
+four times as many probes in a row have to succeed, at most `MAX_PROBES`.
 """
 
 __all__ = ["Breaker"]
@@ -43,6 +43,10 @@ class Breaker:
         self._next_probe_s = now + self._probe_s
         return True
 
+    def on_probation(self, now: float) -> bool:
+        """Whether a single failure opens it."""
+        return now < self._trusted_s
+
     def succeeded(self, now: float) -> None:
         """An answer came in time."""
         self._failures = 0
@@ -61,9 +65,9 @@ class Breaker:
         self._failures += 1
         if not self.closed:
             return
-        on_probation = now < self._trusted_s
+        on_probation = self.on_probation(now)
         if on_probation or self._failures >= self._threshold:
             if on_probation:
-                self._needed = min(MAX_PROBES, self._needed * 2)
+                self._needed = min(MAX_PROBES, self._needed * 4)
             self.closed = False
             self._next_probe_s = now + self._probe_s

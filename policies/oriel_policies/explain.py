@@ -4,7 +4,7 @@ It asks the same objects the gateway asks (`Snapshot`, `Tenant`, `Route`), so it
 what depends on the moment (queue, health, what was used of a limit) is named as such and not guessed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -64,7 +64,8 @@ def explain(snapshot: Snapshot, key: ApiKey | None, asked: Asked, *, now: float)
             room="tier",
             says=f"{tier.name}: band {tier.band}, on time within {_ms(tier.target_s)}, given up after "
             f"{_ms(tier.give_up_s)} unless the client asks for less; a stream may be silent for "
-            f"{_ms(tier.stream_idle_s)} and last {_ms(tier.stream_max_s)}; weight {tenant.weight:g} in its tier",
+            f"{_ms(tier.stream_idle_s)} and last {_ms(tier.stream_max_s)}; weight {tenant.weight:g} in its tier; "
+            f"{tier.objective * 100:g} % of its calls should be on time",
         )
     )
     patterns = tenant.models if asked.kind == "model" else tenant.services
@@ -161,16 +162,24 @@ def _route(route: Route) -> list[str]:
 
 
 def _pool(pool: Pool, tenant: Tenant) -> str:
-    addresses = ", ".join(f"{host}:{port}" for host, port in pool.endpoints)
-    if pool.discover is not None:
-        addresses = f"what {pool.discover[0]}:{pool.discover[1]} resolves to"
+    addresses = _addresses(pool.endpoints, pool.discover)
+    over_grpc = _addresses(pool.grpc_endpoints, pool.grpc_discover)
     learned = " at most, learned below that" if pool.learn_concurrency else ""
     said = (
-        f"{pool.name}: {addresses}; {pool.max_inflight} permits{learned}; {pool.max_queue} calls and "
-        f"{pool.max_queue_bytes} bytes may wait; bodies up to {pool.max_body_bytes} bytes"
+        f"{pool.name}: {addresses or 'no HTTP'}; {f'over gRPC {over_grpc}' if over_grpc else 'absent over gRPC'}; "
+        f"{pool.max_inflight} permits{learned}; {pool.max_queue} calls and {pool.max_queue_bytes} bytes may wait; "
+        f"bodies up to {pool.max_body_bytes} bytes, answers up to {pool.max_response_bytes}; connections within "
+        f"{_ms(pool.connect_timeout_s)}, kept for {_ms(pool.idle_timeout_s)}; "
+        + (f"{pool.probe} asked every {_ms(pool.probe_interval_s)}" if pool.probe else "not probed")
     )
     priority = pool.triton_priorities.get(tenant.tier.name)
     return said if priority is None else f"{said}; Triton priority {priority} over gRPC"
+
+
+def _addresses(endpoints: Sequence[tuple[str, int]], discover: tuple[str, int] | None) -> str:
+    if discover is not None:
+        return f"what {discover[0]}:{discover[1]} resolves to"
+    return ", ".join(f"{host}:{port}" for host, port in endpoints)
 
 
 def _ms(seconds: float) -> str:

@@ -10,6 +10,7 @@ rate, without refilling. A call of more units than the burst is let through when
 that the mean holds and no size is impossible.
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from enum import IntEnum
 from math import ceil
@@ -18,6 +19,8 @@ from oriel_policies.calendar import CalendarClock, Period
 from oriel_policies.documents import Allowance, RateLimit
 
 __all__ = ["Bound", "Counts", "Gcra", "Slots", "Window", "bounds", "policy_item", "state_item"]
+
+_FEW_SLOTS = 64
 
 
 class Counts(IntEnum):
@@ -88,6 +91,11 @@ class Gcra:
         self.arrival = arrival + units * interval
         return 0.0
 
+    def wait(self, limit: RateLimit, now: float, units: float = 1.0) -> float:
+        """Seconds until the units would conform, without counting them."""
+        early = max(0.0, self.arrival - now) - max(0.0, limit.burst - units) / limit.requests_per_s
+        return early if early > 1e-9 * limit.burst else 0.0
+
     def charge(self, limit: RateLimit, now: float, units: float) -> None:
         """Count units without asking; negative ones are given back."""
         arrival = self.arrival if self.arrival > now else now
@@ -105,47 +113,85 @@ class Gcra:
 class Slots:
     """Calls at once. hold_s: how long a call lately took, for the estimate of the next free slot."""
 
-    __slots__ = ("hold_s", "used")
+    __slots__ = ("_since", "hold_s", "used")
 
     def __init__(self) -> None:
         self.used = 0
         self.hold_s = 0.0
+        self._since: list[float] = []  # when the calls at hand began, of few
 
-    def take(self, limit: int) -> float:
+    def take(self, limit: int, now: float) -> float:
         """0.0 and a slot is taken, or the seconds after which one is probably free."""
         if self.used < limit:
             self.used += 1
+            if limit <= _FEW_SLOTS:
+                self._since.append(now)
             return 0.0
-        return max(self.hold_s / limit, 1e-3)
+        return self.wait(limit, now)
 
-    def leave(self, held_s: float) -> None:
+    def wait(self, limit: int, now: float) -> float:
+        """The same without taking one: when the oldest call has taken as long as calls lately did."""
+        if self.used < limit:
+            return 0.0
+        left_s = self.hold_s - (now - self._since[0]) if self._since else self.hold_s / limit
+        return max(left_s, 1e-3)
+
+    def undo(self) -> None:
+        """The slot that was taken last was not needed."""
+        self.used = max(0, self.used - 1)
+        if self._since:
+            self._since.pop()
+
+    def leave(self, held_s: float, now: float) -> None:
         """Give a slot back that was held for `held_s`."""
         self.used = max(0, self.used - 1)
-        self.hold_s += 0.1 * (held_s - self.hold_s)
+        if self._since:
+            place = bisect_left(self._since, now - held_s - 1e-6)
+            del self._since[min(place, len(self._since) - 1)]
+        self.hold_s += (0.1 if self.hold_s else 1.0) * (held_s - self.hold_s)
 
 
 class Window:
     """Units used in the present calendar window. number: which window `used` belongs to."""
 
-    __slots__ = ("number", "used")
+    __slots__ = ("_left", "number", "used")
 
     def __init__(self, number: int = -1, used: int = 0) -> None:
         self.number = number
         self.used = used
+        self._left: tuple[int, int] | None = None  # the window before this one came, and what was used of it then
 
     def roll(self, number: int) -> None:
-        """The present window is `number`. A clock that was set back forgives nothing: the count goes on."""
-        if number != self.number:
-            if number > self.number:
-                self.used = 0
-            self.number = number
+        """The present window is `number`.
+
+        A clock that was wrong for a while forgives nothing. Set back, the count goes on, and it goes on when the clock
+        is right again; if it was ahead, what was used before and meanwhile is one count.
+        """
+        if number == self.number:
+            return
+        left, self._left = self._left, (self.number, self.used)
+        if left is not None and left[0] == number:
+            self.used = self.used if number > self.number else left[1] + self.used
+            self._left = None
+        elif number > self.number:
+            self.used = 0
+        self.number = number
 
     def take(self, limit: int, units: int, period: Period, clock: CalendarClock, now: float) -> float:
         """0.0 and the units are counted, or the seconds until the window ends."""
-        self.roll(clock.window(period, now))
+        number = clock.window(period, now)
+        if number != self.number:
+            self.roll(number)
         if self.used + (units if units < limit else limit) > limit:
             return clock.ends_in(period, now)
         self.used += units
+        return 0.0
+
+    def wait(self, limit: int, units: int, period: Period, clock: CalendarClock, now: float) -> float:
+        """The same without counting them."""
+        self.roll(clock.window(period, now))
+        if self.used + (units if units < limit else limit) > limit:
+            return clock.ends_in(period, now)
         return 0.0
 
     def charge(self, units: int) -> None:

@@ -88,7 +88,7 @@ class _Band:
 class SlaQueue:
     """Bounded queue of tickets in the order of this module's rules.
 
-    max_items, max_bytes: bounds over all bands (bytes as given by `Ticket.size_bytes`).
+    items: tickets. max_items, max_bytes: bounds over all bands (bytes as given by `Ticket.size_bytes`).
     floor_share: turns per turn earned by each band that is passed over, 0 <= share < 1.
     """
 
@@ -97,7 +97,7 @@ class SlaQueue:
         self.max_bytes = max_bytes
         self.floor_share = floor_share
         self.size_bytes = 0
-        self._items = 0
+        self.items = 0
         self._bounded = 0
         self._sequence = 0
         self._bands: dict[int, _Band] = {}
@@ -105,7 +105,7 @@ class SlaQueue:
         self._expiry = Expiry()
 
     def __len__(self) -> int:
-        return self._items
+        return self.items
 
     def waiting(self, band: int) -> Iterable[Ticket]:
         """The tickets of `band` that take room, by arrival. The queue must not change while they are read."""
@@ -163,7 +163,7 @@ class SlaQueue:
         self._expiry.watch(flow, ticket.deadline)
         band.items += 1
         band.rows += ticket.rows
-        self._items += 1
+        self.items += 1
         if not ticket.admitted:
             band.newest[ticket] = None
             band.bounded += 1
@@ -275,7 +275,7 @@ class SlaQueue:
             self._expiry.forget(flow)
         band.items -= 1
         band.rows -= ticket.rows
-        self._items -= 1
+        self.items -= 1
         if not ticket.admitted:
             band.bounded -= 1
             band.size_bytes -= ticket.size_bytes

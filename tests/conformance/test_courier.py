@@ -12,7 +12,7 @@ from oriel_gateway.errors import Refused
 from oriel_gateway.limits import SharedLimiter
 from oriel_gateway.limits import courier as module
 from oriel_gateway.limits.courier import Courier
-from oriel_gateway.limits.ledger import LedgerLost, MemoryLedger, Question
+from oriel_gateway.limits.ledger import LedgerLost, MemoryLedger, Presence, Question
 from oriel_policies.ledger import RATE, Answer, Ask
 
 from .desk import Desk
@@ -36,11 +36,11 @@ class Moody:
         await self.go.wait()
         return await self.seat.ask(questions)
 
-    async def hello(self) -> int:
+    async def hello(self, share: float) -> Presence:
         if self.lost:
             raise LedgerLost("gone")
         await self.go.wait()
-        return await self.seat.hello()
+        return await self.seat.hello(share)
 
     async def close(self) -> None:
         pass
@@ -69,7 +69,7 @@ async def test_a_late_answer_decides_nothing_but_its_units_are_not_lost() -> Non
         async with asyncio.timeout(5):
             while limiter.courier._lanes or limiter.courier._tasks:
                 await asyncio.sleep(0.001)
-        limiter.courier._budget_s = limiter._budget_s = 2.0
+        limiter.courier._budget_s = 2.0
         got = [await it.admitted() for _ in range(6)]
         assert sum(got) + 2 <= 6, "two were admitted alone and two granted: never more than half as much again"
         assert sum(got) >= 2
@@ -149,3 +149,56 @@ async def test_a_grant_that_is_given_up_before_its_answer_costs_nothing() -> Non
         with pytest.raises(Refused):
             while True:
                 await it.take()
+
+
+@pytest.mark.parametrize("gateways", [1, 2, 3, 4, 7, 50])
+def test_however_many_are_cut_off_together_they_admit_half_as_much_again_at_most(gateways: int) -> None:
+    """Two of three that were cut off used to admit a whole limit on top of the one the third had from the ledger."""
+    for alone in range(gateways + 1):
+        assert alone * module._share(gateways) <= 1.5 + 1e-9
+        if alone < gateways:
+            rest = min(1.0, 1.5 - alone * module._share(gateways))
+            assert rest >= module._LEAST_REST and rest + alone * module._share(gateways) <= 1.5 + 1e-9
+            assert 1.0 + alone * module._careful(gateways) <= 1.5 + 1e-9 or alone == 0
+    assert module._careful(gateways) <= module._share(gateways)
+
+
+async def test_who_is_alone_is_careful_until_the_others_have_made_room() -> None:
+    ledger, now = Moody(), 100.0
+    others = [ledger.behind.seat(name) for name in ("two", "three", "four")]
+    for other in others:
+        await other.hello(0.375)
+    courier = Courier(ledger, budget_s=5.0, clock=lambda: now)
+    await courier._beat(probe=False)
+    assert (courier.replicas, courier.share, courier.rest) == (4, pytest.approx(1 / 6), 1.0)
+    courier._failed("gone")
+    for _ in range(4):
+        courier._failed("gone")
+    assert not courier.up and courier.share == pytest.approx(1 / 6)
+    ledger.lost = True
+    now += module.CAREFUL_S
+    courier._tick()
+    assert courier.share == 0.375
+    ledger.lost = False
+    for at in range(3):  # those three have fallen silent
+        ledger.behind.present[("two", "three", "four")[at]] = ((time() - 4.0) * 1e6, 0.375)
+    await courier._beat(probe=True)
+    assert courier.up and (courier.replicas, courier.share) == (4, pytest.approx(1 / 6))
+    assert courier.rest == pytest.approx(0.375)
+    await others[0].close()
+    await others[1].hello(0.375)
+    await courier._beat(probe=False)
+    assert (courier.replicas, courier.rest) == (3, 1.0)
+    await courier.close()
+
+
+async def test_on_probation_calls_wait_little() -> None:
+    now = 100.0
+    courier = Courier(Moody(), clock=lambda: now)
+    assert courier.patience_s(now) == module.BUDGET_S
+    for _ in range(5):
+        courier._failed("gone")
+    await courier._beat(probe=True)
+    assert courier.up and courier.patience_s(now) == module.DOUBTFUL_S
+    assert courier.patience_s(now + 10.0) == module.BUDGET_S
+    await courier.close()

@@ -1,5 +1,6 @@
 """What every ledger has to do: the one in memory and the Lua script in a real Redis give the same answers."""
 
+import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -156,10 +157,21 @@ async def test_a_flushed_ledger_takes_quotas_from_what_gateways_saw_last(ledgers
     assert got.used == 9, "what is seen counts only after a flush"
 
 
-async def test_gateways_are_counted(ledgers: Pair) -> None:
-    assert await ledgers.one.hello() == 1
-    assert await ledgers.two.hello() == 2
-    assert await ledgers.one.hello() == 2
+async def test_gateways_are_counted(ledgers: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await ledgers.one.hello(1.0) == (1, 0.0)
+    assert await ledgers.two.hello(0.25) == (2, 0.0)
+    assert await ledgers.one.hello(0.5) == (2, 0.0)
+    module = "redis_ledger" if isinstance(ledgers, InRedis) else "ledger"
+    monkeypatch.setattr(f"oriel_gateway.limits.{module}.PRESENCE_S", 0.02)
+    await asyncio.sleep(0.05)
+    assert await ledgers.one.hello(0.5) == (2, 0.25), "the silent one may admit its share"
+    if isinstance(ledgers, InRedis):
+        await ledgers.two.close()
+        assert await ledgers.one.hello(0.5) == (1, 0.0), "who says goodbye is gone"
+    else:
+        monkeypatch.setattr("oriel_gateway.limits.ledger.MISSED_S", 0.01)
+        await asyncio.sleep(0.05)
+        assert await ledgers.one.hello(0.5) == (1, 0.0), "and so is who is silent for long"
 
 
 async def test_a_memory_ledger_and_redis_answer_alike_whatever_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,6 +80,17 @@ async def test_a_refusal_by_one_bound_gives_back_what_the_others_took(make: Make
     await refused(desk)
 
 
+async def test_of_two_bounds_that_refuse_the_longer_wait_is_told(make: Make) -> None:
+    """Whoever came back when the rate allowed it was told then that the day's quota is used up."""
+    desk = make('limit = { requests_per_s = 0.2, burst = 1 }\nlimits = [{ model = "m", requests_per_day = 1 }]')
+    assert await desk.admitted()
+    until_midnight = 86400 - time() % 86400
+    for _ in range(3):
+        told = await refused(desk)
+        assert told.outcome is Outcome.QUOTA_EXCEEDED and abs((told.retry_after_s or 0) - until_midnight) < 3
+    assert (await refused(desk, "big")).outcome is Outcome.RATE_LIMITED
+
+
 async def test_slots_are_held_until_settled(make: Make) -> None:
     desk = make("limit = { concurrency = 2 }")
     grants = [await desk.take(), await desk.take()]

@@ -136,6 +136,36 @@ async def test_r12_r14_a_flush_and_a_redis_that_was_replaced_cost_one_burst_at_m
         assert await it.press(0.6) <= 1.05 * LOW * 0.6 + BURST
 
 
+async def test_r12_two_of_three_that_are_cut_off_exceed_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They used to admit a whole limit on top of that which the third had from Redis: 2 x."""
+    for name, value in (("courier.BEAT_S", 0.1), ("courier.CAREFUL_S", 1.0), ("redis_ledger.PRESENCE_S", 0.5)):
+        monkeypatch.setattr(f"oriel_gateway.limits.{name}", value)
+    async with rig(HIGH) as it:
+        third = SharedLimiter(RedisLedger(it.server.url, holder="three", password=PASSWORD), replicas=3)
+        third.open()
+        desk = Desk(third, f"limit = {{ requests_per_s = {HIGH}, burst = {BURST} }}")
+        it.desks.append(desk)
+        it.limiters.append(third)
+        async with asyncio.timeout(10):
+            while any(limiter.courier.replicas < 3 for limiter in it.limiters):
+                await asyncio.sleep(0.01)
+        await it.press(0.3)
+        await it.proxy.set("reset")
+        assert await it.press(0.7) <= 1.55 * HIGH * 0.7 + 2 * BURST, "before the third knows"
+        async with asyncio.timeout(5):
+            while third.courier.rest == 1.0 or any(limiter.courier.share < 0.5 for limiter in it.limiters[:2]):
+                await asyncio.sleep(0.01)
+        assert third.courier.rest == pytest.approx(0.5)
+        families = {family.name: family for family in CourierCollector(third.courier).collect()}
+        assert families["oriel_gateway_limiter_rest"].samples[0].value == third.courier.rest
+        await it.press(0.1)
+        assert await it.press(0.7) <= 1.55 * HIGH * 0.7 + HIGH // 4, "when it has made room"
+        await it.proxy.set("through")
+        async with asyncio.timeout(5):
+            while third.courier.rest < 1.0:
+                await asyncio.sleep(0.01)
+
+
 async def test_a_quota_outlives_a_flush_and_one_gateway() -> None:
     async with redis_server() as server:
         limits = "limit = { requests_per_day = 10 }"
@@ -203,6 +233,7 @@ async def test_metrics_say_whether_the_ledger_is_asked() -> None:
         await it.settled()
         families = {family.name: family for family in CourierCollector(it.limiters[0].courier).collect()}
         values = {name: family.samples[0].value for name, family in families.items()}
+        assert values["oriel_gateway_limiter_rest"] == 1.0
         assert values["oriel_gateway_limiter_up"] == 1 and values["oriel_gateway_limiter_replicas"] == 2
         assert values["oriel_gateway_limiter_batches"] > 0
 

@@ -149,3 +149,14 @@ async def test_grpc_messages_metadata_and_calls_are_bounded(monkeypatch: pytest.
         assert await ask().code() is exhausted, "one at once"
         backend.hold.set()
         assert await first.code() is grpc.StatusCode.OK
+
+
+async def test_a_grpc_connection_that_does_not_begin_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was left open for two minutes."""
+    monkeypatch.setattr(GrpcLimits, "GREETING_S", 0.2)
+    async with stack(Backend()) as (address, _), asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
+        writer.write(b"PRI * HTTP/2.0\r\n")
+        while await reader.read(1000):
+            pass
+        writer.close()

@@ -129,3 +129,24 @@ async def test_grpc_messages_are_on_the_pools_byte_budget_and_within_its_bound()
         await first
         while core.pools["p"].held_bytes:
             await asyncio.sleep(0.001)
+
+
+async def test_an_answer_of_http_1_0_is_passed_on_in_http_1_1() -> None:
+    """It said HTTP/1.0 and was chunked, which no client may read on a kept connection (RFC 9112, 6.1)."""
+
+    async def old(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.0 200 OK\r\ncontent-type: text/plain\r\n\r\nuntil it closes")
+        writer.close()
+
+    server = await asyncio.start_server(old, "127.0.0.1", 0)
+    async with gateway(documents([server.sockets[0].getsockname()[1]])) as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(2):  # the connection to the client stays
+            writer.write(b"GET /v2 HTTP/1.1\r\n" + KEY + b"\r\n")
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 OK\r\n") and b"transfer-encoding: chunked" in head
+            assert (await reader.readuntil(b"0\r\n\r\n")) == b"f\r\nuntil it closes\r\n0\r\n\r\n"
+        writer.close()
+    server.close()
+    await server.wait_closed()

@@ -20,6 +20,7 @@ from oriel_gateway.decisions import Decided, Decisions, explain, stages
 from oriel_gateway.errors import Outcome
 from oriel_gateway.guard import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE, admin_token
 from oriel_gateway.tracing import Mark
+from oriel_policies.documents import compile_documents
 from oriel_wire.errors import StartFailed
 
 from . import test_ingress_grpc as over_grpc
@@ -32,7 +33,7 @@ TOKEN = "an-operators-token"
 @asynccontextmanager
 async def admin(core: Gateway, token: str | None = None) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(admin_app(core, token=token))  # type: ignore[arg-type]  # ASGI, typed otherwise
-    async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8082") as client:
         yield client
 
 
@@ -179,6 +180,31 @@ async def test_waiting_calls_are_listed_and_the_place_in_the_queue_is_kept() -> 
         assert core.stats.waits["p", "gold"].count == 2 and core.stats.waits["p", "bronze"].count == 1
 
 
+async def test_what_waits_is_listed_when_its_band_or_its_pool_has_gone() -> None:
+    """After a reload that moved the tiers nothing seemed to wait."""
+    async with upstream() as up, gateway(documents([up.port], max_inflight=1)) as (port, core), held(up) as go:
+        clients = [await Client(port).__aenter__() for _ in range(3)]
+        queue = core.pools["p"].admission.queue
+        for number, client in enumerate(clients):
+            client.send("/v2/models/digits/infer", b"x", key=BRONZE)
+            await until(lambda number=number: core.pools["p"].admission.inflight and len(queue) == number)
+        text = documents([up.port], max_inflight=1)["all.toml"].replace(b"band = 2", b"band = 7")
+        core.adopt(compile_documents({"all.toml": text}))
+        async with admin(core) as operator:
+            pool = (await operator.get("/queues")).json()["p"]
+            metrics = (await operator.get("/metrics")).text
+            text = text.replace(b"[pools.p]", b"[pools.q]").replace(b'"p"', b'"q"')
+            core.adopt(compile_documents({"all.toml": text}))
+            left = (await operator.get("/queues")).json()["p (not in the documents any more)"]
+        assert pool["waiting"] == left["waiting"] == {"gold": 0, "bronze": 0, "former band 2": 2}
+        assert pool["tenants"][0]["waiting"] == left["tenants"][0]["waiting"] == 2
+        assert 'oriel_gateway_waiting{pool="p",tier="former band 2"} 2.0' in metrics
+        go.set()
+        for client in clients:
+            assert (await client.reply()).status == 200
+            client.writer.close()
+
+
 async def test_streams_are_timed_until_their_first_byte_and_carry_timing() -> None:
     async def stream(_: Seen) -> bytes:
         head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -228,6 +254,22 @@ async def test_the_token_guards_what_names_tenants_and_nothing_else() -> None:
         assert (await client.get("/nowhere", headers=authorised)).status_code == 404
         twice = [("authorization", f"Bearer {TOKEN}"), ("authorization", "Bearer x")]
         assert (await client.get("/queues", headers=twice)).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8082", "10.0.0.1", "127.0.0.1.evil.example", "", "[::1"]
+)
+async def test_without_a_token_a_page_under_another_name_reads_nothing(host: str) -> None:
+    """DNS rebinding: a page that a browser on this machine shows has its name resolve to 127.0.0.1."""
+    async with gateway(documents([1])) as (_, core), admin(core) as client:
+        for path in ("/queues", "/decisions", "/policies"):
+            refused = await client.get(path, headers={"host": host})
+            assert refused.status_code == 401 and "loopback" in refused.text
+        assert (await client.get("/metrics", headers={"host": host})).status_code == 200
+        for own in ("localhost:8082", "127.0.0.1", "[::1]:8082"):
+            assert (await client.get("/queues", headers={"host": own})).status_code == 200
+        for limit in ("0", "101", "-1", "1e1"):
+            assert (await client.get("/decisions", params={"limit": limit})).status_code == 400
 
 
 def test_a_wide_admin_port_has_to_have_a_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ def test_two_lists_that_disagree_leave_the_proxy_itself() -> None:
 def test_names_and_nonsense_end_the_walk() -> None:
     assert told("10.0.0.1", "x-forwarded-for: 8.8.8.8, unknown")[0] == "10.0.0.1"
     assert told("10.0.0.1", "x-forwarded-for: 8.8.8.8, unknown, 10.0.0.7:99")[0] == "10.0.0.7"
+    assert told("10.0.0.1", 'x-forwarded-for: fe80::1%any text"')[0] == "10.0.0.1"
     assert told("::ffff:10.0.0.1", "x-forwarded-for: ::ffff:8.8.8.8")[0] == "8.8.8.8"
     assert told("10.0.0.1", "x-forwarded-for:", "x-forwarded-host: a b", "x-forwarded-proto: gopher")[1] == {
         "x-forwarded-for": "10.0.0.1", "x-forwarded-proto": "http", "x-forwarded-host": "public.example",

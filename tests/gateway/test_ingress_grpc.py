@@ -36,6 +36,7 @@ class Backend(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic 
         self.seen: list[tuple[str, Any, Metadata, float]] = []
         self.hold: asyncio.Event | None = None
         self.left = 0
+        self.cost_us = ""
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
         method = details.method.rpartition("/")[2]
@@ -54,6 +55,8 @@ class Backend(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic 
                 self.left += 1
                 raise
         if method == "ModelInfer":
+            if self.cost_us:
+                context.set_trailing_metadata((("x-oriel-cost-us", self.cost_us),))
             if request.model_name == "broken":
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape")
             return service_pb2.ModelInferResponse(model_name=request.model_name, id=request.id).SerializeToString()
@@ -243,6 +246,27 @@ async def test_limits_are_counted_given_back_and_told(shared: bool) -> None:
         async with asyncio.timeout(5):
             while not idle(core):
                 await asyncio.sleep(0.001)
+
+
+async def test_the_charge_a_server_reports_is_what_a_grpc_call_pays() -> None:
+    """It was told over HTTP only: over gRPC the time of the permit was charged, whatever the server had said."""
+    backend = Backend()
+    limits = "limit = { compute_ms_per_day = 1000 }"
+    extra = f'[tenants.t]\ntier = "gold"\nmodels = ["*"]\nkeys = [{{ sha256 = "{digest("key-t")}" }}]\n{limits}\n'
+    async with stack(backend, extra=extra) as (address, core), aio.insecure_channel(address) as channel:
+        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        message = service_pb2.ModelInferRequest(model_name="a").SerializeToString()
+        left = []
+        for cost_us in ("400000", "-5", "1e6", "400000"):
+            backend.cost_us = cost_us
+            sent = call(message, metadata=(("x-api-key", "key-t"),))
+            await sent
+            trailing = dict(await sent.trailing_metadata())
+            assert "x-oriel-cost-us" not in trailing
+            meter = core.limiter._accounts["t", "all"].meters[0]  # type: ignore[attr-defined]
+            left.append(meter.left(monotonic())[0])
+        assert left[0] == 600_000 and 590_000 < left[1] <= 600_000, "what is no number says nothing"
+        assert 580_000 < left[2] <= left[1] and left[3] == left[2] - 400_000
 
 
 async def test_an_upstreams_own_error_passes_through() -> None:

@@ -36,6 +36,7 @@ class Line:
 
     replicas = 2
     share = 0.5
+    rest = 1.0
 
     def __init__(self, world: World, holder: str) -> None:
         self.world = world

@@ -1,6 +1,7 @@
 """Allowances on the whole path: what is refused, what is given back, what a client is told, what a restart keeps."""
 
 import asyncio
+import dataclasses
 import gc
 import sqlite3
 import threading
@@ -15,7 +16,7 @@ from oriel_gateway.app import _limiter
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter
-from oriel_gateway.limits.ledger import MemoryLedger, Question
+from oriel_gateway.limits.ledger import MemoryLedger, Presence, Question
 from oriel_gateway.limits.quota_file import QuotaFile
 from oriel_gateway.settings import Settings
 from oriel_gateway.targets import Target, resolve
@@ -179,7 +180,7 @@ def test_a_reload_forgives_nothing_and_takes_new_numbers_at_once() -> None:
     desk.take(), desk.take()
     desk.load("limit = { requests_per_s = 0.001, burst = 2 }")
     desk.refused()
-    desk.load("limit = { requests_per_s = 0.001, burst = 3, concurrency = 1 }")
+    desk.load("limit = { requests_per_s = 0.001, burst = 4, concurrency = 1 }")
     desk.take()
     assert desk.refused().outcome is Outcome.CONCURRENCY_LIMITED
 
@@ -213,8 +214,6 @@ def test_accounts_are_bounded_and_those_that_owe_are_kept_longest() -> None:
     desk = Desk("limit = { requests_per_s = 1, burst = 1 }", max_accounts=100)
     debtor = desk.tenant
     other = compile_documents(tenant_t("limit = { requests_per_s = 1000, burst = 1 }")).tenants["t"]
-    import dataclasses
-
     desk.take()
     for number in range(1000):
         desk.now += 0.0005
@@ -224,6 +223,101 @@ def test_accounts_are_bounded_and_those_that_owe_are_kept_longest() -> None:
         assert desk.limiter.accounts <= 100
     desk.tenant = debtor
     desk.refused()
+
+
+async def test_quotas_outlive_the_account_that_had_to_go(tmp_path: Path) -> None:
+    """With more allowances than are remembered, each tenant had its month's quota again whenever its turn came."""
+    limits = "limit = { requests_per_month = 3, compute_ms_per_day = 1000 }"
+    for file in (None, QuotaFile(tmp_path / "quotas.db")):
+        desk = Desk(limits, max_accounts=2, file=file)
+        names = [desk.tenant, *(compile_documents(tenant_t(limits)).tenants["t"] for _ in range(3))]
+        tenants = [dataclasses.replace(tenant, name=f"n{number}") for number, tenant in enumerate(names)]
+        targets = [dataclasses.replace(desk.target(), allowances=tenant.allowances) for tenant in tenants]
+        grants = []
+        for _ in range(3):
+            for tenant, target in zip(tenants, targets, strict=True):
+                grants.append(desk.limiter.take(tenant, target, 0, desk.now))
+                assert desk.limiter.accounts <= 2
+        for tenant, target in zip(tenants, targets, strict=True):
+            with pytest.raises(Refused, match="3 requests per month"):
+                desk.limiter.take(tenant, target, 0, desk.now)
+        for grant in grants:  # what comes back late comes back to the same count
+            assert grant is not None
+            grant.settle(0, False, desk.now)
+        for tenant, target in zip(tenants, targets, strict=True):
+            assert (
+                '"requests-month";r=2;' in dict(desk.limiter.take(tenant, target, 0, 100.0).headers(100.0))["ratelimit"]
+            )  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("wrong", [0.0, NOON - 40 * 86400, NOON + 400 * 86400])
+async def test_a_restart_with_a_wrong_clock_forgives_no_quota(tmp_path: Path, wrong: float) -> None:
+    """R33: a machine that starts in 1970, or in the future, and hears the right time ten minutes later."""
+    limits = "limit = { requests_per_day = 10, requests_per_month = 10 }"
+    first = Desk(limits, file=QuotaFile(tmp_path / "quotas.db"), wall=lambda: NOON)
+    for _ in range(8):
+        first.take().settle(0, True, first.now)
+    await first.limiter.close()
+    wall = [wrong]
+    again = Desk(limits, file=QuotaFile(tmp_path / "quotas.db"), wall=lambda: wall[0])
+    allowed = 0
+    for second in range(2000):
+        again.now += 1.0
+        wall[0] = wrong + second if second < 600 else NOON + second
+        try:
+            again.take().settle(0, True, again.now)
+            allowed += 1
+        except Refused as refused:
+            assert refused.outcome is Outcome.QUOTA_EXCEEDED
+    await again.limiter.close()
+    ahead = wrong > NOON
+    assert allowed == (10 if ahead else 2), "a gateway that was started in the future cannot know: one quota more"
+    tomorrow = Desk(limits, file=QuotaFile(tmp_path / "quotas.db"), wall=lambda: NOON + 32 * 86400)
+    assert '"requests-month";r=9' in dict(tomorrow.take().headers(tomorrow.now))["ratelimit"], "nobody is locked out"
+    await tomorrow.limiter.close()
+
+
+@pytest.mark.parametrize(
+    ("limits", "size", "told"),
+    [
+        ("limit = { requests_per_s = 0.3, burst = 2 }", 0, 4),
+        ("limit = { requests_per_s = 50, burst = 2 }", 0, 1),
+        ("limit = { bytes_per_s = 10, bytes_burst = 100 }", 77, 6),
+        ("limit = { requests_per_day = 2 }", 0, 43200 - 100),
+        ("limit = { requests_per_month = 2 }", 0, 9 * 86400 + 43200 - 100),
+        ("limit = { compute_ms_per_day = 25 }", 0, 43200 - 100),
+        ("limit = { compute_ms_per_month = 25 }", 0, 9 * 86400 + 43200 - 100),
+        # Two that refuse at once: whoever came back after the shorter wait was refused again.
+        ("limit = { requests_per_s = 0.3, burst = 2, requests_per_day = 2 }", 0, 43200 - 100),
+        ('limit = { requests_per_s = 0.3, burst = 2 }\nlimits = [{ model = "m", requests_per_day = 2 }]', 0, 43100),
+        ('limit = { bytes_per_s = 1, bytes_burst = 50 }\nlimits = [{ route = "model:*", bytes_per_s = 9 }]', 40, 30),
+    ],
+)
+def test_retry_after_is_true_for_every_kind_of_limit(limits: str, size: int, told: int) -> None:
+    """The same call passes then, and did not a second before."""
+    noon = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp() - 100.0
+
+    def used_up() -> Desk:
+        clock = [100.0]
+        desk = Desk(limits, wall=lambda: noon + clock[0])
+        desk.clock = clock  # type: ignore[attr-defined]
+        desk.now = clock[0] = 200.0
+        desk.take(size=size)
+        if not size:
+            desk.take()
+        return desk
+
+    refused = used_up().refused(size=size)
+    assert refused.retry_after_s == told
+    assert f";t={told}" in dict(refused.headers)["ratelimit"]
+    for early_s, passes in ((0.0, True), (1.001, False)):
+        desk = used_up()
+        desk.now += told - early_s
+        desk.clock[0] = desk.now  # type: ignore[attr-defined]
+        if passes:
+            desk.take(size=size)
+        else:
+            desk.refused(size=size)
 
 
 async def test_http_tells_what_is_left_and_what_was_refused(up: Upstream) -> None:
@@ -422,8 +516,8 @@ class Thinking:
         await self.go.wait()
         return await self.behind.ask(questions)
 
-    async def hello(self) -> int:
-        return 1
+    async def hello(self, share: float) -> Presence:
+        return Presence(1, 0.0)
 
     async def close(self) -> None:
         pass

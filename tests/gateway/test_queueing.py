@@ -162,7 +162,7 @@ def test_what_waits_in_the_pool_is_unlearned(monkeypatch: pytest.MonkeyPatch, le
         now += 0.01
         began = running.pop(0)
         gate.wait(Waiting(), tenant, target, received_s=now, deadline=now + 60.0, size_bytes=1)
-        gate.leave(target, tenant, None, now - began, -1, size_bytes=1, good=True)
+        gate.leave(target, tenant, None, now - began, -1, 1, True)
     assert gate.admission.limit == gate.admission.inflight == len(running)
     if learn:
         assert gate.learned is not None and gate.learned.base <= 3

@@ -13,7 +13,7 @@ from typing import IO
 
 import pytest
 
-from oriel_gateway import compiler
+from oriel_gateway import compiler, reload
 from oriel_gateway.admin import admin_app
 from oriel_gateway.compiler import FolderCompiler, compile_folder
 from oriel_gateway.core import Gateway
@@ -203,7 +203,8 @@ async def asked_text(core: Gateway, path: str) -> str:
     async def send(message) -> None:  # type: ignore[no-untyped-def]
         sent.append(message)
 
-    scope = {"type": "http", "method": "GET", "path": path, "headers": [], "query_string": b"", "root_path": ""}
+    headers = [(b"host", b"localhost")]
+    scope = {"type": "http", "method": "GET", "path": path, "headers": headers, "query_string": b"", "root_path": ""}
     await admin_app(core)(scope, receive, send)
     return b"".join(message.get("body", b"") for message in sent).decode()
 
@@ -461,6 +462,35 @@ async def test_a_compiler_whose_start_is_cancelled_is_ended(tmp_path: Path, monk
     with pytest.raises(asyncio.CancelledError):
         await running
     assert started[0].returncode is not None
+
+
+async def test_many_tenants_are_not_left_out_by_a_copy_that_stalls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiling what changed takes less time than a network may stall in the middle of a file."""
+    monkeypatch.setattr(reload, "SHRUNK_S", 0.05)
+    lines = [json.dumps({"name": f"n{n}", "tier": "gold", "models": ["*"]}) for n in range(300)]
+    whole = documents([1]) | {"tenants.ndjson": "\n".join(lines).encode()}
+    async with watched(tmp_path, whole) as (_, core, reloader):
+        half = b"\n".join(whole["tenants.ndjson"].split(b"\n")[:150])
+        for data, tenants in ((half, 303), (whole["tenants.ndjson"], 303), (half, 153)):
+            (tmp_path / "tenants.ndjson").write_bytes(data)
+            looking = asyncio.ensure_future(reloader.look())
+            if tenants == 303 and data is half:
+                compiling = reloader._build
+
+                async def then_more(compiling=compiling) -> Snapshot:  # type: ignore[no-untyped-def]
+                    snapshot = await compiling()
+                    asyncio.get_running_loop().call_later(
+                        0.01, (tmp_path / "tenants.ndjson").write_bytes, whole["tenants.ndjson"]
+                    )
+                    return snapshot  # type: ignore[no-any-return]
+
+                reloader._build = then_more
+                await looking
+                reloader._build = compiling
+            await looking
+            assert len(core.snapshot.tenants) == tenants, "what holds still is taken"
 
 
 async def test_a_key_of_many_is_revoked_and_rotated_without_compiling_the_others(tmp_path: Path) -> None:

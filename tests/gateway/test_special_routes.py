@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from time import monotonic
 
 import pytest
 
@@ -361,6 +362,51 @@ async def test_a_founder_that_leaves_fails_nobody_and_the_last_one_frees_everyth
             two.send(INFER, b"y")
             await until(lambda: it.members() == 2 and len(it.ups[0].seen) == 2)
         await until(lambda: it.idle() and it.ups[0].departures == 1)
+
+
+async def test_who_leaves_an_equal_call_pays_for_what_was_sent() -> None:
+    """On a deterministic route nothing was paid by whoever left before the answer: requests and computing were free."""
+    tenant = f'[tenants.q]\ntier = "gold"\nmodels = ["*"]\nkeys = [{{ sha256 = "{digest("key-q")}" }}]\n'
+    tenant += "limit = { requests_per_day = 100, compute_ms_per_day = 1000000 }\n"
+    async with house(FLOWN + tenant) as it:
+        held = it.ups[0].answer = Held(ok(b"once"))
+
+        def used() -> tuple[float, float]:
+            requests, compute = it.core.limiter._accounts["q", "all"].meters  # type: ignore[attr-defined]
+            return 100 - requests.left(monotonic())[0], 1e9 - compute.left(monotonic())[0]
+
+        async with Client(it.port) as one, Client(it.port) as two:
+            one.send(INFER, b"x", key="key-q")
+            two.send(INFER, b"x", key="key-q")
+            await until(lambda: it.members() == 2 and len(it.ups[0].seen) == 1)
+            assert used() == (2, 20_000), "10 ms are reserved for each"
+            await asyncio.sleep(0.02)
+        await until(lambda: it.idle())
+        requests, compute_us = used()
+        assert requests == 2 and 20_000 <= compute_us < 40_000, "both asked; the work was done once"
+        # One that waits for the permit of another tenant's call and leaves has cost nothing.
+        async with Client(it.port) as full, Client(it.port) as waits:
+            for number in range(8):
+                full.send(INFER, b"%d" % number)
+            await until(lambda: len(it.ups[0].seen) == 2)
+            it.core.pools["p0"].admission.limit = 1
+            waits.send(INFER, b"y", key="key-q")
+            await until(lambda: it.members() == 2)
+            waits.writer.close()
+            await until(lambda: it.members() == 1)
+            assert used()[0] == 2 and used()[1] == compute_us
+            held.go.release()
+            it.ups[0].answer = it.ups[0].ok
+            await full.reply()
+        held.go.release()
+
+        # And an upstream that breaks after it was sent to has been asked.
+        async def broken(seen: Seen) -> bytes:
+            return b""
+
+        it.ups[0].answer = broken
+        assert (await ask(it.port, body=b"z", key="key-q")).status == 502
+        assert used()[0] == 3
 
 
 async def test_members_keep_their_own_deadlines() -> None:

@@ -215,3 +215,25 @@ async def test_a_handshake_that_does_not_go_on_is_cut(files: Pair) -> None:
     writer.close()
     await server.drain(0.0)
     await core.close()
+
+
+async def test_handshakes_that_do_not_go_on_take_no_place_from_others(files: Pair, pairs: dict[str, Pair]) -> None:
+    """They were counted nowhere: a few hundred of them held every file the process may have, for ten seconds each."""
+    server = HttpServer(HttpLimits(max_connections=6))
+    core = Gateway(compile_documents(documents([1])), limiter=EmbeddedLimiter(), sink=ListSink())
+    sock = socket.create_server(("127.0.0.1", 0))
+    await server.open(lambda: ClientConnection(server, core), sock, tls=Certificates(*files).context)
+    stalled = []
+    for number in range(30):
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        if number % 2:
+            writer.write(b"\x16\x03\x01")
+        stalled.append(writer)
+        async with asyncio.timeout(5), TlsClient(server.port, trusting(*pairs.values())) as client:
+            assert (await client.ask("/v2/health/live", key=None, method="GET")).status == 200
+            assert len(server.connections) + len(server.greetings) <= 6
+    for writer in stalled:
+        writer.close()
+    await settle(lambda: not server.connections and not server.greetings)
+    await server.drain(0.0)
+    await core.close()

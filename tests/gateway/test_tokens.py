@@ -23,6 +23,8 @@ from oriel_gateway.limits import EmbeddedLimiter
 from oriel_gateway.public_keys import parse_key_set
 from oriel_gateway.tokens import Tokens
 from oriel_policies.documents import compile_documents
+from oriel_policies.documents.packed import pack, unpack
+from oriel_policies.errors import BadDocument
 from oriel_wire.trace import ListSink
 
 from .stack import Client, Upstream, documents, gateway, upstream
@@ -151,6 +153,48 @@ async def test_a_bad_token_is_refused_in_the_same_words_for_all(reason: str, mak
         gate.identify([("authorization", f"Bearer {make()}")])
     assert caught.value.message == "the key or token is not valid" and caught.value.outcome.value == "unauthenticated"
     assert gate.tokens_refused == {reason: 1}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [["g"], {"g": 1}, 1, 1.5, True, "G", "g ", "\uff47", "g\u0000", "\ud800", "\udcff", "", "x" * 1000, "../g", "g\n"],
+)
+async def test_a_claim_that_is_not_exactly_a_tenants_name_is_nobodys(name: Any) -> None:
+    """Nothing is folded, trimmed or looked up by what is not text. JSON can say what UTF-8 cannot: a lone surrogate."""
+    from oriel_gateway.errors import Refused
+
+    snapshot = unpack(memoryview(pack(compile_documents(files()))))
+    gate = Gateway(snapshot, limiter=EmbeddedLimiter(), sink=ListSink())
+    with pytest.raises(Refused) as caught:
+        gate.identify([("authorization", f"Bearer {token(tenant=name)}")])
+    assert caught.value.outcome.value == "unauthenticated"
+    lone = isinstance(name, str) and any("\ud800" <= letter <= "\udfff" for letter in name)
+    assert gate.tokens_refused == {"malformed" if lone else "tenant": 1}
+
+
+async def test_an_issuer_speaks_for_the_tenants_it_is_trusted_with() -> None:
+    """With two issuers each could make tokens for the other's tenants."""
+    gate = await core(tenants='["b*", "x"]')
+    assert gate.identify([("authorization", f"Bearer {token(tenant='b')}")]).tenant.name == "b"
+    found, why = explain_token(gate.snapshot, token(), b"")
+    assert found is None and why == "its claim names no tenant that its issuer may speak for"
+    again = unpack(memoryview(pack(gate.snapshot)))
+    assert again.issuers["login"].tenants == ("b*", "x")
+    for wrong in ("[]", '["a b"]'):
+        with pytest.raises(BadDocument, match="tenants"):
+            compile_documents(files(tenants=wrong))
+
+
+async def test_a_token_that_never_ends_or_ended_long_ago_is_judged_as_one() -> None:
+    from oriel_gateway.errors import Refused
+
+    gate = await core()
+    for exp in (10**12, 4e9, "4000000000"):
+        key = gate.identify([("authorization", f"Bearer {token(exp=exp)}")])
+        assert key.expires_at is not None and key.expires_at > time()
+    for exp in (float("inf"), float("nan"), -1, 0, True, [], {}, "", "1e99", 10**400):
+        with pytest.raises(Refused):
+            gate.identify([("authorization", f"Bearer {token(exp=exp)}")])
 
 
 async def test_clocks_may_differ_by_the_leeway() -> None:

@@ -2,16 +2,19 @@
 
 import asyncio
 import socket
+import sys
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oriel_gateway.tls_pieces import PIECE_BYTES, InPieces
 from oriel_gateway.unread import READER_BYTES, Unread
 
 from .stack import GOLD, Client, Seen, documents, gateway, upstream
 from .test_attacks import ASKED, HEAD, FakeTransport, wired
-from .test_ingress_http import INFER, idle, settle
+from .test_ingress_http import INFER, Gate, idle, settle
 
 NOTES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 60)), max_size=60)
 
@@ -82,6 +85,20 @@ async def test_a_little_more_is_taken_for_a_client_that_does_not_read() -> None:
         assert client.gateway.unread.bytes == 0 and client.gateway.pools["p"].admission.inflight == 0
 
 
+@given(lines=st.lists(st.integers(0, 3 * PIECE_BYTES), max_size=5))
+def test_over_tls_nothing_is_written_in_large_pieces_and_everything_in_order(lines: list[int]) -> None:
+    """What one write encrypts stays allocated: a connection that had sent 256 KiB at once weighed 380 KiB for good."""
+    written: list[bytes] = []
+    transport = FakeTransport()
+    transport.write = lambda data: written.append(bytes(data))  # type: ignore[method-assign]
+    pieces = InPieces(transport)  # type: ignore[arg-type]
+    texts = [bytes([number]) * size for number, size in enumerate(lines)]
+    pieces.writelines(texts)
+    assert b"".join(written) == b"".join(texts) and max(map(len, written), default=0) <= PIECE_BYTES
+    pieces.abort()
+    assert transport.calls == ["abort"]
+
+
 async def test_readers_without_number_share_a_bound_and_everything_comes_back() -> None:
     size = 6_000_000
 
@@ -110,3 +127,36 @@ async def test_readers_without_number_share_a_bound_and_everything_comes_back() 
         for sock in readers:
             sock.close()
         await settle(lambda: idle(core) and not core.unread.bytes, 10)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel for the state of a connection")
+async def test_a_client_that_left_behind_bytes_nobody_read_is_not_served() -> None:
+    """Reading stops at a head's worth of the next request; that it had closed was seen with the answer, or never."""
+    hold = Gate()
+    async with (
+        upstream() as up,
+        gateway(documents([up.port], max_inflight=1)) as (port, core),
+        Client(port) as first,
+    ):
+        up.answer = hold
+        first.send(INFER, b"first")
+        await settle(lambda: len(hold.order) == 1)
+        leaving = [await Client(port).__aenter__() for _ in range(3)]
+        for client in leaving:
+            client.send(INFER, b"gone")
+            client.writer.write(b"GET /v2 HTTP/1.1\r\nx: " + bytes(100_000))
+        queue = core.pools["p"].admission.queue
+        await settle(lambda: len(queue) == 3)
+        async with Client(port) as last:
+            last.send(INFER, b"last")
+            await settle(lambda: len(queue) == 4)
+            await asyncio.sleep(0.05)
+            for client in leaving:
+                client.writer.transport.abort()
+            await asyncio.sleep(0.05)
+            for _ in range(2):
+                hold.go.release()
+            assert [(await client.reply()).status for client in (first, last)] == [200, 200]
+        assert [seen.body for seen in up.seen] == [b"first", b"last"]
+        assert [told.outcome for told in core.decisions.where()].count("client_left") == 3
+        await settle(lambda: idle(core))

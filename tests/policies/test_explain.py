@@ -2,6 +2,7 @@
 
 from hashlib import sha256
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from oriel_gateway.errors import Refused
 from oriel_gateway.identity import identify
 from oriel_gateway.targets import absent, resolve
-from oriel_policies.documents import ApiKey, compile_documents
+from oriel_policies.documents import ApiKey, compile_documents, schema
 from oriel_policies.explain import Asked, explain
 from oriel_policies.routing import RouteTable
 
@@ -83,8 +84,9 @@ def test_a_call_that_is_served_is_followed_to_its_pool() -> None:
         "route: one endpoint per stream",
         "route: equal calls at the same time are made once; answers are kept for 5 s",
         "route: a call may run twice: it is retried, hedged after 10 ms",
-        "pool: p: 127.0.0.1:1; 32 permits at most, learned below that; 1024 calls and 268435456 bytes may wait; "
-        "bodies up to 67108864 bytes; Triton priority 1 over gRPC",
+        "pool: p: 127.0.0.1:1; absent over gRPC; 32 permits at most, learned below that; 1024 calls and 268435456 "
+        "bytes may wait; bodies up to 67108864 bytes, answers up to 1073741824; connections within 2000 ms, kept for "
+        "45000 ms; /v2/health/ready asked every 1000 ms; Triton priority 1 over gRPC",
     ]
 
 
@@ -135,3 +137,87 @@ def test_it_agrees_with_the_gateway(key: str, name: str, kind: str, version: str
     else:
         assert not steps[-1].refused
         assert any(step.room == "pool" and step.says.startswith(f"{target.pool}:") for step in steps)
+
+
+# Of each table, one line that says something else than its default, beside what makes it mean something.
+LINES = {
+    "tiers.t": [
+        "band = 7", "target_ms = 50", "give_up_ms = 77", "stream_idle_ms = 5", "stream_max_ms = 900000",
+        "objective = 0.5"
+    ],
+    "tenants.t": [
+        "tier = 'u'", "models = ['digits', 'x']", "services = ['y']", "scopes = ['operator']", "weight = 3.0",
+        "limit = {concurrency = 3}", "limits = [{model = 'digits', concurrency = 3}]",
+        "keys = [{sha256 = 'SHA', name = 'n'}]",
+    ],
+    "pools.p": [
+        "endpoints = ['127.0.0.1:9']", "discover = 'dns:b:2'", "grpc_endpoints = ['127.0.0.1:8']",
+        "grpc_discover = 'dns:b:3'", "learn_concurrency = false", "max_inflight = 3", "max_queue = 4",
+        "max_queue_bytes = 5", "max_body_bytes = 6", "max_response_bytes = 7", "connect_timeout_ms = 8",
+        "idle_timeout_ms = 9", "probe = ''", "probe_interval_ms = 500", "triton_priorities = {t = 3}",
+    ],
+    "routes": [
+        "pool = 'q'", "name = 'n'", "model = 'd*'", "service = 's'", "version = '3'",
+        "headers = {a = 'b'}",
+        "split = [{pool = 'p', weight = 1}, {pool = 'q', weight = 3}]", "split_by = 'header:a'",
+        "shadow = {pool = 'q'}",
+        "sticky = 'header:a'", "deterministic = true", "cache_s = 3.0", "cache_shared = true", "idempotent = true",
+        "hedge_ms = 5",
+    ],
+    "limit": [
+        "requests_per_s = 3", "burst = 3", "concurrency = 3", "bytes_per_s = 3", "bytes_burst = 3",
+        "requests_per_day = 3", "requests_per_month = 3", "compute_ms_per_day = 3", "compute_ms_per_month = 3",
+    ],
+}  # fmt: skip
+BESIDE = {
+    "burst": "requests_per_s = 5",
+    "bytes_burst": "bytes_per_s = 5",
+    "split_by": "split = [{pool = 'p', weight = 1}, {pool = 'q', weight = 1}]",
+    "cache_s": "deterministic = true",
+    "cache_shared": "deterministic = true\ncache_s = 5.0",
+    "hedge_ms": "idempotent = true",
+}
+PLAIN = {
+    "tiers.t": {"band": "band = 0", "target_ms": "target_ms = 10"},
+    "tenants.t": {"tier": "tier = 't'", "models": "models = ['digits']", "keys": "keys = [{sha256 = 'SHA'}]"},
+    "pools.p": {"endpoints": "endpoints = ['127.0.0.1:1']"},
+    "routes": {"pool": "pool = 'p'", "model": "model = 'digits'"},
+    "limit": {},
+}
+
+
+def whole(table: str, more: str) -> list[str]:
+    """What is said with these lines in one table, and the plain ones in all others."""
+    field = more.rpartition("\n")[2].partition(" ")[0]
+    left_out = {field, *(line.partition(" ")[0] for line in more.splitlines())}
+    left_out |= {"endpoints"} if field == "discover" else set()
+    left_out |= {"pool"} if "split" in more else set()
+    left_out |= {"model"} if field == "service" else set()
+    parts = ["[tiers.u]\nband = 1\ntarget_ms = 1", "[pools.q]\nendpoints = ['127.0.0.1:2']"]
+    for name, plain in PLAIN.items():
+        lines = [line for each, line in plain.items() if name != table or each not in left_out]
+        title = {"routes": "[[routes]]", "limit": "[tenants.t.limit]"}.get(name, f"[{name}]")
+        lines += more.splitlines() if name == table else []
+        if lines:
+            parts.append("\n".join([title, *lines]))
+    text = "\n".join(parts).replace("SHA", digest("k"))
+    snapshot = compile_documents({"a.toml": text.encode()})
+    key, asked = snapshot.keys[sha256(b"k").digest()], (Asked(model="digits"), Asked(service="y"))
+    return [step.says for each in asked for step in explain(snapshot, key, each, now=NOW)]
+
+
+@pytest.mark.parametrize(("table", "line"), [(table, line) for table, lines in LINES.items() for line in lines])
+def test_every_field_that_applies_is_told(table: str, line: str) -> None:
+    """Of a pool, its bounds on answers and connections, its probes and its gRPC were kept silent; of a tier, its
+    objective."""
+    beside = BESIDE.get(line.partition(" ")[0], "")
+    assert whole(table, f"{beside}\n{line}".strip()) != whole(table, beside)
+
+
+def test_the_lines_name_every_field() -> None:
+    tables = {
+        "tiers.t": schema.TierTable, "tenants.t": schema.TenantTable, "pools.p": schema.PoolTable,
+        "routes": schema.RouteTable, "limit": schema.LimitTable,
+    }  # fmt: skip
+    for name, table in tables.items():
+        assert {line.partition(" ")[0] for line in LINES[name]} == {f.name for f in msgspec.structs.fields(table)}

@@ -65,17 +65,42 @@ def test_no_window_admits_more_than_burst_plus_rate(rate: float, burst: int, arr
             taken += admitted[last][1]
 
 
-def test_slots_are_bounded_and_the_wait_is_learned() -> None:
-    slots = Slots()
-    assert [slots.take(2) for _ in range(2)] == [0.0, 0.0]
-    assert slots.take(2) > 0.0
+@pytest.mark.parametrize("limit", [2, 100])
+def test_slots_are_bounded_and_the_wait_is_learned(limit: int) -> None:
+    slots, now = Slots(), 10.0
+    assert [slots.take(limit, now) for _ in range(limit)] == [0.0] * limit
+    assert slots.take(limit, now) > 0.0
     for _ in range(60):
-        slots.leave(4.0)
-        assert slots.take(2) == 0.0
-    assert slots.take(2) == pytest.approx(2.0, rel=0.01)
-    for _ in range(5):
-        slots.leave(1.0)
-    assert slots.used == 0
+        slots.leave(4.0, now)
+        assert slots.take(limit, now) == 0.0
+    few = limit == 2  # of few the oldest is known, of many the mean time between two ends
+    assert slots.take(limit, now) == slots.wait(limit, now) == pytest.approx(4.0 if few else 4.0 / limit, rel=0.01)
+    assert not few or slots.take(limit, now + 2.5) == pytest.approx(1.5, rel=0.01)
+    for _ in range(limit + 3):
+        slots.leave(1.0, now)
+    assert slots.used == 0 and slots.wait(limit, now) == 0.0
+
+
+@given(st.integers(1, 5), st.lists(st.floats(0.01, 2.0), min_size=20, max_size=60))
+def test_the_wait_for_a_slot_is_true_when_calls_take_their_time(limit: int, gaps: list[float]) -> None:
+    """Calls that take 5 s each, and callers at any moment: a slot is free when they are told, within a second."""
+    slots, now = Slots(), 0.0
+    ends: list[float] = []
+    for gap in gaps:
+        now += gap
+        while ends and ends[0] <= now:
+            slots.leave(5.0, ends.pop(0))
+        wait_s = slots.take(limit, now)
+        if wait_s == 0.0:
+            ends.append(now + 5.0)
+            assert len(ends) <= limit
+        elif slots.hold_s:
+            assert abs(now + wait_s - ends[0]) < 1e-6
+    taken = slots.used
+    assert taken == len(ends)
+    if slots.take(limit, now) == 0.0:
+        slots.undo()
+    assert slots.used == taken
 
 
 class Wall:
@@ -191,3 +216,24 @@ def test_headers_are_structured_fields_with_whole_seconds(bound: Bound, policy: 
     assert policy_item(bound, 86400.0) == policy
     assert state_item(bound, 2, 0.05) == state
     assert ceil(0.05) == 1
+
+
+@pytest.mark.parametrize(
+    ("visits", "used"),
+    [
+        ([(7, 5), (0, 1), (7, 0)], 6),  # no right time at the start, as on machines without a clock of their own
+        ([(7, 5), (8, 2), (7, 0)], 7),  # ahead for a while
+        ([(7, 5), (8, 2), (7, 1), (8, 3)], 3),  # and the day after that is a new one
+        ([(7, 5), (30000, 2), (7, 0), (8, 3)], 3),
+        ([(30000, 5), (7, 1)], 6),  # kept by a gateway whose clock was ahead ...
+        ([(30000, 5), (7, 1), (8, 2)], 2),  # ... which locks nobody out
+        ([(7, 5), (8, 2), (9, 3)], 3),
+    ],
+)
+def test_a_clock_that_was_wrong_for_a_while_forgives_nothing(visits: list[tuple[int, int]], used: int) -> None:
+    """After a start in 1970 and the right time five minutes later, a quota that was used up was there again."""
+    window = Window()
+    for number, units in visits:
+        window.roll(number)
+        window.charge(units)
+    assert window.used == used

@@ -2,7 +2,7 @@
 
 import pytest
 
-from oriel_wire.context import read_headers
+from oriel_wire.context import parse_timeout_ms, read_headers, valid_request_id
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,24 @@ def test_requests_of_one_plan_have_their_own_ids() -> None:
     plan = read_headers({}.get, trusted=False, sample=False)
     first, second = plan.at(1.0, 1.0), plan.at(1.0, 1.0)
     assert first.request_id != second.request_id and first.trace.trace_id != second.trace.trace_id
+
+
+@pytest.mark.parametrize(("given", "kept"), [("a.b", True), ("_-1", True), (".", False), ("..", False), (".a", False)])
+def test_an_id_that_a_path_would_swallow_is_not_kept(given: str, kept: bool) -> None:
+    """`/decisions/..` is another page."""
+    assert valid_request_id(given) is kept
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        ("86400001", 86400.0),
+        ("999999999999", 86400.0),
+        ("1000000000000", None),
+        ("NaN", None),
+        ("-1", None),
+        ("\xb2", None),
+    ],
+)
+def test_a_deadline_is_at_most_a_day(given: str, seconds: float | None) -> None:
+    assert parse_timeout_ms(given) == seconds

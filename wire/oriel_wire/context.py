@@ -43,7 +43,7 @@ REQUEST_ID = "x-request-id"
 INTERNAL = frozenset({TIMEOUT_MS, TIER, PRIORITY, TENANT, MODELS, COST_US})
 
 MAX_TIMEOUT_S = 24 * 3600.0
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}\Z")  # a dot at the beginning means a path to some
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
 _MAX_BAND = 255
 

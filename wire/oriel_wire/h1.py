@@ -285,6 +285,7 @@ class RequestHead:
     content_encoding: str | None = None
     forwarded: list[Field] | None = None
     plan: Any = None
+    known = False  # its connection has recognised it
     _by_name: dict[str, str] | None = None
 
     def __init__(self, line: _Line) -> None:

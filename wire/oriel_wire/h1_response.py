@@ -69,10 +69,7 @@ class ResponseHead:
 
 
 def parse_response_head(block: bytes, memo: ResponseMemo) -> ResponseHead:
-    """Read a response head without its closing CRLFCRLF. Raises BadMessage."""
-    found = memo.heads.get(block)
-    if found is not None:
-        return found
+    """Read a response head without its closing CRLFCRLF; look into `memo.heads` before. Raises BadMessage."""
     repeated = len(block) <= _MAX_KEPT_HEAD
     lines = block.split(b"\r\n")
     known = memo.statuses.get(lines[0])
@@ -83,7 +80,8 @@ def parse_response_head(block: bytes, memo: ResponseMemo) -> ResponseHead:
         known = int(match[2]), int(match[1])
         if len(memo.statuses) < memo.SIZE and len(lines[0]) <= MAX_LINE:
             memo.statuses[lines[0]] = known
-    head = ResponseHead(known[0], lines[0], known[1])
+    # A proxy answers in its own version: a body that is chunked on its way would be an error in HTTP/1.0.
+    head = ResponseHead(known[0], lines[0] if known[1] else b"HTTP/1.1" + lines[0][8:], known[1])
     dropped: tuple[bytes, ...] = ()
     fields = head.fields
     forward = head.forward

@@ -3,7 +3,13 @@
 Asks of one loop iteration travel as one batch; a few batches may be under way at a time. A batch that is not answered
 within the budget counts as a failure, and makes room for the next; its answer still counts if it comes later, so a slow
 ledger loses no units. After five failures in a row nobody asks any more: each gateway admits its share alone, and the
-beat, once a second, tries whether the ledger is back. No call ever waits for that.
+beat, once a second, tries whether the ledger is back. No call ever waits for that; and as long as a ledger that came
+back is on probation, calls wait for it `DOUBTFUL_S` at most.
+
+Who is alone cannot know whether the others are as well. If they are, N shares of 1.5 / N are what is promised; if they
+are not, those shares come on top of the whole limit that the others admit. So at first a gateway that is alone takes
+so little that it does not matter (`_careful`), until the others, who hear from the ledger who is silent, have made room
+for its whole share (`rest`).
 """
 
 import asyncio
@@ -13,7 +19,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Protocol
 
-from oriel_gateway.limits.ledger import Ledger, LedgerLost, Question
+from oriel_gateway.limits.ledger import PRESENCE_S, Ledger, LedgerLost, Question
 from oriel_policies.breaker import Breaker
 from oriel_policies.ledger import Answer, Ask
 
@@ -33,6 +39,9 @@ MAX_LANES = 4  # batches within their budget
 MAX_UNDER_WAY = 16
 MAX_WAITING = 100_000
 MAX_SHARE = 1.5
+_LEAST_REST = 0.01
+DOUBTFUL_S = 0.005
+CAREFUL_S = PRESENCE_S + BEAT_S + 0.5  # after this the others know
 
 Done = Callable[[list[Answer] | None], None]
 
@@ -58,7 +67,8 @@ class Reporting(Protocol):
 class Courier:
     """Single writer: the loop it is opened on. replicas: gateways to reckon with until the ledger says a number.
 
-    share: what this gateway may admit alone of every limit while nobody can be asked.
+    share: what this gateway may admit alone of every limit while nobody can be asked. rest: what of every limit is left
+    for those who do ask, because others have fallen silent.
     """
 
     def __init__(
@@ -70,7 +80,9 @@ class Courier:
         self._breaker = Breaker(probe_s=PROBE_S)
         self._least = max(1, replicas)
         self.replicas = self._least
-        self.share = _share(self._least)
+        self.share = _careful(self._least)
+        self.rest = 1.0
+        self._alone_s: float | None = None  # since when
         self._waiting: deque[tuple[Question, Done]] = deque()
         self._active: OrderedDict[Reporting, None] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -87,6 +99,10 @@ class Courier:
     def up(self) -> bool:
         """Whether the ledger is asked at all."""
         return self._breaker.closed
+
+    def patience_s(self, now: float) -> float:
+        """How long a call waits for an answer."""
+        return min(DOUBTFUL_S, self._budget_s) if self._breaker.on_probation(now) else self._budget_s
 
     def active(self, meter: Reporting) -> None:
         """Tick this meter until it is quiet."""
@@ -191,6 +207,8 @@ class Courier:
             self._tasks.add(task)
             task.add_done_callback(self._carried)
         up = self.up
+        if self._alone_s is not None and now >= self._alone_s + CAREFUL_S:
+            self.share = _share(self.replicas)
         for _ in range(min(len(self._active), MAX_TICKED)):
             meter, _ = self._active.popitem(last=False)
             ask = meter.tick(now) if up else None
@@ -208,10 +226,19 @@ class Courier:
         """Say hello; while the breaker is open that is its probe. A slow answer is no answer."""
         try:
             async with asyncio.timeout(self._budget_s if probe else LOST_S):
-                replicas = await self._ledger.hello()
-            if self.replicas != max(self._least, replicas):
-                self.replicas = max(self._least, replicas)
-                self.share = _share(self.replicas)
+                present = await self._ledger.hello(_share(self.replicas))
+            rest = max(_LEAST_REST, min(1.0, MAX_SHARE - present.alone))
+            if rest < self.rest:
+                _log.warning(
+                    "gateways that share the limits are silent and may admit %.2f of each alone: %.2f of it is left "
+                    "for those that ask",
+                    present.alone,
+                    rest,
+                )
+            self.rest = rest
+            if self.replicas != max(self._least, present.gateways):
+                self.replicas = max(self._least, present.gateways)
+                self.share = _careful(self.replicas)
             if probe:
                 self._succeeded()
         except (LedgerLost, TimeoutError) as error:
@@ -224,12 +251,13 @@ class Courier:
         was = self.up
         self._breaker.failed(self._clock())
         if was and not self.up:
+            self._alone_s = self._clock()
             _log.warning(
                 "the limiter's ledger does not answer within %g ms (%s): until it does, this gateway admits its share, "
                 "%.2f of every limit, alone",
                 self._budget_s * 1e3,
                 why,
-                self.share,
+                _share(self.replicas),
             )
             waiting, self._waiting = self._waiting, deque()
             for _, done in waiting:
@@ -239,13 +267,19 @@ class Courier:
         was = self.up
         self._breaker.succeeded(self._clock())
         if self.up and not was:
+            self._alone_s, self.share = None, _careful(self.replicas)
             _log.info("the limiter's ledger answers again, %d gateways share it", self.replicas)
 
 
 def _share(replicas: int) -> float:
     """What each of N gateways may admit of every limit while it cannot ask: 1 / N x min(1.5, N / 2), and >= 1 / N.
 
-    All of them stay within 1.5 x the limit together if all have lost the ledger, and also if one alone has, while the
-    others go on admitting the whole limit.
+    All of them stay within 1.5 x the limit together if all have lost the ledger, and also if some have and the others
+    leave them room.
     """
     return max(1.0, min(MAX_SHARE, replicas / 2)) / replicas
+
+
+def _careful(replicas: int) -> float:
+    """The same while one gateway alone may still have the whole limit from the ledger."""
+    return (MAX_SHARE - 1.0) / (replicas - 1) if replicas > 1 else 1.0

@@ -11,6 +11,8 @@ from oriel_policies.limits import Bound, Window
 
 __all__ = ["EmbeddedLimiter"]
 
+MAX_WINDOWS = 500_000
+
 
 class EmbeddedLimiter(MeteredLimiter):
     """file: where quota counters are kept; None: in memory only. wall: epoch seconds."""
@@ -25,6 +27,7 @@ class EmbeddedLimiter(MeteredLimiter):
         super().__init__(make=self._meter, idle=_idle, max_accounts=max_accounts)
         self._clock = CalendarClock(wall)
         self._file = file
+        self._windows: dict[tuple[str, str], Window] = {}  # of quotas whose meters were dropped, if no file keeps them
 
     def _meter(self, tenant: str, bound: Bound) -> Meter:
         if bound.slots:
@@ -32,8 +35,17 @@ class EmbeddedLimiter(MeteredLimiter):
         if bound.period is None:
             return RateMeter(bound)
         if self._file is None:
-            return QuotaMeter(bound, tenant, Window(), self._clock, _forget)
+            window = self._windows.pop((tenant, bound.name), None) or Window()
+            return QuotaMeter(bound, tenant, window, self._clock, _forget)
         return QuotaMeter(bound, tenant, self._file.window(tenant, bound), self._clock, self._file.changed)
+
+    def _drop(self, tenant: str, meter: Meter) -> None:
+        if not isinstance(meter, QuotaMeter):
+            return
+        if self._file is not None:
+            self._file.keep(tenant, meter.bound, meter.window)
+        elif len(self._windows) < MAX_WINDOWS:
+            self._windows[tenant, meter.bound.name] = meter.window
 
     async def close(self) -> None:
         if self._file is not None:

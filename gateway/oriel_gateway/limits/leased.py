@@ -77,6 +77,9 @@ class LeasedMeter:
             return self._next_ask_s - now  # the lease was not given in full a moment ago
         return ASK
 
+    def wait(self, units: int, now: float) -> float:
+        return self._blocked_s - now if now < self._blocked_s and units >= self._blocked_units else 0.0
+
     def undo(self, units: int, now: float) -> None:
         self.charge(-units, now)
 
@@ -160,7 +163,7 @@ class LeasedMeter:
     def quiet(self, now: float) -> bool:
         return self.idle(now) and not self._reports(now)
 
-    def wait(self, answer: Answer, now: float) -> float:
+    def refused_s(self, answer: Answer, now: float) -> float:
         """Seconds until a call that the ledger refused would get what it needs."""
         return answer.wait_us * 1e-6
 

@@ -66,10 +66,11 @@ class LeasedRate(LeasedMeter):
     def _ask(self, now: float) -> Ask:
         bound = self.bound
         assert bound.rate is not None
-        burst = float(bound.limit)
+        rest = self._courier.rest
+        burst, rate = max(1.0, bound.limit * rest), bound.rate.requests_per_s * rest
         if self._leases():  # what comes in between two asks must not run over
-            burst = max(burst, bound.rate.requests_per_s * LEASE_S)
-        ask = Ask(key=bound.name, kind=RATE, limit=burst, step=1e6 / bound.rate.requests_per_s, spent=self._spent)
+            burst = max(burst, rate * LEASE_S)
+        ask = Ask(key=bound.name, kind=RATE, limit=burst, step=1e6 / rate, spent=self._spent)
         self._spent = 0
         return ask
 
@@ -120,7 +121,7 @@ class LeasedSlots(LeasedMeter):
 
     def leave(self, held_s: float, now: float) -> None:
         self.undo(1, now)
-        self._hold_s += 0.1 * (held_s - self._hold_s)
+        self._hold_s += (0.1 if self._hold_s else 1.0) * (held_s - self._hold_s)
         if self.balance > 0 and not self._asking and self._courier.up and not self._leases():
             ask = self._return(now)
             self._courier.send(self.tenant, [ask], lambda got: self.ended(ask, got[0] if got else None, now))
@@ -132,7 +133,7 @@ class LeasedSlots(LeasedMeter):
         return Ask(
             key=self.bound.name,
             kind=SLOTS,
-            limit=self.bound.limit,
+            limit=max(1, int(self.bound.limit * self._courier.rest + 1e-6)),
             step=0.0,
             number=-1 if self._asking else 0,
             used=self.inflight + self.balance,
@@ -153,8 +154,11 @@ class LeasedSlots(LeasedMeter):
     def _wait(self, now: float) -> float:
         return max(self._hold_s / self.bound.limit, 1e-3)
 
-    def wait(self, answer: Answer, now: float) -> float:
+    def refused_s(self, answer: Answer, now: float) -> float:
         return self._wait(now)
+
+    def wait(self, units: int, now: float) -> float:
+        return 0.0  # never longer than what refuses
 
     def ended(self, ask: Ask, answer: Answer | None, now: float) -> None:
         limit = self.bound.limit

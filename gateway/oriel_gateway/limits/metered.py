@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from oriel_gateway.errors import Refused
 from oriel_gateway.limits.grants import Grant
 from oriel_gateway.limits.meters import ASK, Meter
 from oriel_gateway.limits.words import MAX_ITEMS, policy, refusal
@@ -120,7 +121,7 @@ class MeteredLimiter:
                 else:
                     for other in taken:
                         other.undo(amounts[other.bound.counts], now)
-                    raise refusal(meter, wait_s, now)
+                    raise self._longest(name, allowances, meter, wait_s, amounts, now)
             policies = f"{policies}, {plan.policies}" if policies else plan.policies
         grant = Grant(self, taken, amounts, policies, name, target.route, now)
         if asked is not None:
@@ -161,6 +162,23 @@ class MeteredLimiter:
         self._ask(grant, asked, (1, 0, 0), now)
         return grant
 
+    def _longest(
+        self,
+        tenant: str,
+        allowances: Sequence[Allowance],
+        refusing: Meter,
+        wait_s: float,
+        amounts: tuple[int, int, int],
+        now: float,
+    ) -> Refused:
+        """Of all bounds that refuse a call the one that does so longest: whoever waits for another is refused again."""
+        for allowance in allowances:
+            account = self._accounts.get((tenant, allowance.name))
+            for meter in () if account is None else account.meters:
+                if (longer_s := meter.wait(amounts[meter.bound.counts], now)) > wait_s:
+                    refusing, wait_s = meter, longer_s
+        return refusal(refusing, wait_s, now)
+
     def learn(self, route: str, tenant: str, cost_us: int) -> None:
         """A call of a tenant with a quota of computing cost this much."""
         self._charges.learn(route, tenant, cost_us * 1e-6)
@@ -200,4 +218,9 @@ class MeteredLimiter:
             if not all(self._idle(meter, now) for meter in (*account.meters, *account.retired)):
                 accounts[key] = account
         if len(accounts) >= self._max_accounts:
-            accounts.popitem(last=False)
+            (tenant, _), account = accounts.popitem(last=False)
+            for meter in (*account.meters, *account.retired):
+                self._drop(tenant, meter)
+
+    def _drop(self, tenant: str, meter: Meter) -> None:
+        """A meter that owes something is forgotten, for want of room."""

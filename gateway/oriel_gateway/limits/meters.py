@@ -24,6 +24,9 @@ class Meter(Protocol):
     def take(self, units: int, now: float) -> float:
         """0.0: the units fit and are counted. > 0: seconds until they would fit. `ASK`: unknown here."""
 
+    def wait(self, units: int, now: float) -> float:
+        """Seconds until they would fit, without counting them; 0.0 also when that is unknown here."""
+
     def undo(self, units: int, now: float) -> None:
         """Another bound refused the call that took these units."""
 
@@ -52,6 +55,10 @@ class RateMeter:
     def take(self, units: int, now: float) -> float:
         assert self.bound.rate is not None
         return self._gcra.take(self.bound.rate, now, units)
+
+    def wait(self, units: int, now: float) -> float:
+        assert self.bound.rate is not None
+        return self._gcra.wait(self.bound.rate, now, units)
 
     def undo(self, units: int, now: float) -> None:
         self.charge(-units, now)
@@ -87,16 +94,19 @@ class SlotMeter:
         self._slots = Slots()
 
     def take(self, units: int, now: float) -> float:
-        return self._slots.take(self.bound.limit)
+        return self._slots.take(self.bound.limit, now)
+
+    def wait(self, units: int, now: float) -> float:
+        return self._slots.wait(self.bound.limit, now)
 
     def undo(self, units: int, now: float) -> None:
-        self._slots.used = max(0, self._slots.used - 1)
+        self._slots.undo()
 
     def charge(self, units: int, now: float) -> None:
         raise AssertionError("slots are left, not charged")
 
     def leave(self, held_s: float, now: float) -> None:
-        self._slots.leave(held_s)
+        self._slots.leave(held_s, now)
 
     def began(self, now: float) -> float:
         raise AssertionError("slots have no window")
@@ -131,6 +141,11 @@ class QuotaMeter:
         if wait_s == 0.0 and self.saved:
             self._unsaved()
         return wait_s
+
+    def wait(self, units: int, now: float) -> float:
+        bound = self.bound
+        assert bound.period is not None
+        return self.window.wait(bound.limit, units, bound.period, self._clock, now)
 
     def undo(self, units: int, now: float) -> None:
         self.charge(-units, now)

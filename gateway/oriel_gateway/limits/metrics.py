@@ -27,6 +27,11 @@ class CourierCollector(Collector):
         yield GaugeMetricFamily(
             "oriel_gateway_limiter_replicas", "Gateways that share the limits.", value=courier.replicas
         )
+        yield GaugeMetricFamily(
+            "oriel_gateway_limiter_rest",
+            "What of every limit is left for gateways that ask, because others have fallen silent; 1 is all.",
+            value=courier.rest,
+        )
         yield CounterMetricFamily("oriel_gateway_limiter_batches", "Batches of asks sent.", value=courier.asked)
         yield CounterMetricFamily(
             "oriel_gateway_limiter_batches_late", "Batches that came late or not at all.", value=courier.late

@@ -41,7 +41,7 @@ class QuotaFile:
         self._max_rows = max_rows
         self._database: sqlite3.Connection | None = None
         self._opened = False
-        self._known: dict[tuple[str, str], tuple[int, int]] = {}
+        self._known: dict[tuple[str, str], tuple[int, int] | Window] = {}
         self._unsaved: list[QuotaMeter] = []
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Future[None] | None = None
@@ -82,7 +82,13 @@ class QuotaFile:
     def window(self, tenant: str, bound: Bound) -> Window:
         """What was counted before, or a fresh window."""
         self.open()
-        return Window(*self._known.pop((tenant, bound.name), (-1, 0)))
+        known = self._known.pop((tenant, bound.name), (-1, 0))
+        return known if isinstance(known, Window) else Window(*known)
+
+    def keep(self, tenant: str, bound: Bound, window: Window) -> None:
+        """Its meter is dropped and may be made again: then it goes on with this window."""
+        if len(self._known) < self._max_rows:
+            self._known[tenant, bound.name] = window
 
     def changed(self, meter: QuotaMeter) -> None:
         """Save it soon."""

@@ -16,24 +16,35 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from oriel_gateway.limits.ledger import PRESENCE_S, SLOT_TTL_S, LedgerLost, Question
+from oriel_gateway.limits.ledger import MISSED_S, PRESENCE_S, SLOT_TTL_S, LedgerLost, Presence, Question
 from oriel_policies.ledger import Answer, Ask
 
 __all__ = ["PREFIX", "RedisLedger"]
 
 _log = logging.getLogger(__name__)
 PREFIX = "oriel:"
+_PRESENT = f"{PREFIX}present"
 MAX_CONNECTIONS = 24
 _NAMED = 100
 CONNECT_S = 0.5
 GOODBYE_S = 0.1
 _SCRIPT = files("oriel_gateway.limits").joinpath("ledger.lua").read_text()
 _HELLO = """local time = redis.call('TIME')
-redis.call('ZADD', KEYS[1], time[1], ARGV[1])
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', time[1] - ARGV[2])
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '(' .. time[1] + ARGV[2], '+inf')
-redis.call('EXPIRE', KEYS[1], ARGV[2] * 10)
-return redis.call('ZCARD', KEYS[1])"""
+local now = time[1] + time[2] / 1000000
+redis.call('HSET', KEYS[1], ARGV[1], string.format('%.3f:%.6f', now, ARGV[2]))
+local count, alone, all = 0, 0, redis.call('HGETALL', KEYS[1])
+for i = 1, #all, 2 do
+  local cut = string.find(all[i + 1], ':', 1, true)
+  local silent = now - tonumber(string.sub(all[i + 1], 1, cut - 1))
+  if math.abs(silent) > tonumber(ARGV[4]) then
+    redis.call('HDEL', KEYS[1], all[i])
+  else
+    count = count + 1
+    if silent > tonumber(ARGV[3]) then alone = alone + tonumber(string.sub(all[i + 1], cut + 1)) end
+  end
+end
+redis.call('EXPIRE', KEYS[1], ARGV[4])
+return {count, string.format('%.6f', alone)}"""
 _FIELDS = 7
 # What Redis and Lua say when the fault is in the record; anything else is a fault of the server.
 _UNREADABLE = ("WRONGTYPE", "attempt to ", "bad argument", "not an integer or out of range")
@@ -86,9 +97,10 @@ class RedisLedger:
                 raise LedgerLost(type(answer).__name__) from answer
         return [None if answer is None else _answers(answer) for answer in raw]
 
-    async def hello(self) -> int:
+    async def hello(self, share: float) -> Presence:
         try:
-            return int(await self._redis.eval(_HELLO, 1, f"{PREFIX}gateways", self._holder, int(PRESENCE_S)))
+            count, alone = await self._redis.eval(_HELLO, 1, _PRESENT, self._holder, share, PRESENCE_S, int(MISSED_S))
+            return Presence(int(count), float(alone))
         except (RedisError, OSError) as error:
             await self._redis.connection_pool.disconnect(inuse_connections=False)
             raise LedgerLost(type(error).__name__) from error
@@ -96,9 +108,9 @@ class RedisLedger:
     async def close(self) -> None:
         try:
             async with asyncio.timeout(GOODBYE_S):
-                await self._redis.zrem(f"{PREFIX}gateways", self._holder)
+                await self._redis.hdel(_PRESENT, self._holder)
         except (RedisError, OSError, TimeoutError):
-            pass  # it will be missed after PRESENCE_S
+            pass  # it will be missed for MISSED_S
         await self._redis.aclose()
 
     def _unreadable(self, tenant: str) -> None:

@@ -35,7 +35,6 @@ class SharedLimiter(MeteredLimiter):
         super().__init__(make=self._meter, idle=_idle, max_accounts=max_accounts)
         self.courier = Courier(ledger, replicas=replicas, budget_s=budget_s, clock=clock)
         self._calendar = CalendarClock(wall)
-        self._budget_s = budget_s
         self._clock = clock
 
     def open(self) -> None:
@@ -50,13 +49,13 @@ class SharedLimiter(MeteredLimiter):
 
     def _ask(self, grant: Grant, meters: Sequence[Meter], amounts: tuple[int, int, int], now: float) -> None:
         grant.ready = False
-        _Question(grant, meters, amounts, self.courier, self._budget_s, self._clock).send(now)
+        _Question(grant, meters, amounts, self.courier, self._clock).send(now)
 
 
 class _Question:
     """One grant that waits for the ledger, at most its budget: then the gateway's own share decides."""
 
-    __slots__ = ("_amounts", "_asks", "_clock", "_courier", "_decided", "_grant", "_meters", "_timer", "_budget_s")
+    __slots__ = ("_amounts", "_asks", "_clock", "_courier", "_decided", "_grant", "_meters", "_timer")
 
     def __init__(
         self,
@@ -64,14 +63,12 @@ class _Question:
         meters: Sequence[Meter],
         amounts: tuple[int, int, int],
         courier: Courier,
-        budget_s: float,
         clock: Callable[[], float],
     ) -> None:
         self._grant = grant
         self._meters = [meter for meter in meters if isinstance(meter, LeasedMeter)]
         self._amounts = amounts
         self._courier = courier
-        self._budget_s = budget_s
         self._clock = clock
         self._asks: list[Ask] = []
         self._decided = False
@@ -79,7 +76,7 @@ class _Question:
 
     def send(self, now: float) -> None:
         self._asks = [meter.ask(self._amounts[meter.bound.counts], now) for meter in self._meters]
-        self._timer = asyncio.get_running_loop().call_later(self._budget_s, self._late)
+        self._timer = asyncio.get_running_loop().call_later(self._courier.patience_s(now), self._late)
         self._courier.send(self._meters[0].tenant, self._asks, self._answered)
 
     def _answered(self, answers: list[Answer] | None) -> None:
@@ -91,14 +88,16 @@ class _Question:
         if answers is None:
             self._late()
             return
-        refused = next(
-            ((meter, answer) for meter, answer in zip(self._meters, answers, strict=True) if answer.wait_us > 0.0), None
-        )
+        refused = [
+            (meter.refused_s(answer, now), number)
+            for number, (meter, answer) in enumerate(zip(self._meters, answers, strict=True))
+            if answer.wait_us > 0.0
+        ]
         if not self._decide():
             return
-        if refused is not None:
-            meter, answer = refused
-            self._refuse(meter, meter.wait(answer, now), now)
+        if refused:
+            wait_s, number = max(refused)
+            self._refuse(self._meters[number], wait_s, now)
             return
         for meter in self._meters:
             meter.use(self._amounts[meter.bound.counts], now)

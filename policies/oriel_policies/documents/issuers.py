@@ -9,6 +9,7 @@ import msgspec
 from oriel_policies.documents.promises import Issuer
 from oriel_policies.documents.reading import nearest
 from oriel_policies.documents.schema import IssuerTable
+from oriel_policies.documents.tenants import check_pattern
 from oriel_policies.errors import BadDocument
 
 __all__ = ["MAX_KEYS", "MAX_KEY_SET_BYTES", "KeySet", "issuer"]
@@ -42,6 +43,10 @@ def issuer(
         raise BadDocument(file, f"{path}.algorithms", f"one or more of {', '.join(_ALGORITHMS)}")
     if not 0 <= table.leeway_s <= 600 or not 1 <= table.refresh_s <= 86400:
         raise BadDocument(file, path, "0 <= leeway_s <= 600 and 1 <= refresh_s <= 86400 has to hold")
+    if not table.tenants:
+        raise BadDocument(file, f"{path}.tenants", "at least one: who speaks for nobody needs no table")
+    for pattern in table.tenants:
+        check_pattern(file, f"{path}.tenants", pattern)
     if "://" in table.jwks:
         url = urlsplit(table.jwks)
         if url.scheme != "https" and not (url.scheme == "http" and url.hostname in ("127.0.0.1", "::1", "localhost")):
@@ -67,6 +72,7 @@ def issuer(
         refresh_s=table.refresh_s,
         tenant_claim=table.tenant_claim,
         tier_claim=table.tier_claim,
+        tenants=tuple(table.tenants),
         key_set=key_set,
     )
 

@@ -260,7 +260,7 @@ class _Names(_Records[str, Tenant]):
     __slots__ = ()
 
     def _digest(self, key: str) -> bytes:
-        return sha256(key.encode("utf-8", "surrogateescape")).digest()
+        return sha256(key.encode("utf-8", "surrogatepass")).digest()
 
     def _key_at(self, row: int) -> str:
         return _decode_tenant(self._record_at(row)).name

@@ -110,7 +110,8 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issuer:
-    """Whose tokens count. jwks: a file name or an https URL; tier_claim: the claim that may name another tier.
+    """Whose tokens count. jwks: a file name or an https URL; tier_claim: the claim that may name another tier;
+    tenants: patterns of those it may speak for.
 
     key_set: the content of the file, b"" for a URL.
     """
@@ -124,6 +125,7 @@ class Issuer:
     refresh_s: int
     tenant_claim: str
     tier_claim: str | None
+    tenants: tuple[str, ...] = ("*",)
     key_set: bytes = field(default=b"", repr=False)
 
 

@@ -89,7 +89,8 @@ class TenantLine(TenantTable, kw_only=True):
 
 
 class IssuerTable(_Table):
-    """`[issuers.NAME]`: whose JSON Web Tokens count. jwks: a file beside the documents, or an https URL."""
+    """`[issuers.NAME]`: whose JSON Web Tokens count. jwks: a file beside the documents, or an https URL; tenants:
+    patterns of those it may speak for."""
 
     issuer: str
     audience: list[str]
@@ -99,6 +100,7 @@ class IssuerTable(_Table):
     refresh_s: int = 300
     tenant_claim: str = "tenant"
     tier_claim: str | None = None
+    tenants: list[str] = msgspec.field(default_factory=lambda: ["*"])
 
 
 class PoolTable(_Table):

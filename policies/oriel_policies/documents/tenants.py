@@ -4,6 +4,8 @@ import re
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 
+from msgspec.structs import astuple
+
 from oriel_policies.documents.promises import Allowance, ApiKey, RateLimit, Selector, Tenant, Tier
 from oriel_policies.documents.reading import nearest
 from oriel_policies.documents.schema import LimitTable, ScopedLimitTable, TenantTable
@@ -32,6 +34,9 @@ class Tenants:
         self._bad_tiers = bad_tiers
         self.compiled: dict[str, Tenant] = {}
         self.keys: dict[bytes, ApiKey] = {}
+        # Thousands of tenants have the same numbers and the same patterns: what was good once is.
+        self._limits: dict[tuple[object, ...], tuple[Allowance, ...]] = {}
+        self._patterns: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def add(self, file: str, path: str, name: str, tenant: TenantTable) -> None:
         """Check and take one more. Raises BadDocument, and then nothing of it is taken but the keys before the bad."""
@@ -44,39 +49,64 @@ class Tenants:
             tier = Tier(name=tenant.tier, band=0, target_s=1.0, give_up_s=1.0)  # never served: the set is refused
         if not 0.001 <= tenant.weight <= 1000.0:
             raise BadDocument(file, f"{path}.weight", "a weight is 0.001 to 1000")
-        for field in ("models", "services"):
-            patterns = getattr(tenant, field)
-            if sum(map(len, patterns)) > _MAX_PATTERNS:
-                raise BadDocument(file, f"{path}.{field}", f"at most {_MAX_PATTERNS} characters in all patterns: use *")
-            for pattern in patterns:
-                check_pattern(file, f"{path}.{field}", pattern)
+        models = self._checked(file, f"{path}.models", tenant.models)
+        services = self._checked(file, f"{path}.services", tenant.services)
         for scope in tenant.scopes:
             if scope not in _SCOPES:
                 raise BadDocument(file, f"{path}.scopes", f"no scope is named {scope!r}{nearest(scope, _SCOPES)}")
         allowances = []
         if tenant.limit is not None:
+            numbers = astuple(tenant.limit)
+            if not tenant.limits and (known := self._limits.get(numbers)) is not None:
+                return self._take(file, path, name, tenant, tier, known, models, services)
             allowances.append(_allowance(file, f"{path}.limit", "all", Selector(), tenant.limit))
+            if not tenant.limits:
+                self._limits[numbers] = tuple(allowances)
         for number, limit in enumerate(tenant.limits):
             allowance = _scoped(file, f"{path}.limits[{number}]", limit, self._routes)
             if any(other.name == allowance.name for other in allowances):
                 raise BadDocument(file, f"{path}.limits[{number}]", f"{allowance.name} has a limit already: join them")
             allowances.append(allowance)
+        self._take(file, path, name, tenant, tier, tuple(allowances), models, services)
+
+    def _checked(self, file: str, path: str, patterns: list[str]) -> tuple[str, ...]:
+        names = tuple(patterns)
+        known = self._patterns.get(names)
+        if known is None:
+            if sum(map(len, names)) > _MAX_PATTERNS:
+                raise BadDocument(file, path, f"at most {_MAX_PATTERNS} characters in all patterns: use *")
+            for pattern in names:
+                check_pattern(file, path, pattern)
+            known = self._patterns[names] = names
+        return known
+
+    def _take(
+        self,
+        file: str,
+        path: str,
+        name: str,
+        tenant: TenantTable,
+        tier: Tier,
+        allowances: tuple[Allowance, ...],
+        models: tuple[str, ...],
+        services: tuple[str, ...],
+    ) -> None:
         compiled = Tenant(
             name=name,
             tier=tier,
             weight=tenant.weight,
-            allowances=tuple(allowances),
+            allowances=allowances,
             scopes=frozenset(tenant.scopes),
-            models=tuple(tenant.models),
-            services=tuple(tenant.services),
+            models=models,
+            services=services,
         )
         for number, key in enumerate(tenant.keys):
-            at = f"{path}.keys[{number}]"
             if not _SHA256.match(key.sha256):
-                raise BadDocument(file, at, "sha256 has to be 64 lower-case hex digits")
+                raise BadDocument(file, f"{path}.keys[{number}]", "sha256 has to be 64 lower-case hex digits")
             digest = bytes.fromhex(key.sha256)
             if digest in self.keys:
-                raise BadDocument(file, at, f"this key belongs to tenant {self.keys[digest].tenant.name} already")
+                reason = f"this key belongs to tenant {self.keys[digest].tenant.name} already"
+                raise BadDocument(file, f"{path}.keys[{number}]", reason)
             self.keys[digest] = ApiKey(tenant=compiled, expires_at=_epoch(key.expires), name=key.name)
         self.compiled[name] = compiled
 

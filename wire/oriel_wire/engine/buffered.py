@@ -136,7 +136,7 @@ class _Buffered(ServerConnection):
 
     def on_head(self, head: RequestHead) -> None:
         self._received_s = monotonic()
-        if head is self._known and head.plan is not None and not head.expect_continue:
+        if head is self._seen.head and head.plan is not None and not head.expect_continue:
             return  # this very head was judged before
         if self._refuse_head is not None:
             refusal = self._refuse_head(head)
@@ -144,7 +144,7 @@ class _Buffered(ServerConnection):
                 self._write(refusal.status, refusal.headers, refusal.body, self.must_close, head.method == "HEAD")
                 self.answered(close=False)
                 return
-        if head is not self._known:
+        if head is not self._seen.head:
             self.authenticated(head)
         if head.expect_continue:
             self.continue_body()

@@ -11,6 +11,7 @@ from itertools import islice
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from oriel_wire.engine.greeting import Greeting, SecureListener
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.h1 import LineMemo
 
@@ -23,7 +24,7 @@ LAME_DUCK_S = 0.5
 BACKLOG = 2048
 _SWEEP_S = 0.25
 _LATE = 2048
-_SHUTDOWN_S = 5.0  # a TLS client's last word
+_GREETING_S = 0.5  # a TLS handshake that takes longer makes room before others
 _EVICTION_SAMPLE = 64
 _EVICTION_SEARCH = 1024  # if none of the sample can go
 
@@ -35,6 +36,7 @@ class HttpServer:
         self.limits = limits
         self.memo = LineMemo()
         self.connections: set[ServerConnection] = set()
+        self.greetings: dict[Greeting, None] = {}  # TLS handshakes under way, the oldest first
         self.draining = False
         self.secure = False
         self.accepting = True
@@ -46,7 +48,7 @@ class HttpServer:
         self._server: asyncio.Server | None = None
         self._factory: Callable[[], asyncio.Protocol]
         self._socket: socket.socket | None = None
-        self._tls: ssl.SSLContext | None = None
+        self._secure: SecureListener | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     async def open(
@@ -62,18 +64,38 @@ class HttpServer:
         """
         self._tick()
         self.secure = tls is not None
-        self._factory, self._socket, self._tls = factory, sock, tls
-        timeouts = (self.limits.head_timeout_s, _SHUTDOWN_S) if tls is not None else (None, None)
-        self._server = await self.loop.create_server(
-            factory,
-            sock=sock,
-            backlog=BACKLOG,
-            ssl=tls,
-            ssl_handshake_timeout=timeouts[0],
-            ssl_shutdown_timeout=timeouts[1],
-        )
+        self._factory, self._socket = factory, sock
+        if tls is not None:
+            self._secure = SecureListener(self, sock, tls, factory)
+            self._secure.listen(BACKLOG)
+        else:
+            self._server = await self.loop.create_server(factory, sock=sock, backlog=BACKLOG)
         name = sock.getsockname()
         self.port = name[1] if isinstance(name, tuple) else 0
+
+    def has_place(self) -> bool:
+        """Whether there is one for another client; a handshake that goes on for long, or an idle client, makes it."""
+        if len(self.connections) + len(self.greetings) < self.limits.max_connections:
+            return True
+        oldest = next(iter(self.greetings), None)
+        stalled = oldest is not None and monotonic() - oldest.since > _GREETING_S
+        if not stalled and self.evict_idle():
+            return True
+        if oldest is None:
+            return False
+        self.greetings.pop(oldest)
+        oldest.cut()
+        return True
+
+    def greeted(self, greeting: Greeting) -> None:
+        """Its handshake is over, well or not."""
+        self.greetings.pop(greeting, None)
+        self.note_empty()
+
+    def note_empty(self) -> None:
+        """A connection or a handshake has gone: a draining server may be waiting for the last one."""
+        if self.draining and not self.connections and not self.greetings:
+            self.emptied.set()
 
     def evict_idle(self) -> bool:
         """All places are taken: close one of some connections that have no request under way, if there is one.
@@ -112,7 +134,7 @@ class HttpServer:
             late = self._close_listener()
         for accepted in late:
             with suppress(OSError):  # it has left already
-                await self.loop.connect_accepted_socket(self._factory, accepted, ssl=self._tls)
+                await self.loop.connect_accepted_socket(self._factory, accepted)
         for _ in range(3):  # what was accepted before becomes a connection in a later turn of the loop
             await asyncio.sleep(0)
         self.emptied.clear()
@@ -120,6 +142,8 @@ class HttpServer:
         for connection in list(self.connections):
             connection.close_if_idle()
         await self._emptied_within(grace_s - 2 * LAME_DUCK_S)
+        for greeting in list(self.greetings):
+            greeting.cut()
         for connection in list(self.connections):
             connection.transport.abort()
         if self._timer is not None:
@@ -130,6 +154,8 @@ class HttpServer:
     def _close_listener(self) -> list[socket.socket]:
         """Stop listening; whoever is in the listen queue at the very end, and would be reset, is let in."""
         late: list[socket.socket] = []
+        if self._secure is not None:
+            self._secure.close()
         if self._server is None or self._socket is None:
             return late
         with suppress(OSError), self._socket.dup() as queue:
@@ -141,7 +167,7 @@ class HttpServer:
         return late
 
     async def _emptied_within(self, seconds: float) -> None:
-        if self.connections and seconds > 0.0:
+        if (self.connections or self.greetings) and seconds > 0.0:
             self.emptied.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):

@@ -24,7 +24,10 @@ from time import monotonic
 from typing import cast
 
 from oriel_wire.chunked import ChunkedDecoder
+from oriel_wire.engine.kernel import closed_behind_unread
+from oriel_wire.engine.large_bodies import LARGE_BYTES, LargeBody
 from oriel_wire.engine.listener import HttpServer
+from oriel_wire.engine.recognition import Recognition
 from oriel_wire.errors import BadMessage, TooLarge
 from oriel_wire.h1 import RequestHead, parse_request_head
 
@@ -42,11 +45,9 @@ class ServerConnection(asyncio.Protocol):
         "_buffer",
         "_decoder",
         "_drained",
-        "_fingerprint",
-        "_known",
-        "_known_fingerprint",
         "_left",
         "_paused",
+        "_seen",
         "_stalled_at",
         "_start",
         "_whole",
@@ -77,9 +78,7 @@ class ServerConnection(asyncio.Protocol):
         self._drained = 0
         self._paused = False
         self._stalled_at = 0.0
-        self._fingerprint = 0
-        self._known: RequestHead | None = None
-        self._known_fingerprint = 0
+        self._seen = Recognition()
         self._whole = False  # the current request's body arrived together with its head
 
     # Hooks -----------------------------------------------------------------------------------------------------
@@ -92,6 +91,14 @@ class ServerConnection(asyncio.Protocol):
         """Some bytes of the body (never empty, chunk framing removed)."""
         raise NotImplementedError
 
+    def room(self, size_bytes: int) -> bool:
+        """Whether there is memory for so many further bytes of the body, which then come by `on_view`."""
+        return False
+
+    def on_view(self, data: memoryview) -> None:
+        """The same as on_data, of bytes for which there was room."""
+        raise NotImplementedError
+
     def on_end(self) -> None:
         """The body is complete (called right after on_head when there is none)."""
         raise NotImplementedError
@@ -101,6 +108,21 @@ class ServerConnection(asyncio.Protocol):
         self.on_data(data)
         if self.state == WAIT:
             self.on_end()
+
+    def on_request(self, head: RequestHead, data: bytes) -> None:
+        """A whole request is here, in state WAIT: the same as on_head and what follows, in one call."""
+        if not data:
+            self.on_head(head)
+            if self.state == WAIT and self.head is head:
+                self.on_end()
+            return
+        self.state = BODY
+        self._whole = True
+        self.on_head(head)
+        if self.state == BODY and self.head is head:
+            self._whole = False
+            self.state = WAIT
+            self.on_body(data)
 
     def on_lost(self) -> None:
         """The client left while a request was unanswered."""
@@ -136,8 +158,8 @@ class ServerConnection(asyncio.Protocol):
         self.state = CLOSED
         server = self.server
         server.connections.discard(self)
-        if server.draining and not server.connections:
-            server.emptied.set()
+        if server.draining:
+            server.note_empty()
         if waiting:
             self.on_lost()
         self.head = None
@@ -162,6 +184,15 @@ class ServerConnection(asyncio.Protocol):
             if self._buffer:
                 data = self._buffer[self._start :] + data
                 self._buffer = b""
+            elif (known := (seen := self._seen).head) is not None:
+                size = seen.size
+                if len(data) == size + seen.length and hash(data[:size]) == seen.fingerprint:
+                    seen.again()
+                    self.head = known
+                    self.due = 0.0
+                    self.state = WAIT
+                    self.on_request(known, data[size:])
+                    return
             self._read_head(data, 0)
         elif state == BODY:
             self._read_body(data)
@@ -174,8 +205,8 @@ class ServerConnection(asyncio.Protocol):
 
     # What a subclass calls -------------------------------------------------------------------------------------
 
-    def answered(self, *, close: bool) -> None:
-        """The answer to the current request is written. `close` ends the connection after it."""
+    def answered(self, *, close: bool, now: float = 0.0) -> None:
+        """The answer to the current request is written, at monotonic `now`. `close` ends the connection after it."""
         state = self.state
         if state == CLOSED:
             return
@@ -190,7 +221,7 @@ class ServerConnection(asyncio.Protocol):
             self._close()
             return
         self.state = HEAD
-        self.due = monotonic() + self.limits.idle_timeout_s
+        self.due = (now or monotonic()) + self.limits.idle_timeout_s
         if self._buffer or self._paused:
             self._listen()
 
@@ -217,6 +248,11 @@ class ServerConnection(asyncio.Protocol):
         return not self._stalled_at
 
     @property
+    def departed(self) -> bool:
+        """Whether the client has closed behind bytes that are not read: the kernel is asked, where it tells (Linux)."""
+        return self._paused and closed_behind_unread(self.transport)
+
+    @property
     def must_close(self) -> bool:
         """Whether the answer being written has to say `Connection: close`."""
         head = self.head
@@ -231,25 +267,18 @@ class ServerConnection(asyncio.Protocol):
     def authenticated(self, head: RequestHead) -> bool:
         """The sender of the head that was just read is known: its lines may be remembered.
 
-        True when the connection has sent this very head twice in a row: from now on it is recognised by its bytes and
-        not parsed again, and whoever judged it may keep the judgement. What is kept is the parsed head and a 64-bit
-        fingerprint keyed by this process's secret; a collision would only give a client back its own earlier head.
+        True when heads like it are recognised from now on (`recognition`): the judgement of this one may be kept.
         """
         if head.fresh:
             self.memo.keep(head.fresh)
             head.fresh.clear()
         if self.memo.lines.get(head.line.line) is not head.line:
             self.memo.keep_line(head.line)
-        if self._fingerprint != self._known_fingerprint:
-            self._known_fingerprint = self._fingerprint
-            self._known = None
-            return False
-        self._known = head
-        return True
+        return self._seen.authenticated(head)
 
     def forget_head(self) -> None:
         """The head that was recognised has to be parsed and judged again."""
-        self._known = None
+        self._seen.forget()
 
     # Framing ---------------------------------------------------------------------------------------------------
 
@@ -278,13 +307,10 @@ class ServerConnection(asyncio.Protocol):
             self._buffer = data
             self._start = 0
             return
-        block = data[start:stop]
-        self._fingerprint = fingerprint = hash(block)
-        if self._known is not None and fingerprint == self._known_fingerprint:
-            head = self._known
-        else:
+        head = self._seen.find(data, start, stop)
+        if head is None:
             try:
-                head = parse_request_head(block, self.memo, max_fields=limits.max_fields)
+                head = parse_request_head(data[start:stop], self.memo, max_fields=limits.max_fields)
             except BadMessage as error:
                 self._refuse(431 if isinstance(error, TooLarge) else 400, error.message)
                 return
@@ -303,13 +329,9 @@ class ServerConnection(asyncio.Protocol):
             self.state = BODY
             end = stop + length
             if len(data) >= end:
-                self._whole = True
+                self.state = WAIT
                 self._keep_rest(data, end)
-                self.on_head(head)
-                if self.state == BODY and self.head is head:
-                    self._whole = False
-                    self.state = WAIT
-                    self.on_body(data[stop:end])
+                self.on_request(head, data[stop:end])
                 return
         elif head.chunked:
             self._decoder = ChunkedDecoder()
@@ -318,15 +340,13 @@ class ServerConnection(asyncio.Protocol):
         else:
             self.state = WAIT
             self._keep_rest(data, stop)
-            self.on_head(head)
-            if self.state == WAIT and self.head is head:
-                self.on_end()
+            self.on_request(head, b"")
             return
         self.on_head(head)
         if len(data) > stop:
             self.data_received(data[stop:])
         elif self.state == BODY:
-            self._body_due()
+            self._came(0)
 
     def _keep_rest(self, data: bytes, start: int) -> None:
         """What follows the current request belongs to the next one."""
@@ -339,9 +359,28 @@ class ServerConnection(asyncio.Protocol):
         if self.state == BODY and self.head is not None and self.head.expect_continue:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def _body_due(self) -> None:
-        self._body_since_due = 0
-        self.due = monotonic() + self.limits.body_timeout_s
+    def _came(self, size: int) -> None:
+        self._body_since_due += size
+        if self.due == 0.0 or self._body_since_due >= self.limits.body_min_bytes:
+            self._body_since_due = 0
+            self.due = monotonic() + self.limits.body_timeout_s
+
+    def large_data(self, data: memoryview) -> bool:
+        """Some bytes of a large body, no more than its rest; False: no more of them are wanted in the same way."""
+        if self.state != BODY:
+            return False
+        self._left -= len(data)
+        if self._left:
+            self._came(len(data))
+            self.on_view(data)
+            return self.state == BODY
+        head = self.head
+        self.state = WAIT
+        self.due = 0.0
+        self.on_view(data)
+        if self.state == WAIT and self.head is head:
+            self.on_end()
+        return False
 
     def _read_body(self, data: bytes) -> None:
         if self._decoder is not None:
@@ -351,10 +390,10 @@ class ServerConnection(asyncio.Protocol):
         left = self._left
         if size < left:
             self._left = left - size
-            self._body_since_due += size
-            if self.due == 0.0 or self._body_since_due >= self.limits.body_min_bytes:
-                self._body_due()
+            self._came(size)
             self.on_data(data)
+            if size >= LARGE_BYTES and left - size >= LARGE_BYTES and self.state == BODY:
+                LargeBody(self, size, left - size).begin()
             return
         if size > left:
             self._keep_rest(data, left)
@@ -372,9 +411,7 @@ class ServerConnection(asyncio.Protocol):
         except BadMessage as error:
             self._refuse(413 if isinstance(error, TooLarge) else 400, error.message)
             return
-        self._body_since_due += len(data)
-        if self.due == 0.0 or self._body_since_due >= self.limits.body_min_bytes:
-            self._body_due()
+        self._came(len(data))
         body = b"".join(pieces) if len(pieces) > 1 else pieces[0] if pieces else b""
         if decoder.done:
             self._decoder = None

@@ -8,6 +8,7 @@ the upstream sees the departure. Exactly one of these ends a borrowing: a callba
 """
 
 import asyncio
+import select
 import struct
 import sys
 from time import monotonic
@@ -28,6 +29,7 @@ __all__ = ["Endpoint", "ResponseSink", "UpstreamConnection"]
 
 _MAX_HEAD = 64 * 1024
 _MAX_INTERIM = 8
+_VERSION = b"HTTP/1."
 _WHOLE_ERROR = 4096  # bytes of an error's body up to which it is given as a whole
 _UNTIL_CLOSE = 1 << 62
 _SIOCOUTQ = 0x5411  # Linux: bytes of a socket that its peer has not acknowledged
@@ -111,6 +113,18 @@ class UpstreamConnection(asyncio.Protocol):
             self._unread = 0 < self.request_bytes <= self._unacknowledged()
         return False
 
+    def says_something(self) -> bool:
+        """Whether there is anything to read that the loop has not seen yet; from an idle peer that is its farewell."""
+        try:
+            fd: int = self.transport.get_extra_info("socket").fileno()
+            ready = select.poll()
+            ready.register(fd, select.POLLIN)
+            return bool(ready.poll(0))
+        except (OSError, ValueError):
+            return True
+        except AttributeError:
+            return False  # not a socket
+
     def _unacknowledged(self) -> int:
         """Bytes the peer's kernel has not taken, -1 if that cannot be known.
 
@@ -146,10 +160,14 @@ class UpstreamConnection(asyncio.Protocol):
                 if len(data) > _MAX_HEAD:
                     self._break("the upstream's response head is too long")
                     return
+                if not _VERSION.startswith(data[: len(_VERSION)]):  # it waits for something else as well
+                    self._break("the upstream does not speak HTTP/1")
+                    return
                 self._buffer = data
                 return
+            memo, block = self.endpoint.memo, data[:stop]
             try:
-                head = parse_response_head(data[:stop], self.endpoint.memo)
+                head = memo.heads.get(block) or parse_response_head(block, memo)
             except BadMessage as error:
                 self._break(f"the upstream's answer cannot be read: {error.message}")
                 return
@@ -284,6 +302,7 @@ class Endpoint:
     host, port: TCP address. connect_timeout_s bounds a connection attempt; idle connections older than max_idle_s are
     not used again (keep it below the upstream's own idle limit, or a request may meet a closing connection).
     max_response_bytes: of one body; a larger one fails. heard: bytes came since whoever clears it last looked.
+    memo: of the header lines of answers; shared by endpoints that say much the same.
     """
 
     def __init__(
@@ -294,6 +313,7 @@ class Endpoint:
         connect_timeout_s: float = 2.0,
         max_idle_s: float = 45.0,
         max_response_bytes: int = 1 << 40,
+        memo: ResponseMemo | None = None,
     ) -> None:
         self.host = host
         self.port = port
@@ -306,16 +326,17 @@ class Endpoint:
         self.idle: list[UpstreamConnection] = []
         self.outstanding = 0
         self.closed = False  # keeps no connection any more
-        self.memo = ResponseMemo()
+        self.memo = memo or ResponseMemo()
         self._connecting: dict[asyncio.Task[None], ResponseSink] = {}
 
     def __repr__(self) -> str:
         return f"<Endpoint {self.host}:{self.port} outstanding={self.outstanding} idle={len(self.idle)}>"
 
     def begin(
-        self, sink: ResponseSink, now: float, *, head_only: bool = False, fresh: bool = False
+        self, sink: ResponseSink, now: float, *, head_only: bool = False, fresh: bool = False, large: bool = False
     ) -> UpstreamConnection | None:
-        """Borrow a connection at monotonic time `now`; fresh: a new one, not a kept one.
+        """Borrow a connection at monotonic time `now`; fresh: a new one, not a kept one; large: for a request that
+        cannot be sent twice, so that it is worth a look whether the peer has closed a kept one just now.
 
         None: one is being made, and `sink.connected` or `sink.failed` will be called.
         """
@@ -325,7 +346,11 @@ class Endpoint:
             oldest_allowed = now - self.max_idle_s
             while idle:
                 connection = idle.pop()
-                if connection.idle_since >= oldest_allowed and not connection.transport.is_closing():
+                if (
+                    connection.idle_since >= oldest_allowed
+                    and not connection.transport.is_closing()
+                    and not (large and connection.says_something())
+                ):
                     connection.sink = sink
                     connection._head_only = head_only
                     connection.request_done = False
@@ -369,6 +394,10 @@ class Endpoint:
         sink = self._connecting.pop(task, None)
         if sink is None:
             transport.close()
+            return
+        if transport.is_closing():  # nobody was told: it had no sink yet
+            self.outstanding -= 1
+            sink.failed(UpstreamBroken("the upstream closed the connection before the request was sent"))
             return
         transport.set_write_buffer_limits(high=256 * 1024)
         connection.sink = sink

@@ -1,0 +1,196 @@
+"""Streams that wait for their clients keep no permit from others, and queue for it when they go on."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from types import SimpleNamespace
+from typing import Any, cast
+
+import grpc
+import pytest
+from grpc import aio
+
+from oriel_gateway import loan as loan_module
+from oriel_gateway.loan import Loan
+from oriel_gateway.pools import PoolGate
+from oriel_policies.documents import compile_documents
+
+from .stack import BRONZE, GOLD, Client, Seen, documents, gateway, upstream
+from .test_ingress_grpc import Backend, idle, stack
+from .test_ingress_http import INFER, settle
+from .test_stream_limits import STREAM, infer
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loan_module, "LENT_AFTER_S", 0.02)
+
+
+async def test_a_permit_is_lent_once_and_taken_back_once() -> None:
+    gate = PoolGate(compile_documents(documents([1], max_inflight=1)).pools["p"])
+    assert gate.admission.enter()
+    loan = Loan(gate)
+    loan.busy()
+    assert gate.admission.inflight == 1
+    for _ in range(2):
+        loan.idle()
+        loan.idle()
+        await settle(lambda: loan.lent)
+        assert gate.admission.inflight == 0
+        loan.busy()
+        loan.busy()
+        assert gate.admission.inflight == 1 and not loan.lent
+    loan.idle()
+    loan.busy()  # too short a pause to lend anything
+    await asyncio.sleep(0.05)
+    assert gate.admission.inflight == 1
+    loan.idle()
+    await settle(lambda: loan.lent)
+    assert loan.end() > 0.0 and gate.admission.inflight == 1
+    loan.idle()
+    assert loan.end() > 0.0 and gate.admission.inflight == 1
+    await asyncio.sleep(0.05)
+    assert gate.admission.inflight == 1, "an ended call lends nothing"
+    await gate.close()
+
+
+class Messages:
+    """The client's half of a stream."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        message = await self._queue.get()
+        if message is None:
+            raise StopAsyncIteration
+        return message
+
+    def send(self, message: bytes | None) -> None:
+        self._queue.put_nowait(message)
+
+
+async def opened(stack: AsyncExitStack, address: str, key: str) -> tuple[Messages, Any]:
+    """A stream with one message and its answer behind it."""
+    channel = await stack.enter_async_context(
+        aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+    )
+    messages = Messages()
+    call = channel.stream_stream(STREAM, None, None)(messages, metadata=(("x-api-key", key),))
+    messages.send(infer("digits"))
+    assert await call.read() is not aio.EOF
+    return messages, call
+
+
+async def test_idle_streams_of_a_low_tier_keep_no_permit_from_a_higher_one() -> None:
+    async with AsyncExitStack() as clients:
+        async with stack(Backend(), max_inflight=2) as (address, core):
+            held = [await opened(clients, address, BRONZE) for _ in range(2)]
+            await settle(lambda: core.pools["p"].admission.inflight == 0)
+            async with aio.insecure_channel(address) as channel:
+                unary = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", None, None)
+                await unary(infer("digits"), metadata=(("x-api-key", GOLD),), timeout=10)
+            for messages, call in held:  # and they go on
+                messages.send(infer("digits"))
+                assert await call.read() is not aio.EOF
+                messages.send(None)
+                assert await call.read() is aio.EOF and await call.code() is grpc.StatusCode.OK
+            await settle(lambda: idle(core))
+
+
+async def test_a_stream_that_goes_on_waits_for_its_turn() -> None:
+    backend = Backend()
+    async with AsyncExitStack() as clients:
+        async with stack(backend, max_inflight=1) as (address, core):
+            messages, call = await opened(clients, address, BRONZE)
+            admission = core.pools["p"].admission
+            await settle(lambda: admission.inflight == 0)
+            backend.hold = asyncio.Event()
+            async with aio.insecure_channel(address) as channel:
+                unary = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", None, None)
+                busy = [
+                    asyncio.ensure_future(unary(infer("digits"), metadata=(("x-api-key", GOLD),), timeout=10))
+                    for _ in range(2)
+                ]
+                await settle(lambda: len(backend.seen) == 2 and len(admission.queue) == 1)
+                messages.send(infer("digits"))
+                await settle(lambda: len(admission.queue) == 2)
+                backend.hold.set()
+                assert await call.read() is not aio.EOF
+                await asyncio.gather(*busy)
+                assert [kind for kind, *_ in backend.seen] == [
+                    "ModelStreamInfer",
+                    "ModelInfer",
+                    "ModelInfer",
+                    "ModelStreamInfer",
+                ]
+            messages.send(None)
+            assert await call.read() is aio.EOF and await call.code() is grpc.StatusCode.OK
+            await settle(lambda: idle(core))
+
+
+async def test_a_stream_that_waits_for_its_turn_leaves_the_queue_with_its_client() -> None:
+    backend = Backend()
+    async with AsyncExitStack() as clients:
+        async with stack(backend, max_inflight=1) as (address, core):
+            messages, call = await opened(clients, address, BRONZE)
+            admission = core.pools["p"].admission
+            await settle(lambda: admission.inflight == 0)
+            backend.hold = asyncio.Event()
+            async with aio.insecure_channel(address) as channel:
+                unary = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", None, None)
+                busy = asyncio.ensure_future(unary(infer("digits"), metadata=(("x-api-key", GOLD),), timeout=10))
+                await settle(lambda: len(backend.seen) == 2)
+                messages.send(infer("digits"))
+                await settle(lambda: len(admission.queue) == 1)
+                call.cancel()
+                await settle(lambda: len(admission.queue) == 0)
+                backend.hold.set()
+                await busy
+            await settle(lambda: idle(core) and admission.inflight == 0)
+
+
+async def test_a_client_that_does_not_read_keeps_no_permit_from_others() -> None:
+    async with upstream() as up, gateway(documents([up.port], max_inflight=1)) as (port, core):
+        size = 8 << 20
+
+        async def answer(seen: Seen) -> bytes:
+            big = seen.body == b"big"
+            return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % (size if big else 2) + (
+                b"x" * size if big else b"ok"
+            )
+
+        up.answer = answer
+        admission = core.pools["p"].admission
+        raw = socket.socket()
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.connect(("127.0.0.1", port))
+        head = f"POST {INFER} HTTP/1.1\r\nhost: x\r\nx-api-key: {BRONZE}\r\ncontent-length: 3\r\n\r\nbig"
+        raw.sendall(head.encode())
+        await settle(lambda: len(up.seen) == 1 and admission.inflight == 0)
+        async with Client(port) as client:
+            assert (await client.ask(INFER, b"x", key=GOLD)).status == 200
+        raw.setblocking(False)
+        loop, got = asyncio.get_running_loop(), 0
+        while got < size:
+            got += len(await loop.sock_recv(raw, 1 << 20))
+        raw.close()
+        await settle(lambda: idle(core) and admission.inflight == 0)
+
+
+def test_what_was_lent_is_not_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds that a client did not read are neither in the charge nor in how long calls are thought to take."""
+    gate = SimpleNamespace(admission=SimpleNamespace(inflight=1), pump=lambda: None)
+    now = 100.0
+    monkeypatch.setattr(loan_module, "monotonic", lambda: now)
+    loan = Loan(cast(PoolGate, gate))
+    loan._since_s = now
+    now += 1.0
+    loan._look()
+    assert loan.lent and gate.admission.inflight == 0
+    now += 5.0
+    assert loan.end() == 5.0 and gate.admission.inflight == 1

@@ -1,0 +1,66 @@
+"""Heads of one connection that are known: recognised by their bytes, or by those of their lines that do not vary.
+
+Clients on a kept connection send the same head byte by byte, or one that differs in its ids and its length only. Such a
+head is not parsed again, and whoever judged it may keep the judgement. What is kept is a parsed head and 64-bit
+fingerprints keyed by this process's secret (not the bytes: they hold a key); a collision would only give a client back
+its own earlier head.
+"""
+
+from oriel_wire.h1 import RequestHead
+from oriel_wire.h1_similar import HeadPattern
+
+__all__ = ["Recognition"]
+
+
+class Recognition:
+    """head: sent twice in a row by a sender who is known, or None; then size and fingerprint are those of its bytes
+    with the empty line, and length is that of its body, -1 if only parsing the request can tell.
+    """
+
+    __slots__ = ("_block", "_latest", "_pattern", "_size", "fingerprint", "head", "length", "size")
+
+    def __init__(self) -> None:
+        self.head: RequestHead | None = None
+        self.fingerprint = self.size = self.length = 0
+        self._latest = self._size = 0  # of the head that is being served
+        self._block = b""  # its bytes, if it was not found, until somebody asks for it or the next comes
+        self._pattern: HeadPattern | None = None
+
+    def again(self) -> None:
+        """The known head came once more."""
+        self._latest = self.fingerprint
+
+    def find(self, data: bytes, start: int, stop: int) -> RequestHead | None:
+        """The head between `start` and the empty line at `stop`, if it is known."""
+        self._size = stop + 4 - start
+        self._latest = latest = hash(data[start : stop + 4])
+        if latest == self.fingerprint and self.head is not None:
+            return self.head
+        block = data[start:stop]
+        if self._pattern is not None and (found := self._pattern.read(block)) is not None:
+            return found
+        self._block = block
+        return None
+
+    def authenticated(self, head: RequestHead) -> bool:
+        """The sender of `head`, the latest one, is known; True: whoever judged it may keep that for heads like it."""
+        block, self._block = self._block, b""
+        if self._latest != self.fingerprint:
+            if head.known:
+                return True
+            self.fingerprint = self._latest
+            self.head = None
+            self._pattern = HeadPattern.of(head, block)
+            return False
+        if not head.known:
+            self._pattern = HeadPattern.of(head, block)
+        self.head = head
+        head.known = True
+        self.size = self._size
+        plain = not head.chunked and not head.expect_continue
+        self.length = (head.content_length or 0) if plain else -1
+        return True
+
+    def forget(self) -> None:
+        """Every head has to be parsed and judged again."""
+        self.head = self._pattern = None
