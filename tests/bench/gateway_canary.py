@@ -1,6 +1,6 @@
 """What somebody's requests take while others are slow or idle (R20, R32): `python tests/bench/gateway_canary.py`.
 
-    [--seconds 4] [--clients 200] [--idle 2000] [--work-ms 1]
+    [--seconds 4] [--clients 200] [--idle 2000] [--work-ms 1] [--answer-mib 1]
 
 A gateway with its default bounds in a process of its own before a small model server in another. The canary asks on one
 kept connection, and every tenth time on a new one, while so many others send heads or bodies of a byte now and then,
@@ -11,6 +11,7 @@ with 2000 idle connections nothing over 1 s; the files come back.
 import argparse
 import asyncio
 import resource
+import socket
 import sys
 import tempfile
 import time
@@ -26,7 +27,7 @@ from tests.gateway.process import Process, gateway_process
 from tests.gateway.stack import BRONZE, GOLD, Client
 
 HEAD = b"POST /v2/models/digits/infer HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\n" % BRONZE.encode()
-ANSWER_BYTES = 8 << 20
+ANSWER_MIB = [1]  # of those that nobody reads
 Others = Callable[[Process, int], AbstractAsyncContextManager[None]]
 
 
@@ -71,11 +72,23 @@ async def nobody(_: Process, clients: int) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def connected(process: Process, clients: int) -> AsyncIterator[list[Client]]:
+async def connected(process: Process, clients: int, *, receive_bytes: int = 0) -> AsyncIterator[list[Client]]:
+    """receive_bytes: of each one's kernel buffer, 0: as the kernel likes."""
+
+    async def one() -> Client:
+        client = Client(process.port)
+        sock = socket.socket()
+        if receive_bytes:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", process.port))
+        client.reader, client.writer = await asyncio.open_connection(sock=sock)
+        return client
+
     made: list[Client] = []
     try:
         while len(made) < clients:
-            made += await asyncio.gather(*(Client(process.port).__aenter__() for _ in range(min(50, clients))))
+            made += await asyncio.gather(*(one() for _ in range(min(50, clients))))
         yield made
     finally:
         for client in made:
@@ -115,10 +128,10 @@ def trickling(start: bytes, then: bytes) -> Others:
 
 @asynccontextmanager
 async def readers(process: Process, clients: int) -> AsyncIterator[None]:
-    """Who asks for megabytes and reads nothing."""
-    body = b"size %d" % ANSWER_BYTES
+    """Who asks for a megabyte and reads nothing."""
+    body = b"size %d" % (ANSWER_MIB[0] << 20)
     request = HEAD + b"content-length: %d\r\n\r\n%b" % (len(body), body)
-    async with connected(process, clients) as made:
+    async with connected(process, clients, receive_bytes=4096) as made:
         for client in made:
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]
             client.writer.write(request)
@@ -172,7 +185,9 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=200, help="that are slow")
     parser.add_argument("--idle", type=int, default=2000, help="connections that say nothing")
     parser.add_argument("--work-ms", type=int, default=1, help="of the model server per call")
+    parser.add_argument("--answer-mib", type=int, default=1, help="of the answers that nobody reads")
     args = parser.parse_args()
+    ANSWER_MIB[0] = args.answer_mib
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return 0 if asyncio.run(bench(args.seconds, args.clients, args.idle, args.work_ms)) else 1
