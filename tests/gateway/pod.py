@@ -1,6 +1,7 @@
 """A model server of twenty lines as a process of its own: killed, stopped and resumed by tests.
 
-python pod.py PORT WORK_MS: answers POST after WORK_MS with its pid; every execution is one line on stdout.
+python pod.py PORT WORK_MS [SLOTS]: answers POST after WORK_MS with its pid, SLOTS at a time; every execution is one
+line on stdout. A body of "size N" is answered with N bytes.
 """
 
 import asyncio
@@ -13,7 +14,9 @@ def timeout_ms(head: str) -> int:
     return next((int(line[19:]) for line in head.split("\r\n") if line.startswith("x-oriel-timeout-ms:")), 60_000)
 
 
-async def serve(port: int, work_s: float) -> None:
+async def serve(port: int, work_s: float, slots: int) -> None:
+    free = asyncio.Semaphore(slots)
+
     async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while True:
@@ -24,14 +27,15 @@ async def serve(port: int, work_s: float) -> None:
                     # A caller that left is not worked for, as in any server that looks.
                     left = asyncio.ensure_future(reader.read(1))
                     due = time.monotonic() + timeout_ms(head) / 1000.0
-                    await asyncio.wait((left,), timeout=work_s)
+                    async with free:
+                        await asyncio.wait((left,), timeout=work_s)
                     if left.done() or time.monotonic() > due:
                         left.cancel()
                         return
                     left.cancel()
                     await asyncio.wait((left,))
                     os.write(1, b"ran " + body + b"\n")
-                answer = str(os.getpid()).encode()
+                answer = bytes(int(body[5:])) if body.startswith(b"size ") else str(os.getpid()).encode()
                 writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(answer), answer))
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -45,4 +49,4 @@ async def serve(port: int, work_s: float) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(int(sys.argv[1]), float(sys.argv[2]) / 1000.0))
+    asyncio.run(serve(int(sys.argv[1]), float(sys.argv[2]) / 1000.0, int((sys.argv[3:] or ["1000000"])[0])))

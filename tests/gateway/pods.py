@@ -40,8 +40,9 @@ class Pod:
 
 
 @asynccontextmanager
-async def pod(work_ms: int = 5, port: int = 0) -> AsyncIterator[Pod]:
-    process = await asyncio.create_subprocess_exec(sys.executable, str(POD), str(port), str(work_ms), stdout=PIPE)
+async def pod(work_ms: int = 5, port: int = 0, slots: int = 1_000_000) -> AsyncIterator[Pod]:
+    words = (str(port), str(work_ms), str(slots))
+    process = await asyncio.create_subprocess_exec(sys.executable, str(POD), *words, stdout=PIPE)
     assert process.stdout is not None
     made = Pod(process, int((await process.stdout.readline()).split()[1]))
     reading = asyncio.create_task(made.read())

@@ -2,6 +2,7 @@
 
 import asyncio
 import resource
+import socket
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -73,22 +74,29 @@ async def test_a_process_without_files_for_its_clients_neither_spins_nor_stays_d
 async def test_whoever_is_slow_costs_nobody_else_an_answer(tmp_path: Path) -> None:
     """Heads, bodies and readers that hardly move, and idle ones: every answer of somebody else is good."""
     async with upstream() as up:
-        big = b"HTTP/1.1 200 OK\r\ncontent-length: 4000000\r\n\r\n" + bytes(4_000_000)
+        big = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (MIB, bytes(MIB))
 
         async def answer(seen: Seen) -> bytes:
             return big if seen.body == b"big" else await Upstream().ok(seen)
 
         up.answer = answer
         async with gateway_process(tmp_path, documents([up.port])) as process:
-            slow = [await Client(process.port).__aenter__() for _ in range(200)]
-            heads, bodies, readers = slow[:50], slow[50:100], slow[100:150]
+            slow = [await Client(process.port).__aenter__() for _ in range(150)]
+            heads, bodies, readers = slow[:50], slow[50:100], []
             for client in heads:
                 client.writer.write((HEAD % BRONZE.encode())[:20])
             for client in bodies:
                 client.writer.write(HEAD % BRONZE.encode() + b"content-length: 1000\r\n\r\n")
-            for client in readers:
-                client.reader._limit = 1  # type: ignore[attr-defined]  # it is read no further
+            for _ in range(50):  # far more than there are permits
+                sock = socket.socket()
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                sock.setblocking(False)
+                await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", process.port))
+                client = Client(process.port)
+                client.reader, client.writer = await asyncio.open_connection(sock=sock)
+                client.writer.transport.pause_reading()  # type: ignore[attr-defined]
                 client.send(INFER, b"big", key=BRONZE)
+                readers.append(client)
             async with Client(process.port) as canary:
                 for _ in range(100):
                     for client in (*heads, *bodies):
@@ -96,7 +104,7 @@ async def test_whoever_is_slow_costs_nobody_else_an_answer(tmp_path: Path) -> No
                     assert (await canary.ask(INFER)).status == 200
             async with Client(process.port) as late:
                 assert (await late.ask(INFER)).status == 200
-            for client in slow:
+            for client in (*slow, *readers):
                 client.writer.transport.abort()
 
 
