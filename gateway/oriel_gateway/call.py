@@ -53,11 +53,6 @@ class Call(Recovery):
 
     # The client's side -----------------------------------------------------------------------------------------
 
-    def room(self, size_bytes: int) -> bool:
-        """Whether the pool's budget has so many bytes now. They are taken when they come."""
-        gate, urgent = self._gate, self.tenant.tier.band == self._gateway.top_band
-        return gate.has_room(size_bytes, urgent=urgent) and self._pending_bytes + size_bytes <= gate.pool.max_body_bytes
-
     def data(self, data: bytes | memoryview) -> None:
         """Some bytes of the body."""
         size = len(data)

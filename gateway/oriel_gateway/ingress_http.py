@@ -76,8 +76,11 @@ class ClientConnection(ServerConnection):
         self._judged = None  # and the documents it was judged by
 
     def on_head(self, head: RequestHead) -> None:
+        if self._again(head) is not None:
+            return
         gateway = self.gateway
         received_s = monotonic()
+        lines: bytes | None = None
         mark: Mark | None = None
         tenant: Tenant | None = None
         target: Target | None = None
@@ -89,7 +92,7 @@ class ClientConnection(ServerConnection):
                 judged = self._judged
                 if judged.key.expires_at is not None:
                     still_valid(judged.key)
-                tenant, target = judged.key.tenant, judged.target
+                tenant, target, lines = judged.tenant, judged.target, judged.lines
             else:
                 line = head.line
                 if line.path.startswith("/v2/health/"):
@@ -126,7 +129,7 @@ class ClientConnection(ServerConnection):
             self.write_refusal(refused, mark, v2=head.line.path.startswith("/v2"), queued_s=0.0)
             self.answered(close=False)
             return
-        self.call = call = Call(gateway, self, head, tenant, target, mark, received_s, deadline)
+        self.call = call = Call(gateway, self, head, tenant, target, mark, received_s, deadline, lines)
         if grant is not None:
             call.grant = grant
             if not grant.ready:
@@ -140,6 +143,7 @@ class ClientConnection(ServerConnection):
         gateway, tenant = self.gateway, key.tenant
         http, bound = gateway.snapshot.http, gateway.pools[target.pool].pool.max_body_bytes
         odd = target.special or target.choices is not None or bool(target.allowances) or head.timeout is not None
+        odd = odd or head.expect_continue
         watched = bool(http.cors_origins or http.trusted_proxies) or key.expires_at is not None
         return _Judged(
             snapshot=gateway.snapshot,
@@ -153,6 +157,16 @@ class ClientConnection(ServerConnection):
         )
 
     def on_request(self, head: RequestHead, data: bytes) -> None:
+        call = self._again(head)
+        if call is None:
+            super().on_request(head, data)
+        elif data:
+            call.whole(data, call.received_s)
+        else:
+            call.enter(call.received_s)
+
+    def _again(self, head: RequestHead) -> Call | None:
+        """The call of a head that was judged to be plain before; None: it has to be looked at."""
         judged, gateway = self._judged, self.gateway
         if (
             judged is None
@@ -164,18 +178,14 @@ class ClientConnection(ServerConnection):
             or self.cors
             or self.forwarded
         ):
-            super().on_request(head, data)
-            return
+            return None
         now, tenant, target, lines = monotonic(), judged.tenant, judged.target, judged.lines
         if head.request_id is None and head.traceparent is None:
             mark = gateway.fresh_mark()
         else:
             mark = gateway.mark(head.request_id, head.traceparent, head.tracestate)
         self.call = call = Call(gateway, self, head, tenant, target, mark, now, now + judged.give_up_s, lines)
-        if data:
-            call.whole(data, now)
-        else:
-            call.enter(now)
+        return call
 
     def _fronted(self, head: RequestHead) -> bool:
         """Who asks, as browsers and proxies tell it; True: it was a preflight and is answered."""
@@ -204,16 +214,9 @@ class ClientConnection(ServerConnection):
             answer = b"\r\n".join((status, self.cors, rest))
         self.transport.write(answer)
 
-    def on_data(self, data: bytes) -> None:
+    def on_data(self, data: bytes | memoryview) -> None:
         if self.call is not None:
             self.call.data(data)
-
-    def on_view(self, data: memoryview) -> None:
-        if self.call is not None:
-            self.call.data(data)
-
-    def room(self, size_bytes: int) -> bool:
-        return self.call is not None and self.call.room(size_bytes)
 
     def on_end(self) -> None:
         if self.call is not None:
