@@ -202,17 +202,19 @@ class Call(Recovery):
     # The upstream's side ---------------------------------------------------------------------------------------
 
     def _send(self, now: float) -> None:
-        gate, tries = self._gate, self._tries
+        tries = self._tries
         if self.stick:
             endpoint = self._sticky(now)
+        elif tries is None:
+            endpoint = self._gate.endpoints.pick(now, (), self.target.name)
         else:
-            endpoint = gate.endpoints.pick(now, (), self.target.name) if tries is None else tries.pick(now)
+            endpoint = tries.pick(now)
         if endpoint is None:
             self._nobody()
             return
         self._endpoint = self.endpoint = endpoint
         fresh = tries is not None and tries.fresh
-        connection = endpoint.begin(self, now, head_only=self.target.head_only, fresh=fresh)
+        connection = endpoint.begin(self, now, self.target.head_only, fresh)
         if connection is not None:
             self._connection = connection
             self.sent_s = now

@@ -13,6 +13,7 @@ from oriel_gateway.extras import attach
 from oriel_gateway.forwarded import forwarded_for
 from oriel_gateway.heads import head_lines
 from oriel_gateway.identity import still_valid
+from oriel_gateway.pools import PoolGate
 from oriel_gateway.targets import Target
 from oriel_gateway.tracing import Mark
 from oriel_policies.documents import ApiKey, Snapshot, Tenant
@@ -41,6 +42,7 @@ class _Judged:
     tenant: Tenant
     target: Target
     lines: bytes
+    gate: PoolGate
     plain: bool
     give_up_s: float
     max_body_bytes: int
@@ -141,7 +143,7 @@ class ClientConnection(ServerConnection):
 
     def _judgement(self, head: RequestHead, key: ApiKey, target: Target) -> _Judged:
         gateway, tenant = self.gateway, key.tenant
-        http, bound = gateway.snapshot.http, gateway.pools[target.pool].pool.max_body_bytes
+        http, gate = gateway.snapshot.http, gateway.pools[target.pool]
         odd = target.special or target.choices is not None or bool(target.allowances) or head.timeout is not None
         odd = odd or head.expect_continue
         watched = bool(http.cors_origins or http.trusted_proxies) or key.expires_at is not None
@@ -151,8 +153,9 @@ class ClientConnection(ServerConnection):
             tenant=tenant,
             target=target,
             lines=head_lines(head, gateway.tenant_lines(tenant)),
+            gate=gate,
             plain=not odd and not watched,
-            max_body_bytes=bound,
+            max_body_bytes=gate.pool.max_body_bytes,
             give_up_s=tenant.tier.give_up_s,
         )
 
@@ -174,9 +177,7 @@ class ClientConnection(ServerConnection):
             or not head.known
             or (head.content_length or 0) > judged.max_body_bytes
             or judged.snapshot is not gateway.snapshot
-            or judged.give_up_s < gateway.pools[judged.target.pool].slow_s
-            or self.cors
-            or self.forwarded
+            or judged.give_up_s < judged.gate.slow_s
         ):
             return None
         now, tenant, target, lines = monotonic(), judged.tenant, judged.target, judged.lines

@@ -309,7 +309,7 @@ class Endpoint:
         return f"<Endpoint {self.host}:{self.port} outstanding={self.outstanding} idle={len(self.idle)}>"
 
     def begin(
-        self, sink: ResponseSink, now: float, *, head_only: bool = False, fresh: bool = False
+        self, sink: ResponseSink, now: float, head_only: bool = False, fresh: bool = False
     ) -> UpstreamConnection | None:
         """Borrow a connection at monotonic time `now`; fresh: a new one, not a kept one.
 
