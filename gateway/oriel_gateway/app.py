@@ -23,7 +23,6 @@ from oriel_gateway.sources import FolderSource
 from oriel_policies.documents import Snapshot
 from oriel_policies.errors import BadDocument
 from oriel_wire.engine.control import serve_control
-from oriel_wire.engine.large_messages import keep_memory
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.process import connection_places, listen
@@ -38,9 +37,6 @@ DRAIN_S = 25.0
 # Young objects before a walk, and walks before the older are walked: a call that waits is walked each time, and one
 # that has ended leaves nothing that only the collector could free.
 COLLECTOR = (20_000, 5, 20)
-# Of memory: what bodies took and may take again at once, and the largest piece that comes from there.
-KEPT_BYTES = 16 << 20
-LARGEST_BYTES = 4 << 20
 
 
 async def load(settings: Settings, compiler: FolderCompiler) -> Snapshot:
@@ -91,7 +87,6 @@ def public_limits() -> HttpLimits:
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
     """Serve until `stop` is set, then drain. Raises StartFailed before anything is served."""
-    keep_memory(KEPT_BYTES, LARGEST_BYTES)
     with FolderCompiler(settings.policies) as compiler:
         await _serve(settings, stop, compiler)
 

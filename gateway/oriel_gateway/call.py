@@ -54,11 +54,6 @@ class Call(Recovery):
 
     # The client's side -----------------------------------------------------------------------------------------
 
-    def room(self, size_bytes: int) -> bool:
-        """Whether the pool's budget has so many bytes now. They are taken when they come."""
-        gate, urgent = self._gate, self.tenant.tier.band == self._gateway.top_band
-        return gate.has_room(size_bytes, urgent=urgent) and self._pending_bytes + size_bytes <= gate.pool.max_body_bytes
-
     def data(self, data: bytes | memoryview) -> None:
         """Some bytes of the body."""
         size = len(data)
@@ -204,20 +199,22 @@ class Call(Recovery):
     # The upstream's side ---------------------------------------------------------------------------------------
 
     def _send(self, now: float) -> None:
-        gate, tries = self._gate, self._tries
+        tries = self._tries
         if tries is None and not self.tried:
-            gate.retries.requested(now)
+            self._gate.retries.requested(now)
         if self.stick:
             endpoint = self._sticky(now)
+        elif tries is None:
+            endpoint = self._gate.endpoints.pick(now, (), self.target.name)
         else:
-            endpoint = gate.endpoints.pick(now, (), self.target.name) if tries is None else tries.pick(now)
+            endpoint = tries.pick(now)
         if endpoint is None:
             self._nobody()
             return
         self._endpoint = self.endpoint = endpoint
         fresh = tries is not None and tries.fresh
         large = self._pending_bytes > _SMALL
-        connection = endpoint.begin(self, now, head_only=self.target.head_only, fresh=fresh, large=large)
+        connection = endpoint.begin(self, now, self.target.head_only, fresh, large)
         if connection is not None:
             self._connection = connection
             self.sent_s = now

@@ -16,7 +16,7 @@ from oriel_gateway.identity import identify, still_valid
 from oriel_gateway.limits import Limiter
 from oriel_gateway.pools import PoolGate
 from oriel_gateway.routing_state import CACHE_BYTES, RoutingState
-from oriel_gateway.stats import Stats
+from oriel_gateway.stats import BATCH, Stats
 from oriel_gateway.targets import Kind, Target, absent, resolve, resolve_grpc
 from oriel_gateway.tracing import Mark, Recorded, record_call, record_refusal
 from oriel_gateway.unread import Unread
@@ -329,7 +329,10 @@ class Gateway:
         self.decisions.append(decided)
         if self.access_log is not None:
             self.access_log.put(decided)
-        self.stats.ended(decided)
+        recent = self.stats.recent
+        recent.append(decided)
+        if len(recent) >= BATCH:
+            self.stats.count()
         if call.mark.sampled and self.sink.enabled:
             record_call(call, self.sink, now, error)
 

@@ -14,6 +14,7 @@ from oriel_gateway.extras import attach
 from oriel_gateway.forwarded import forwarded_for
 from oriel_gateway.heads import head_lines
 from oriel_gateway.identity import still_valid
+from oriel_gateway.pools import PoolGate
 from oriel_gateway.targets import Target
 from oriel_gateway.tls_pieces import InPieces
 from oriel_gateway.tracing import Mark
@@ -43,6 +44,7 @@ class _Judged:
     tenant: Tenant
     target: Target
     lines: bytes
+    gate: PoolGate
     plain: bool
     give_up_s: float
     max_body_bytes: int
@@ -80,8 +82,11 @@ class ClientConnection(ServerConnection):
         self._judged = None  # and the documents it was judged by
 
     def on_head(self, head: RequestHead) -> None:
+        if self._again(head) is not None:
+            return
         gateway = self.gateway
         received_s = monotonic()
+        lines: bytes | None = None
         mark: Mark | None = None
         tenant: Tenant | None = None
         target: Target | None = None
@@ -93,7 +98,7 @@ class ClientConnection(ServerConnection):
                 judged = self._judged
                 if judged.key.expires_at is not None:
                     still_valid(judged.key)
-                tenant, target = judged.key.tenant, judged.target
+                tenant, target, lines = judged.tenant, judged.target, judged.lines
             else:
                 line = head.line
                 if line.path.startswith("/v2/health/"):
@@ -130,7 +135,7 @@ class ClientConnection(ServerConnection):
             self.write_refusal(refused, mark, v2=head.line.path.startswith("/v2"), queued_s=0.0)
             self.answered(close=False)
             return
-        self.call = call = Call(gateway, self, gate, head, tenant, target, mark, received_s, deadline)
+        self.call = call = Call(gateway, self, gate, head, tenant, target, mark, received_s, deadline, lines)
         if grant is not None:
             call.grant = grant
             if not grant.ready:
@@ -142,8 +147,9 @@ class ClientConnection(ServerConnection):
 
     def _judgement(self, head: RequestHead, key: ApiKey, target: Target) -> _Judged:
         gateway, tenant = self.gateway, key.tenant
-        http, bound = gateway.snapshot.http, gateway.pools[target.pool].pool.max_body_bytes
+        http, gate = gateway.snapshot.http, gateway.pools[target.pool]
         odd = target.special or target.choices is not None or bool(target.allowances) or head.timeout is not None
+        odd = odd or head.expect_continue
         watched = bool(http.cors_origins or http.trusted_proxies) or key.expires_at is not None
         return _Judged(
             snapshot=gateway.snapshot,
@@ -151,12 +157,23 @@ class ClientConnection(ServerConnection):
             tenant=tenant,
             target=target,
             lines=head_lines(head, gateway.tenant_lines(tenant)),
+            gate=gate,
             plain=not odd and not watched,
-            max_body_bytes=bound,
+            max_body_bytes=gate.pool.max_body_bytes,
             give_up_s=tenant.tier.give_up_s,
         )
 
     def on_request(self, head: RequestHead, data: bytes) -> None:
+        call = self._again(head)
+        if call is None:
+            super().on_request(head, data)
+        elif data:
+            call.whole(data, call.received_s)
+        else:
+            call.enter(call.received_s)
+
+    def _again(self, head: RequestHead) -> Call | None:
+        """The call of a head that was judged to be plain before; None: it has to be looked at."""
         judged, gateway = self._judged, self.gateway
         if (
             judged is None
@@ -164,22 +181,17 @@ class ClientConnection(ServerConnection):
             or not head.known
             or (head.content_length or 0) > judged.max_body_bytes
             or judged.snapshot is not gateway.snapshot
-            or judged.give_up_s < (gate := gateway.pools[judged.target.pool]).slow_s
-            or self.cors
-            or self.forwarded
+            or judged.give_up_s < judged.gate.slow_s
         ):
-            super().on_request(head, data)
-            return
+            return None
         now, tenant, target, lines = monotonic(), judged.tenant, judged.target, judged.lines
         if head.request_id is None and head.traceparent is None:
             mark = gateway.fresh_mark()
         else:
             mark = gateway.mark(head.request_id, head.traceparent, head.tracestate)
-        self.call = call = Call(gateway, self, gate, head, tenant, target, mark, now, now + judged.give_up_s, lines)
-        if data:
-            call.whole(data, now)
-        else:
-            call.enter(now)
+        gate, until = judged.gate, now + judged.give_up_s
+        self.call = call = Call(gateway, self, gate, head, tenant, target, mark, now, until, lines)
+        return call
 
     def _fronted(self, head: RequestHead) -> bool:
         """Who asks, as browsers and proxies tell it; True: it was a preflight and is answered."""
@@ -209,16 +221,9 @@ class ClientConnection(ServerConnection):
             answer = b"\r\n".join((status, self.cors, rest))
         self.transport.write(answer)
 
-    def on_data(self, data: bytes) -> None:
+    def on_data(self, data: bytes | memoryview) -> None:
         if self.call is not None:
             self.call.data(data)
-
-    def on_view(self, data: memoryview) -> None:
-        if self.call is not None:
-            self.call.data(data)
-
-    def room(self, size_bytes: int) -> bool:
-        return self.call is not None and self.call.room(size_bytes)
 
     def on_end(self) -> None:
         if self.call is not None:

@@ -110,15 +110,11 @@ class PoolGate:
 
         Only the most urgent tier may use all of it; the others leave it a quarter.
         """
-        if not self.has_room(size_bytes, urgent=urgent):
+        bound = self.pool.max_queue_bytes
+        if self.held_bytes + size_bytes > (bound if urgent else bound * 3 // 4):
             return False
         self.held_bytes += size_bytes
         return True
-
-    def has_room(self, size_bytes: int, *, urgent: bool) -> bool:
-        """Whether `hold` would succeed."""
-        bound = self.pool.max_queue_bytes
-        return self.held_bytes + size_bytes <= (bound if urgent else bound * 3 // 4)
 
     def release(self, size_bytes: int) -> None:
         """Give bytes back to the budget."""

@@ -8,10 +8,10 @@ from oriel_gateway.errors import Outcome
 from oriel_gateway.top_tenants import TopTenants
 from oriel_policies.documents import Tenant
 
-__all__ = ["BUCKETS_S", "RESULTS", "Histogram", "Series", "Stats", "result_of"]
+__all__ = ["BATCH", "BUCKETS_S", "RESULTS", "Histogram", "Series", "Stats", "result_of"]
 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-_BATCH = 256
+BATCH = 256
 # What became of the promise. met, late: answered within the tier's target, or after it. missed: refused or failed here
 # or further in. excused: the caller's own doing (a wrong request, over its limits, left), which costs no error budget.
 RESULTS = ("met", "late", "missed", "excused")
@@ -48,8 +48,8 @@ class Series(Histogram):
 
 
 class Stats:
-    """Single writer: the gateway's loop. Ended calls are counted some hundred at a time, and before anybody reads:
-    what calls have in common is then looked up once, and what the loop needs stays in its cache meanwhile.
+    """Single writer: the gateway's loop. recent: ended calls as `decisions` keeps them, counted `BATCH` at a time by
+    whoever puts them there, and before anybody reads: what calls have in common is then looked up once.
     """
 
     def __init__(self) -> None:
@@ -58,35 +58,29 @@ class Stats:
         self._turned_away: dict[tuple[str, str], int] = {}  # by (tier, result)
         self.refused: dict[Outcome, int] = {}
         self._tenants = TopTenants()
-        self._ended: list[Plain] = []
+        self.recent: list[Plain] = []
 
     @property
     def series(self) -> dict[tuple[str, str, str, str, int], Series]:
         """By (pool, route, tier, outcome, status class)."""
-        self._count()
+        self.count()
         return self._series
 
     @property
     def waits(self) -> dict[tuple[str, str], Histogram]:
         """By (pool, tier): of calls that had to queue, until their permit, or until they left without."""
-        self._count()
+        self.count()
         return self._waits
 
     @property
     def tenants(self) -> TopTenants:
         """Requests by tenant."""
-        self._count()
+        self.count()
         return self._tenants
 
-    def ended(self, decided: Plain) -> None:
-        """A call that had reached a pool is over; `decided`: as `decisions` keeps it."""
-        ended = self._ended
-        ended.append(decided)
-        if len(ended) >= _BATCH:
-            self._count()
-
-    def _count(self) -> None:
-        batch, self._ended = self._ended, []
+    def count(self) -> None:
+        """Count what is in `recent`, and empty it."""
+        batch, self.recent = self.recent, []
         all_series, tenants = self._series, self._tenants
         last_tenant = last_target = last_outcome = None
         last_status = -1

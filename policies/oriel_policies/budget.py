@@ -21,24 +21,24 @@ class RetryBudget:
     repeats are.
     """
 
-    __slots__ = ("_repeats", "_requests", "_second", "spent")
+    __slots__ = ("_repeats", "_requests", "_until", "spent")
 
     def __init__(self) -> None:
-        self._second = 0
+        self._until = 1  # the whole second that is being counted ends here
         self._requests = [0] * WINDOW_S
         self._repeats = [0] * (WINDOW_S + 1)
         self.spent = 0
 
     def requested(self, now: float) -> None:
         """A request came in."""
-        if now >= self._second + 1:
+        if now >= self._until:
             self._turn(int(now))
         self._requests[0] += 1
 
     def spend(self, now: float, *, share: float = 1.0) -> bool:
         """Take one repeat; False: there is none left, and nothing was taken. share: of the budget that may be used up
         for this, so that what anybody can bring about leaves something for the rest."""
-        if now >= self._second + 1:
+        if now >= self._until:
             self._turn(int(now))
         if sum(self._repeats) + 1 > ceil(share * RATIO * sum(self._requests)):
             return False
@@ -47,7 +47,7 @@ class RetryBudget:
         return True
 
     def _turn(self, second: int) -> None:
-        passed = min(second - self._second, WINDOW_S + 1)
-        self._second = second
+        passed = min(second + 1 - self._until, WINDOW_S + 1)
+        self._until = second + 1
         self._requests = ([0] * passed + self._requests)[:WINDOW_S]
         self._repeats = ([0] * passed + self._repeats)[: WINDOW_S + 1]

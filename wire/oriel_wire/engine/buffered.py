@@ -130,7 +130,7 @@ class _Buffered(ServerConnection):
         self._handler = handler
         self._refuse_head = refuse
         self._explain = explain
-        self._parts: list[bytes] = []
+        self._parts: list[bytes | memoryview] = []
         self._exchange: Exchange | None = None
         self._received_s = 0.0
 
@@ -155,7 +155,7 @@ class _Buffered(ServerConnection):
         self._exchange = exchange = Exchange(self, head, data, self._received_s)
         self._handler(exchange)
 
-    def on_data(self, data: bytes) -> None:
+    def on_data(self, data: bytes | memoryview) -> None:
         self._parts.append(data)
 
     def on_end(self) -> None:
@@ -165,11 +165,11 @@ class _Buffered(ServerConnection):
         if len(parts) > _INLINE_PARTS:
             self._join_apart(head, parts)
             return
-        body = b"".join(parts) if len(parts) > 1 else parts[0] if parts else b""
+        body = b"".join(parts) if len(parts) > 1 else bytes(parts[0]) if parts else b""
         self._exchange = Exchange(self, head, body, self._received_s)
         self._handler(self._exchange)
 
-    def _join_apart(self, head: RequestHead, parts: list[bytes]) -> None:
+    def _join_apart(self, head: RequestHead, parts: list[bytes | memoryview]) -> None:
         """A large body in a thread: joining bytes frees the interpreter, and its pages cost more than the copy."""
 
         def join() -> bytes:

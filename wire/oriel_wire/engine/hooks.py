@@ -16,16 +16,8 @@ class ServerHooks(asyncio.Protocol):
         """A head is complete; `head.content_length` is within max_body_bytes. May answer at once."""
         raise NotImplementedError
 
-    def on_data(self, data: bytes) -> None:
-        """Some bytes of the body (never empty, chunk framing removed)."""
-        raise NotImplementedError
-
-    def room(self, size_bytes: int) -> bool:
-        """Whether there is memory for so many further bytes of the body, which then come by `on_view`."""
-        return False
-
-    def on_view(self, data: memoryview) -> None:
-        """The same as on_data, of bytes for which there was room."""
+    def on_data(self, data: bytes | memoryview) -> None:
+        """Some bytes of the body (never empty, chunk framing removed); a view of what a large body began with."""
         raise NotImplementedError
 
     def on_end(self) -> None:

@@ -14,7 +14,7 @@ import asyncio
 import ctypes
 from collections.abc import Callable
 
-__all__ = ["LargeMessages", "keep_memory", "share_memory"]
+__all__ = ["LargeMessages", "share_memory"]
 
 LARGE_BYTES = 1 << 20
 GIVE_BACK_BYTES = 16 << 20
@@ -23,18 +23,6 @@ DELAY_S = 0.01
 
 
 _M_ARENA_MAX = -8
-_M_TRIM_THRESHOLD = -1
-_M_MMAP_THRESHOLD = -3
-
-
-def keep_memory(most_bytes: int, largest_bytes: int) -> None:
-    """Free memory at the heap's end, up to `most_bytes`, stays there until somebody trims, and pieces of up to
-    `largest_bytes` come from the heap. Otherwise large bodies give pages back and fault them in again, call by call.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, largest_bytes)
-        mallopt(_M_TRIM_THRESHOLD, most_bytes)
 
 
 def share_memory() -> None:

@@ -26,7 +26,6 @@ from typing import cast
 from oriel_wire.chunked import ChunkedDecoder
 from oriel_wire.engine.hooks import ServerHooks
 from oriel_wire.engine.kernel import closed_behind_unread
-from oriel_wire.engine.large_bodies import LARGE_BYTES, LargeBody
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.recognition import Recognition
 from oriel_wire.errors import BadMessage, TooLarge
@@ -36,6 +35,7 @@ __all__ = ["WAIT", "ServerConnection"]
 
 HEAD, BODY, WAIT, DRAIN, CLOSED = range(5)
 _DRAIN_S = 1.0
+_LARGE = 64 * 1024
 
 
 class ServerConnection(ServerHooks):
@@ -316,7 +316,11 @@ class ServerConnection(ServerHooks):
             self.on_request(head, b"")
             return
         self.on_head(head)
-        if len(data) > stop:
+        if len(data) - stop > _LARGE and self.state == BODY and self._decoder is None:
+            self._left -= len(data) - stop
+            self._came(len(data) - stop)
+            self.on_data(memoryview(data)[stop:])  # not whole, or it would have been a request: no copy of it
+        elif len(data) > stop:
             self.data_received(data[stop:])
         elif self.state == BODY:
             self._came(0)
@@ -354,23 +358,6 @@ class ServerConnection(ServerHooks):
             self._body_since_due = 0
             self.due = monotonic() + self.limits.body_timeout_s
 
-    def large_data(self, data: memoryview) -> bool:
-        """Some bytes of a large body, no more than its rest; False: no more of them are wanted in the same way."""
-        if self.state != BODY:
-            return False
-        self._left -= len(data)
-        if self._left:
-            self._came(len(data))
-            self.on_view(data)
-            return self.state == BODY
-        head = self.head
-        self.state = WAIT
-        self.due = 0.0
-        self.on_view(data)
-        if self.state == WAIT and self.head is head:
-            self.on_end()
-        return False
-
     def _read_body(self, data: bytes) -> None:
         if self._decoder is not None:
             self._read_chunks(self._decoder, data)
@@ -381,8 +368,6 @@ class ServerConnection(ServerHooks):
             self._left = left - size
             self._came(size)
             self.on_data(data)
-            if size >= LARGE_BYTES and left - size >= LARGE_BYTES and self.state == BODY:
-                LargeBody(self, size, left - size).begin()
             return
         if size > left:
             self._keep_rest(data, left)

@@ -334,7 +334,7 @@ class Endpoint:
         return f"<Endpoint {self.host}:{self.port} outstanding={self.outstanding} idle={len(self.idle)}>"
 
     def begin(
-        self, sink: ResponseSink, now: float, *, head_only: bool = False, fresh: bool = False, large: bool = False
+        self, sink: ResponseSink, now: float, head_only: bool = False, fresh: bool = False, large: bool = False
     ) -> UpstreamConnection | None:
         """Borrow a connection at monotonic time `now`; fresh: a new one, not a kept one; large: for a request that
         cannot be sent twice, so that it is worth a look whether the peer has closed a kept one just now.

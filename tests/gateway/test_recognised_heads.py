@@ -1,0 +1,46 @@
+"""What a connection's heads have in common is judged once; what differs counts for each request."""
+
+from gateway.stack import BRONZE, GOLD, Client, Upstream, documents, gateway, upstream
+
+INFER = "/v2/models/digits/infer"
+
+
+def trace(number: int) -> str:
+    return f"00-{number:032x}-{number:016x}-01"
+
+
+async def asked(client: Client, up: Upstream, number: int, size: int, key: str = GOLD) -> tuple[int, str]:
+    headers = f"x-request-id: r{number}\r\ntraceparent: {trace(number)}\r\n"
+    reply = await client.ask(INFER, b"b" * size, key=key, headers=headers)
+    if reply.status == 200:
+        seen = up.seen[-1]
+        assert reply.headers["x-request-id"] == seen.get("x-request-id") == f"r{number}"
+        assert (seen.get("traceparent") or "")[:36] == reply.headers["traceresponse"][:36] == trace(number)[:36]
+        assert seen.body == b"b" * size and seen.get("content-length") == str(size)
+        assert seen.head.lower().count("content-length") == seen.head.lower().count("x-request-id") == 1
+    return reply.status, up.seen[-1].get("x-oriel-tenant") or ""
+
+
+async def test_ids_and_sizes_of_their_own() -> None:
+    async with upstream() as up, gateway(documents([up.port])) as (port, core), Client(port) as client:
+        for number, size in enumerate((5, 5, 7, 1, 900, 200_000, 3, 0, 2), 1):
+            assert await asked(client, up, number, size) == (200, "g")
+        ended = core.decisions.of("r5")
+        assert len(ended) == 1 and ended[0].mark.trace == f"{5:032x}" and ended[0].bytes_in == 900
+
+
+async def test_another_key_is_another_sender() -> None:
+    async with upstream() as up, gateway(documents([up.port])) as (port, _), Client(port) as client:
+        for number in range(1, 5):
+            assert await asked(client, up, number, 5) == (200, "g")
+        assert (await asked(client, up, 5, 5, "key-nobody"))[0] == 401
+        for number in range(6, 10):
+            assert await asked(client, up, number, 5, BRONZE) == (200, "b")
+        assert await asked(client, up, 10, 5) == (200, "g")
+
+
+async def test_a_length_beyond_the_bound_is_refused_also_of_a_head_that_is_known() -> None:
+    async with upstream() as up, gateway(documents([up.port])) as (port, _), Client(port) as client:
+        for number in range(1, 5):
+            assert await asked(client, up, number, 5) == (200, "g")
+        assert (await asked(client, up, 5, 1_000_001))[0] == 413
