@@ -255,3 +255,30 @@ def test_losing_the_ledger_is_not_worth_a_burst() -> None:
     assert sum(line.take(meter) for _ in range(30)) == 0
     world.now += 0.1
     assert sum(line.take(meter) for _ in range(30)) == 5, "a share of the rate goes on"
+
+
+def test_calls_that_are_decided_alone_because_an_answer_was_late_are_counted_in_full() -> None:
+    """Two gateways on a machine so busy that they hear the ledger too late admitted 1.15 of a rate."""
+    world = World(Bound(name="r", counts=Counts.REQUESTS, limit=10, rate=RateLimit(requests_per_s=100.0, burst=10)))
+    admitted = 0
+    for step in range(1000):
+        world.now += 0.01
+        for line, meter in zip(world.gateways, world.meters, strict=True):
+            for _ in range(3):
+                wait_s = meter.take(1, world.now)
+                if wait_s != ASK:
+                    admitted += wait_s == 0.0
+                    continue
+                ask = meter.ask(1, world.now)
+                if step % 3:  # late: its units come when the call has been decided
+                    admitted += meter.alone(1, world.now) == 0.0
+                    meter.ended(ask, world.answer(line.holder, ask), world.now)
+                else:
+                    answer = world.answer(line.holder, ask)
+                    meter.ended(ask, answer, world.now)
+                    if answer.granted:
+                        meter.use(1, world.now)
+                        admitted += 1
+            if (told := meter.tick(world.now)) is not None:
+                meter.ended(told, world.answer(line.holder, told), world.now)
+    assert 950 <= admitted <= 1.05 * 1000 + 10

@@ -95,7 +95,7 @@ def test_the_wait_for_a_slot_is_true_when_calls_take_their_time(limit: int, gaps
             ends.append(now + 5.0)
             assert len(ends) <= limit
         elif slots.hold_s:
-            assert abs(now + wait_s - ends[0]) < 1e-6
+            assert abs(now + wait_s - ends[0]) < 2e-3  # never less than a millisecond is said
     taken = slots.used
     assert taken == len(ends)
     if slots.take(limit, now) == 0.0:

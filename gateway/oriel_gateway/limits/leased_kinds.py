@@ -42,7 +42,10 @@ class LeasedRate(LeasedMeter):
     def alone(self, units: int, now: float) -> float:
         wait_s = self._local.take(self._share(), now, units)
         if wait_s == 0.0:
-            self._spent += units
+            if self._courier.up:
+                self.balance -= units  # the ledger is only late, perhaps because we are: it has to count in full
+            else:
+                self._spent += units
         return wait_s
 
     def undo(self, units: int, now: float) -> None:
