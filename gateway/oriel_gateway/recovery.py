@@ -154,6 +154,7 @@ class Recovery(CallState):
                 return False
             self._in_vain(endpoint)
             self._connection = self._endpoint = None
+            self.response_s = 0.0
             return True
         tries = self._tries or Tries(self._gate, self.target.name)
         if not self._kept:
@@ -163,7 +164,7 @@ class Recovery(CallState):
         self._tries = tries
         self._in_vain(endpoint)
         self._connection = self._endpoint = None
-        self.sent_s = 0.0
+        self.sent_s = self.response_s = 0.0
         self._send(now)
         return True
 
