@@ -14,18 +14,19 @@ At most two requests are ever sent for a call (`budget.MAX_ATTEMPTS`), never aft
 the client, and never when the body was not kept (more than 64 KiB). Deadlines are the call's own and do not grow.
 """
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from oriel_gateway.endpoints import EndpointSet, HttpEndpoint, Reach
+from oriel_gateway.endpoints import EndpointSet, HttpEndpoint, Reach, Standing
 from oriel_gateway.pools import PoolGate
 from oriel_policies.budget import MAX_ATTEMPTS
 from oriel_wire.errors import UpstreamError, UpstreamUnreachable, UpstreamUnread
 from oriel_wire.h1_response import ResponseHead
 
-__all__ = ["SPENT", "Tries", "note_answer", "note_failure", "says_not_executed"]
+__all__ = ["SPENT", "Tries", "note_answer", "and_this", "note_failure", "says_not_executed"]
 
+E = TypeVar("E", bound=Standing)
 _MAX_REASON_BODY = 4096
 _SPENT = "x-oriel-retry"
 SPENT = b"x-oriel-retry: spent"  # of an answer that was passed on: who asks through us does not ask again
@@ -87,6 +88,12 @@ def note_failure(
         endpoints.broke(endpoint, now)
 
 
+def and_this(tried: tuple[E, ...], endpoint: E) -> tuple[E, ...]:
+    """Who is not asked any more: without those that cannot be picked anyway, or a call that meets a thousand servers
+    that are all down compares each with each."""
+    return (*(one for one in tried if one.reach is not Reach.UNREACHABLE), endpoint)
+
+
 class Tries:
     """What one call in trouble has tried. attempts: requests of which bytes may have arrived somewhere."""
 
@@ -111,7 +118,7 @@ class Tries:
         endpoints = self._gate.endpoints
         note_failure(endpoints, endpoint, error, now)
         if isinstance(error, UpstreamUnreachable):
-            self.tried = (*self.tried, endpoint)
+            self.tried = and_this(self.tried, endpoint)
             return True
         if isinstance(error, UpstreamUnread):
             if self.fresh:

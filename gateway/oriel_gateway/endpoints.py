@@ -21,6 +21,7 @@ from oriel_policies.documents import Pool, Tenant
 from oriel_policies.ejection import Cause, Ejection, Record, most_ejected
 from oriel_policies.picking import PeakEwma, two_of
 from oriel_wire.engine.upstream import Endpoint
+from oriel_wire.h1_response import ResponseMemo
 
 __all__ = ["EndpointSet", "HttpEndpoint", "Parked", "Reach", "Standing"]
 
@@ -82,16 +83,19 @@ class Standing:
 class HttpEndpoint(Endpoint, Standing):
     """An upstream address with its connections. prober: connections of their own for probes."""
 
-    def __init__(self, address: Address, pool: Pool) -> None:
+    def __init__(self, address: Address, pool: Pool, memo: ResponseMemo | None = None) -> None:
         Endpoint.__init__(
             self,
             *address,
             connect_timeout_s=pool.connect_timeout_s,
             max_idle_s=pool.idle_timeout_s,
             max_response_bytes=pool.max_response_bytes,
+            memo=memo,
         )
         Standing.__init__(self, address)
-        self.prober = Endpoint(*address, connect_timeout_s=pool.connect_timeout_s, max_response_bytes=64 * 1024)
+        self.prober = Endpoint(
+            *address, connect_timeout_s=pool.connect_timeout_s, max_response_bytes=64 * 1024, memo=self.memo
+        )
 
     def adopt(self, pool: Pool) -> None:
         """Its pool has other bounds now."""

@@ -9,6 +9,7 @@ from time import monotonic
 
 from grpc import StatusCode, aio
 
+from oriel_gateway.attempts import and_this
 from oriel_gateway.core import Gateway
 from oriel_gateway.decisions import TOLD
 from oriel_gateway.endpoints import Reach
@@ -69,7 +70,7 @@ class GrpcRecovery:
                 answer = await (self._hedged if hedged else self._ask)(endpoint, method, message)
             except aio.AioRpcError as error:
                 endpoint = self.endpoint or endpoint
-                tried = (*tried, endpoint)
+                tried = and_this(tried, endpoint)
                 if not self._again(endpoint, error, tried):
                     if surely_not_executed(error):
                         self._in_vain(endpoint)
@@ -95,7 +96,7 @@ class GrpcRecovery:
                 return endpoint
             self._gate.grpc.found(endpoint, Reach.UNREACHABLE)
             self._in_vain(endpoint)
-            tried = (*tried, endpoint)
+            tried = and_this(tried, endpoint)
 
     async def _ask(self, endpoint: GrpcEndpoint, method: str, message: bytes) -> bytes:
         """One request. Raises AioRpcError."""

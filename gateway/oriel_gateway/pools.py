@@ -16,6 +16,7 @@ from oriel_policies.concurrency import LearnedLimit
 from oriel_policies.documents import Pool, Tenant
 from oriel_policies.feasibility import AnswerTimes, Verdict
 from oriel_policies.queue import Pushed, SlaQueue, Ticket
+from oriel_wire.h1_response import ResponseMemo
 
 __all__ = ["PoolGate", "Waiter"]
 
@@ -44,8 +45,9 @@ class PoolGate:
     def __init__(self, pool: Pool, *, most_s: float = inf) -> None:
         self.name = pool.name
         self.pool = pool
+        memo = ResponseMemo()  # one for all: a thousand endpoints with a megabyte each would be a gigabyte
         self.endpoints = EndpointSet(
-            lambda address: HttpEndpoint(address, self.pool), pool.endpoints, max_parked=pool.max_queue
+            lambda address: HttpEndpoint(address, self.pool, memo), pool.endpoints, max_parked=pool.max_queue
         )
         self.grpc = EndpointSet(
             lambda address: GrpcEndpoint(address, max_response_bytes=self.pool.max_response_bytes),

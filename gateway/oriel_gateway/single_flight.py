@@ -228,6 +228,7 @@ class FlightCall(DetachedCall):
         self.unwatch()
         self._gateway.routing.detached.pop(self, None)
         self._gate.calls -= 1
+        self._gate.release(self._held_bytes)  # if it had to queue
         self.state = DONE
         member.state = SENDING
         member.queued_s, member.permit_s, member.sent_s = self.queued_s, self.permit_s, self.sent_s

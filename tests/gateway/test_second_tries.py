@@ -7,8 +7,12 @@ from time import monotonic
 
 import pytest
 
+from oriel_gateway.attempts import Tries
+from oriel_gateway.pools import PoolGate
+from oriel_wire.errors import UpstreamUnreachable
+
 from .stack import Client, Seen, Upstream, documents, gateway, upstream
-from .test_endpoints import FULL, HEDGED, IDEMPOTENT, first_route, served
+from .test_endpoints import FULL, HEDGED, IDEMPOTENT, first_route, pool, served
 from .test_ingress_http import INFER, idle, settle
 from .test_special_routes import CACHED, SHADOWED, copies, house, ok, until
 
@@ -162,6 +166,18 @@ async def test_what_one_hop_tried_again_the_hop_before_does_not(
         for _ in range(100):
             assert (await client.ask(INFER, b"x")).status in (502, 503)
         assert 105 <= len(asked) <= 110
+
+
+async def test_a_call_that_meets_a_thousand_servers_that_are_down_asks_each_once() -> None:
+    """It compared each with each: 1.8 s of the gateway's time for one call."""
+    gate = PoolGate(pool(1000))
+    tries = Tries(gate, "digits")
+    asked = []
+    while (endpoint := tries.pick(1.0)) is not None:
+        asked.append(endpoint)
+        assert tries.after_failure(endpoint, UpstreamUnreachable("down"), 1.0, twice=False) and len(tries.tried) == 1
+    assert len(asked) == len(set(asked)) == 1000
+    assert len({id(endpoint.memo) for endpoint in gate.endpoints}) == 1  # or their answers' headers fill a gigabyte
 
 
 async def test_time_in_which_a_client_reads_a_stream_is_no_latency() -> None:

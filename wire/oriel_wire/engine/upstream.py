@@ -284,6 +284,7 @@ class Endpoint:
     host, port: TCP address. connect_timeout_s bounds a connection attempt; idle connections older than max_idle_s are
     not used again (keep it below the upstream's own idle limit, or a request may meet a closing connection).
     max_response_bytes: of one body; a larger one fails. heard: bytes came since whoever clears it last looked.
+    memo: of the header lines of answers; shared by endpoints that say much the same.
     """
 
     def __init__(
@@ -294,6 +295,7 @@ class Endpoint:
         connect_timeout_s: float = 2.0,
         max_idle_s: float = 45.0,
         max_response_bytes: int = 1 << 40,
+        memo: ResponseMemo | None = None,
     ) -> None:
         self.host = host
         self.port = port
@@ -306,7 +308,7 @@ class Endpoint:
         self.idle: list[UpstreamConnection] = []
         self.outstanding = 0
         self.closed = False  # keeps no connection any more
-        self.memo = ResponseMemo()
+        self.memo = memo or ResponseMemo()
         self._connecting: dict[asyncio.Task[None], ResponseSink] = {}
 
     def __repr__(self) -> str:
