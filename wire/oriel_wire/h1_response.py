@@ -122,7 +122,7 @@ def parse_response_head(block: bytes, memo: ResponseMemo) -> ResponseHead:
         head.forward = [line for line in forward if not line.lower().startswith(dropped)]
     if head.chunked and head.content_length is not None:
         raise BadMessage("Transfer-Encoding does not go with Content-Length")
-    if repeated:
+    if repeated and head.status != 503:  # whoever passes a refusal on may have to add to it
         if len(memo.heads) >= _MAX_HEADS:
             memo.heads.clear()
         memo.heads[block] = head
