@@ -4,14 +4,14 @@
 |---|---|---|
 | no connection could be made | surely | every other endpoint once; nothing was sent, so no budget |
 | a kept connection closed before the request reached the other side | surely | once, on a new connection; no budget |
-| 503 whose `reason` or sentence says that it was never queued [2] | surely | another endpoint, once, within the budget [1] |
-| 404 or 503 that says that the model is not here, or a 404 of a server that says so when asked | surely | the same, if one may have it |
+| 503 whose `reason` or words say that it was not queued [2] | surely | another endpoint, once, within the budget [1] |
+| 404 or 503 that says that the model is not here [3] | surely | the same, where it may be |
 | closed or broken before the first byte of an answer | perhaps | if the call may run twice: once, within the budget |
 
 [1] Not where the call sticks to this one, nor where the answer says that whoever passed it on has tried again.
 
-[2] Our own reasons, and the sentences with which Triton, KServe, OVMS and MLServer refuse a request before it has a place
-anywhere. Not within an ensemble: steps before may have run. A 429 of a server says nothing of that kind.
+[2] Our own reasons, and the words with which Triton refuses a request before it has a place anywhere (`refusals`).
+[3] In the words of Triton, KServe, OVMS or MLServer; any other 404 only if the server says so when it is asked.
 
 At most two requests are ever sent for a call (`budget.MAX_ATTEMPTS`), never after the first byte of an answer went to
 the client, and never when the body was not kept (more than 64 KiB). Deadlines are the call's own and do not grow.
@@ -98,9 +98,7 @@ class Tries:
         self.fresh = True
         return True
 
-    def after_answer(
-        self, endpoint: HttpEndpoint, head: ResponseHead, said: Said, now: float, *, sticks: bool
-    ) -> bool:
+    def after_answer(self, endpoint: HttpEndpoint, head: ResponseHead, said: Said, now: float, *, sticks: bool) -> bool:
         """Whether another endpoint should be asked, and there is one. said: REFUSED or ABSENT."""
         if said is Said.REFUSED and (sticks or head.get(_SPENT) is not None):
             return False

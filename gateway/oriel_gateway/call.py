@@ -184,9 +184,8 @@ class Call(Recovery):
     def displaced(self) -> None:
         """Someone more urgent took this call's place in the full queue."""
         retry_after_s = self._gate.admission.retry_after_s()
-        self.refuse(
-            Refused(Outcome.DISPLACED, "a more urgent call took the place in the queue", retry_after_s=retry_after_s)
-        )
+        message = "a more urgent call took the place in the queue"
+        self.refuse(Refused(Outcome.DISPLACED, message, retry_after_s=retry_after_s))
 
     def expired(self) -> None:
         """The deadline passed; for a stream, it was silent or went on for too long."""
@@ -215,7 +214,8 @@ class Call(Recovery):
             return
         self._endpoint = self.endpoint = endpoint
         fresh = tries is not None and tries.fresh
-        connection = endpoint.begin(self, now, head_only=self.target.head_only, fresh=fresh)
+        large = self._pending_bytes > _SMALL
+        connection = endpoint.begin(self, now, head_only=self.target.head_only, fresh=fresh, large=large)
         if connection is not None:
             self._write(connection, now)
 
@@ -440,6 +440,7 @@ class Call(Recovery):
             gate.endpoints.unpark(self)
         if self._hedge is not None:
             self._hedge.cancel()
+            self._hedge = None  # or the two would hold one another
         if self.grant is not None:
             executed = self.sent_s > 0.0 or outcome is Outcome.ANSWERED
             self.grant.settle(int(cost_s * 1e6), executed, now)

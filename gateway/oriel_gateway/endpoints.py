@@ -49,7 +49,7 @@ class Standing:
 
     outstanding: int
     heard: bool
-    connect_s: float = 0.0  # what a connection took at most
+    connect_s: float  # what a connection took at most
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -60,6 +60,7 @@ class Standing:
         self.trial = 0
         self.leaving = False
         self.probing = False
+        self.probed_s = 0.0
         self.probe_due_s = 0.0
         self.probe_misses = 0
         self.probed_s = 0.0  # when the probe under way began
@@ -300,7 +301,8 @@ class EndpointSet(Generic[E]):
     def pick(self, now: float, tried: Sequence[E] = (), model: str = "") -> E | None:
         """The less loaded of two usable endpoints, none of `tried`, one that has `model` if that is known.
 
-        None: there is none, or everybody has to be asked for the model first. The endpoint's clock for stuck servers starts here if it was idle.
+        None: there is none, or everybody has to be asked for the model first. The endpoint's clock for stuck servers
+        starts here if it was idle.
         """
         usable: Sequence[E] = self.usable
         if tried or (self.places.wary and model not in self.places.plain):

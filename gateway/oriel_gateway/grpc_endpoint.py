@@ -37,6 +37,7 @@ class GrpcEndpoint(Standing):
         self._max_response_bytes = min(max_response_bytes, 2**31 - 1)
         self._channel: aio.Channel | None = None
         self._asking: set[asyncio.Task[None]] = set()
+        self.connect_s = 0.0
         self._connecting_s = 0.0  # since when somebody waits for a connection
 
     @property

@@ -48,7 +48,7 @@ _MAX_WORDS = 500
 
 def not_connected() -> aio.AioRpcError:
     """What gRPC says when it has no connection, for one that was not waited for."""
-    return aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, aio.Metadata(), aio.Metadata(), _NOT_CONNECTED[0])
+    return aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, aio.Metadata(), aio.Metadata(), _NOT_CONNECTED[0], None)
 
 
 def surely_not_executed(error: aio.AioRpcError) -> bool:

@@ -24,6 +24,7 @@ from oriel_gateway.grpc_special import GrpcSpecial
 from oriel_gateway.targets import absent, valid_name, valid_version
 from oriel_gateway.tracing import Mark
 from oriel_policies.documents import ApiKey, Pool, Tenant
+from oriel_wire.engine import listener
 from oriel_wire.engine.tls import Certificates
 from oriel_wire.errors import BadMessage
 
@@ -126,9 +127,14 @@ class GrpcIngress(_GenericHandler):
         await self._server.start()
 
     async def drain(self, grace_s: float) -> None:
-        """Refuse new calls, let those in flight finish, close."""
-        if self._server is not None:
-            await self._server.stop(grace_s)
+        """Let calls in flight finish, close. As over HTTP, callers are let in for `LAME_DUCK_S` more, while readiness
+        says no: whoever has just looked this server up is sending already."""
+        lame_duck_s = max(0.0, min(grace_s, listener.LAME_DUCK_S))
+        try:
+            await asyncio.sleep(lame_duck_s)
+        finally:
+            if self._server is not None:
+                await self._server.stop(grace_s - lame_duck_s)
         await self._special.close()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes]":
@@ -259,7 +265,7 @@ class GrpcIngress(_GenericHandler):
     def _arrived(self, context: "Context") -> "_Caller":
         received_s = monotonic()
         pairs = [(str(key), value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]
-        metadata = dict(pairs)
+        metadata = dict(reversed(pairs))  # the first value of each name, as over HTTP
         mark = self._gateway.mark(metadata.get("x-request-id"), metadata.get("traceparent"), metadata.get("tracestate"))
         credentials = [pair for pair in pairs if pair[0] in ("authorization", "x-api-key")]
         return _Caller(metadata, credentials, mark, received_s, context.time_remaining())

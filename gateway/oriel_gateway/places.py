@@ -2,7 +2,7 @@
 
 | what is known of a model | who is asked |
 |---|---|
-| nothing, in a pool that is probed | nobody yet: every usable endpoint is asked at once whether the model is ready there |
+| nothing, in a pool that is probed | nobody yet: all are asked at once whether the model is ready there |
 | some have it not (asked, or a call was told so) | the others |
 | nobody has it | anyone, and nobody is asked again for `NOWHERE_S`: their 404 is the answer |
 

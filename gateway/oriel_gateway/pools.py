@@ -47,7 +47,10 @@ class PoolGate:
         self.pool = pool
         memo = ResponseMemo()  # one for all: a thousand endpoints with a megabyte each would be a gigabyte
         self.endpoints = EndpointSet(
-            lambda address: HttpEndpoint(address, self.pool, memo), pool.endpoints, max_parked=pool.max_queue, ask_first=bool(pool.probe)
+            lambda address: HttpEndpoint(address, self.pool, memo),
+            pool.endpoints,
+            max_parked=pool.max_queue,
+            ask_first=bool(pool.probe),
         )
         self.grpc = EndpointSet(
             lambda address: GrpcEndpoint(address, max_response_bytes=self.pool.max_response_bytes),

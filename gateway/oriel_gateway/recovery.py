@@ -30,9 +30,7 @@ class _Asker:
 
     __slots__ = ("_call", "data", "endpoint", "head", "said")
 
-    def __init__(
-        self, call: "Recovery", endpoint: HttpEndpoint, head: ResponseHead, data: bytes, said: Said
-    ) -> None:
+    def __init__(self, call: "Recovery", endpoint: HttpEndpoint, head: ResponseHead, data: bytes, said: Said) -> None:
         self._call = call
         self.endpoint, self.head, self.data, self.said = endpoint, head, data, said
 

@@ -58,8 +58,8 @@ def what_it_says(head: ResponseHead, data: bytes, *, model: bool) -> Said:
     except msgspec.MsgspecError:
         return perhaps
     error, reason = answer.error, answer.reason
-    if isinstance(error, dict):
-        error, reason = error.get("message"), error.get("reason")
+    if isinstance(answer.error, dict):
+        error, reason = answer.error.get("message"), answer.error.get("reason")
     words = error if isinstance(error, str) else ""
     if isinstance(reason, str):  # one of ours
         if model and reason in NOT_HERE:

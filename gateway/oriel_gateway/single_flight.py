@@ -210,9 +210,7 @@ class FlightCall(DetachedCall):
             del members[0]
         else:
             if self._endpoint is not None:
-                note_answer(
-                    self._gate.endpoints, self._endpoint, head, self.response_s, self.response_s - self.sent_s
-                )
+                note_answer(self._gate.endpoints, self._endpoint, head, self.response_s, self.response_s - self.sent_s)
             self._end(Outcome.CLIENT_LEFT)
         for member in members:
             _alone(member)
@@ -258,6 +256,8 @@ def _shareable(head: ResponseHead) -> bool:
     """Whether an answer is a whole 200 that is meant for everybody who asks the same."""
     if head.status != 200 or (head.content_length or 0) > KEPT_BYTES:
         return False
+    if head.content_length is None and not head.chunked:
+        return False  # it ends with its connection, and nobody knows whether it was whole
     for field in head.fields:
         name = field.name
         if name == "set-cookie":

@@ -9,6 +9,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from oriel_logic.errors import Outcome, Saturated
+from oriel_logic.inference import STAGE
 from oriel_logic.metrics import Metrics
 from oriel_logic.replies import Reply, error_reply
 from oriel_logic.stages import Ledger
@@ -94,8 +95,9 @@ class Envelope:
             self._account(visit, call.trace.span_id if continued else 0, started, self._clock())
 
     def _stamp(self, visit: Visit, seconds: float) -> list[tuple[bytes, bytes]]:
-        stages = [(f"logic-{name}", duration) for name, duration in visit.ledger.timings()]
-        timing = ", ".join([server_timing([("logic", seconds), *stages]), *visit.ledger.upstream])
+        stages = visit.ledger.timings()
+        named = [(f"logic-{name}", duration) for name, duration in stages]
+        timing = ", ".join([server_timing([("logic", seconds), *named]), *visit.ledger.upstream])
         stamp = [
             (REQUEST_ID, visit.call.request_id),
             ("traceresponse", format_traceparent(visit.ledger.root)),
@@ -103,6 +105,8 @@ class Envelope:
         ]
         if visit.ledger.cost_us:
             stamp.append((COST_US, str(visit.ledger.cost_us)))
+        if visit.status == 503 and any(name == STAGE for name, _ in stages):
+            stamp.append(("x-oriel-retry", "spent"))  # the reason may be one of not executed, but a model was asked
         return [(name.encode(), value.encode("latin-1", "replace")) for name, value in stamp]
 
     def _account(self, visit: Visit, parent_id: int, started: float, ended: float) -> None:

@@ -17,9 +17,10 @@ from oriel_gateway import watch
 from oriel_gateway.core import Gateway
 from oriel_gateway.endpoints import EndpointSet, Reach
 from oriel_gateway.grpc_endpoint import GrpcEndpoint
-from oriel_gateway.ingress_grpc import serve_grpc
+from oriel_gateway.ingress_grpc import GrpcIngress, serve_grpc
 from oriel_gateway.limits import EmbeddedLimiter
 from oriel_policies.documents import compile_documents
+from oriel_wire.engine import listener
 from oriel_wire.trace import ListSink
 
 from .stack import GOLD, documents
@@ -83,6 +84,7 @@ class Script(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic a
 class House:
     channel: aio.Channel
     core: Gateway
+    ingress: GrpcIngress
     asked: list[Script]
     steps: list[Fails | float | None]
     servers: list[Script] = field(default_factory=list)
@@ -128,7 +130,7 @@ async def house(route: str = "", *, servers: int = 2, calls: int = 0) -> AsyncIt
     ingress = await serve_grpc(core, sock)
     try:
         async with aio.insecure_channel(f"127.0.0.1:{ingress.port}") as channel:
-            yield House(channel, core, asked, steps, scripts)
+            yield House(channel, core, ingress, asked, steps, scripts)
     finally:
         await ingress.drain(0.0)
         await core.close()
@@ -282,3 +284,24 @@ async def test_a_stream_is_opened_where_a_connection_can_be_made() -> None:
             call = it.channel.stream_stream(STREAM)(iter([MESSAGE] * 2), metadata=(("x-api-key", GOLD),))
             assert len([answer async for answer in call]) == 2
         assert it.asked == [it.servers[1]] * 6 and idle(it.core)
+
+
+async def test_callers_are_let_in_for_a_while_after_the_end_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It refused connections at once, with calls that had just looked it up, and cancelled those that were arriving."""
+    monkeypatch.setattr(listener, "LAME_DUCK_S", 0.3)
+    async with house() as it:
+        it.core.draining = True
+        draining = asyncio.ensure_future(it.ingress.drain(5.0))
+        await asyncio.sleep(0)
+        for _ in range(3):
+            options = (("grpc.use_local_subchannel_pool", 1),)
+            async with aio.insecure_channel(f"127.0.0.1:{it.ingress.port}", options=options) as channel:
+                ready = await channel.unary_unary("/inference.GRPCInferenceService/ServerReady")(b"")
+                assert not service_pb2.ServerReadyResponse.FromString(ready).ready
+                assert await channel.unary_unary(INFER)(MESSAGE, metadata=(("x-api-key", GOLD),)) == ANSWER
+        it.steps[:] = [0.5]
+        assert await it.infer() == "OK"  # under way when the time was over
+        await draining
+        assert await it.infer() == "UNAVAILABLE" and idle(it.core)

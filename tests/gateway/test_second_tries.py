@@ -1,18 +1,25 @@
 """Second tries and second copies: never more than two requests for a call, a tenth in all, and none too few."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from time import monotonic
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from oriel_gateway import watch
 from oriel_gateway.attempts import Tries
+from oriel_gateway.endpoints import Reach
 from oriel_gateway.pools import PoolGate
+from oriel_policies.ejection import Cause
+from oriel_wire.engine import upstream as engine
 from oriel_wire.errors import UpstreamUnreachable
 
 from .stack import Client, Seen, Upstream, documents, gateway, upstream
-from .test_endpoints import FULL, HEDGED, IDEMPOTENT, first_route, pool, served
+from .test_endpoints import FULL, HEDGED, IDEMPOTENT, first_route, pool, served, with_probe
 from .test_ingress_http import INFER, idle, settle
 from .test_special_routes import CACHED, SHADOWED, copies, house, ok, until
 
@@ -211,3 +218,102 @@ async def test_a_copy_for_a_shadow_is_sent_once_and_tells_of_its_server() -> Non
         records = [endpoint.record for endpoint in it.core.pools["p1"].endpoints]
         assert sum(record.error_rate > 0.0 for record in records) >= 1 and sum(r.broken for r in records) == 1
         await until(it.idle)
+
+
+async def test_a_large_post_is_not_sent_on_a_connection_that_is_being_closed() -> None:
+    """Its body is not kept, so what a small one survives was a 502: R11 for images."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.settimeout(5)
+    body = b"x" * 100_000
+
+    def serve_one() -> socket.socket:
+        connection, _ = listener.accept()
+        connection.settimeout(5)
+        got = b""
+        while not got.endswith(body):
+            got += connection.recv(1 << 20)
+        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        return connection
+
+    loop = asyncio.get_running_loop()
+    async with gateway(documents([listener.getsockname()[1]])) as (port, core), Client(port) as client:
+        client.send(INFER, body)
+        kept = await loop.run_in_executor(None, serve_one)
+        assert (await client.reply()).status == 200
+        call_port = core.pools["p"].endpoints[0]
+        (connection,) = call_port.idle
+        begin = call_port.begin
+
+        def closing(*args: Any, **more: Any) -> Any:
+            if more["large"]:
+                kept.close()  # the FIN is in this kernel, the loop has not seen it
+            return begin(*args, **more)
+
+        call_port.begin = closing  # type: ignore[method-assign]
+        client.send(INFER, body)
+        answer = loop.run_in_executor(None, serve_one)
+        assert (await client.reply()).status == 200 and not connection.sink
+        (await answer).close()
+        assert idle(core)
+    listener.close()
+
+
+async def test_a_connection_that_is_lost_as_soon_as_it_is_made_fails_its_call(ups: list[Upstream]) -> None:
+    """Nobody listened between the two: the call waited until its deadline."""
+    loop = asyncio.get_running_loop()
+
+    class Losing:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(loop, name)
+
+        async def create_connection(self, *args: Any) -> Any:
+            transport, protocol = await loop.create_connection(*args)
+            transport.abort()
+            await asyncio.sleep(0.01)
+            return transport, protocol
+
+    async with gateway(documents(ports(ups[:1]))) as (port, core), Client(port) as client:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine, "asyncio", SimpleNamespace(**vars(asyncio) | {"get_running_loop": Losing}))
+            reply = await client.ask(INFER, b"x")
+            assert reply.status == 502 and b"before the request was sent" in reply.body and idle(core)
+        assert (await client.ask(INFER, b"x")).status == 200
+
+
+async def test_a_server_that_greets_is_not_waited_for() -> None:
+    """A mail server, or a port for gRPC: the call waited for the rest of the line until its deadline."""
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"220 hello\r\n")
+        await reader.read()
+        writer.close()
+
+    async with served(greet) as up, gateway(documents([up])) as (port, core), Client(port) as client:
+        reply = await client.ask(INFER)
+        assert reply.status == 502 and b"does not speak HTTP/1" in reply.body
+        await settle(lambda: idle(core))
+
+
+async def test_a_server_that_hangs_is_left_alone_although_a_probe_is_under_way(
+    ups: list[Upstream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R11b: the probe that was due when it stopped had a second's time, and was waited for first: 1.5 s in all."""
+    monkeypatch.setattr(watch, "PROBE_TIMEOUT_S", 60.0)
+    hanging = False
+
+    async def hangs(seen: Seen) -> bytes:
+        if hanging:
+            await asyncio.Event().wait()
+        return ok()
+
+    ups[0].answer = hangs
+    async with gateway(with_probe(ports(ups[:2]))) as (port, core), Client(port) as client:
+        these = core.pools["p"].endpoints
+        await settle(lambda: all(one.reach is Reach.READY for one in these))
+        hanging = True
+        await settle(lambda: these[0].probing)
+        these[1].answered(monotonic(), 5.0)  # so that the call goes to the first one
+        client.send(INFER)
+        await settle(lambda: these[0].outstanding == 1)
+        await settle(lambda: these.ejections == {Cause.STUCK: 1} and these.usable == [these[1]])

@@ -351,3 +351,21 @@ async def test_setup_runs_once_in_every_process_that_needs_it(
     pids = (tmp_path / "log").read_text().split()
     assert len(pids) == len(set(pids)) == 3
     assert set(map(str, logic.unit.pool.pids)) == set(pids) - {str(os.getpid())}
+
+
+async def test_a_service_that_is_full_after_its_model_ran_is_not_to_be_asked_again(stack: Any, services: Any) -> None:
+    """The gateway took `saturated` for "nothing was executed" and ran the model a second time."""
+    source = """
+        from oriel_logic import service
+        from oriel_logic.errors import Saturated
+        @service
+        async def late(request, models, context):
+            if request.json()[0]:
+                await models.infer("double", {"x": [[1.0, 2.0]]})
+            raise Saturated("no worker is free", retry_after_s=1.0)
+    """
+    logic = await stack(services(late=source))
+    for body, said in ((b"[1]", "spent"), (b"[0]", None)):
+        answer = await logic.post("late", body, content_type="application/json")
+        assert (answer.status_code, answer.json()["error"]["reason"]) == (503, "saturated"), answer.text
+        assert answer.headers.get("x-oriel-retry") == said

@@ -8,6 +8,7 @@ the upstream sees the departure. Exactly one of these ends a borrowing: a callba
 """
 
 import asyncio
+import select
 import struct
 import sys
 from time import monotonic
@@ -28,8 +29,10 @@ __all__ = ["Endpoint", "ResponseSink", "UpstreamConnection"]
 
 _MAX_HEAD = 64 * 1024
 _MAX_INTERIM = 8
+_VERSION = b"HTTP/1."
 _WHOLE_ERROR = 4096  # bytes of an error's body up to which it is given as a whole
 _UNTIL_CLOSE = 1 << 62
+_NOBODY = (None, 0.0)
 _SIOCOUTQ = 0x5411  # Linux: bytes of a socket that its peer has not acknowledged
 
 
@@ -111,6 +114,16 @@ class UpstreamConnection(asyncio.Protocol):
             self._unread = 0 < self.request_bytes <= self._unacknowledged()
         return False
 
+    def says_something(self) -> bool:
+        """Whether there is anything to read that the loop has not seen yet; from an idle peer that is its farewell."""
+        try:
+            fd: int = self.transport.get_extra_info("socket").fileno()
+            ready = select.poll()
+            ready.register(fd, select.POLLIN)
+            return bool(ready.poll(0))
+        except (OSError, AttributeError, ValueError):
+            return True
+
     def _unacknowledged(self) -> int:
         """Bytes the peer's kernel has not taken, -1 if that cannot be known.
 
@@ -145,6 +158,9 @@ class UpstreamConnection(asyncio.Protocol):
             if stop < 0 or stop > _MAX_HEAD:
                 if len(data) > _MAX_HEAD:
                     self._break("the upstream's response head is too long")
+                    return
+                if not _VERSION.startswith(data[: len(_VERSION)]):  # it waits for something else as well
+                    self._break("the upstream does not speak HTTP/1")
                     return
                 self._buffer = data
                 return
@@ -309,15 +325,18 @@ class Endpoint:
         self.outstanding = 0
         self.closed = False  # keeps no connection any more
         self.memo = memo or ResponseMemo()
-        self._connecting: dict[asyncio.Task[None], ResponseSink] = {}
+        self.connect_s = 0.0  # what a connection took at most
+        # Who waits, since when; nobody, if the one has left: what comes of it is of interest all the same.
+        self._connecting: dict[asyncio.Task[None], tuple[ResponseSink | None, float]] = {}
 
     def __repr__(self) -> str:
         return f"<Endpoint {self.host}:{self.port} outstanding={self.outstanding} idle={len(self.idle)}>"
 
     def begin(
-        self, sink: ResponseSink, now: float, *, head_only: bool = False, fresh: bool = False
+        self, sink: ResponseSink, now: float, *, head_only: bool = False, fresh: bool = False, large: bool = False
     ) -> UpstreamConnection | None:
-        """Borrow a connection at monotonic time `now`; fresh: a new one, not a kept one.
+        """Borrow a connection at monotonic time `now`; fresh: a new one, not a kept one; large: for a request that
+        cannot be sent twice, so that it is worth a look whether the peer has closed a kept one just now.
 
         None: one is being made, and `sink.connected` or `sink.failed` will be called.
         """
@@ -327,25 +346,47 @@ class Endpoint:
             oldest_allowed = now - self.max_idle_s
             while idle:
                 connection = idle.pop()
-                if connection.idle_since >= oldest_allowed and not connection.transport.is_closing():
+                if (
+                    connection.idle_since >= oldest_allowed
+                    and not connection.transport.is_closing()
+                    and not (large and connection.says_something())
+                ):
                     connection.sink = sink
                     connection._head_only = head_only
                     connection.request_done = False
                     return connection
                 connection.transport.close()
         task = asyncio.get_running_loop().create_task(self._connect(head_only))
-        self._connecting[task] = sink
+        self._connecting[task] = sink, now
         task.add_done_callback(self._connecting_done)
         return None
 
     def forget(self, sink: ResponseSink) -> None:
-        """The borrower left while its connection was being made; no callback comes."""
-        for task, waiting in self._connecting.items():
+        """The borrower left while its connection was being made; no callback comes. One attempt goes on alone: its
+        connection is kept, and how long it takes tells whether the endpoint can be reached."""
+        alone = any(waiting is None for waiting, _ in self._connecting.values())
+        for task, (waiting, began_s) in self._connecting.items():
             if waiting is sink:
-                del self._connecting[task]
                 self.outstanding -= 1
-                task.cancel()
+                if alone:
+                    del self._connecting[task]
+                    task.cancel()
+                else:
+                    self._connecting[task] = None, began_s
                 return
+
+    def connecting_for_s(self, now: float) -> float:
+        """For how long the oldest attempt to connect goes on; 0.0: there is none."""
+        return now - next(iter(self._connecting.values()))[1] if self._connecting else 0.0
+
+    def give_up_connecting(self) -> None:
+        """Whoever waits for a connection is told that there is none."""
+        attempts, self._connecting = self._connecting, {}
+        for task, (sink, _) in attempts.items():
+            task.cancel()
+            if sink is not None:
+                self.outstanding -= 1
+                sink.failed(UpstreamUnreachable("the upstream does not accept connections"))
 
     def close_stale(self, now: float) -> None:
         """Close idle connections that are too old to be used again."""
@@ -363,16 +404,25 @@ class Endpoint:
                     lambda: UpstreamConnection(self), self.host, self.port
                 )
         except (OSError, TimeoutError):
-            sink = self._connecting.pop(task, None)
+            sink, _ = self._connecting.pop(task, _NOBODY)
             if sink is not None:
                 self.outstanding -= 1
                 sink.failed(UpstreamUnreachable("the upstream does not accept connections"))
             return
-        sink = self._connecting.pop(task, None)
-        if sink is None:
+        if task not in self._connecting:
             transport.close()
             return
+        sink, began_s = self._connecting.pop(task)
+        self.connect_s = max(self.connect_s, monotonic() - began_s)
         transport.set_write_buffer_limits(high=256 * 1024)
+        if sink is None:
+            connection.idle_since = monotonic()
+            self.idle.append(connection)
+            return
+        if transport.is_closing():  # nobody was told: it had no sink yet
+            self.outstanding -= 1
+            sink.failed(UpstreamBroken("the upstream closed the connection before the request was sent"))
+            return
         connection.sink = sink
         connection._head_only = head_only
         connection.request_done = False
