@@ -414,8 +414,8 @@ class Endpoint:
             return
         sink, began_s = self._connecting.pop(task)
         self.connect_s = max(self.connect_s, monotonic() - began_s)
-        transport.set_write_buffer_limits(high=256 * 1024)
         if sink is None:
+            transport.set_write_buffer_limits(high=256 * 1024)
             connection.idle_since = monotonic()
             self.idle.append(connection)
             return
@@ -423,6 +423,7 @@ class Endpoint:
             self.outstanding -= 1
             sink.failed(UpstreamBroken("the upstream closed the connection before the request was sent"))
             return
+        transport.set_write_buffer_limits(high=256 * 1024)
         connection.sink = sink
         connection._head_only = head_only
         connection.request_done = False
