@@ -26,6 +26,7 @@ __all__ = ["Askable", "Looker", "Places"]
 ABSENT_S = 10.0
 NOWHERE_S = 2.0
 AGAIN_S = 1.0
+MOVED_S = 0.1  # where the one that had it has it no more
 MAX_MODELS = 4096
 ASKS_PER_S = 100.0
 ANSWER_S = 0.25
@@ -51,14 +52,15 @@ E = TypeVar("E", bound=Askable)
 
 class _Place(Generic[E]):
     """told: who said to a call that it has not the model, until when that is believed; said: who said so when it was
-    asked; due_s: until when all this is believed."""
+    asked; due_s: until when all this is believed; looked_s: when everybody was asked."""
 
-    __slots__ = ("due_s", "said", "told")
+    __slots__ = ("due_s", "looked_s", "said", "told")
 
     def __init__(self, due_s: float) -> None:
         self.told: dict[E, float] = {}
         self.said: set[E] = set()
         self.due_s = due_s
+        self.looked_s = 0.0
 
     def lacks(self, one: E) -> bool:
         return one in self.told or one in self.said
@@ -196,7 +198,8 @@ class Places(Generic[E]):
             return True
         place = self._places.get(model)
         if place is not None:
-            return place.due_s <= now + ABSENT_S - AGAIN_S
+            left = any(not place.lacks(one) for one in self._usable())
+            return now - place.looked_s >= (AGAIN_S if left else MOVED_S)
         return self._nobody(model, now) is None
 
     def look(self, model: str, looker: Looker | None, now: float) -> bool:
@@ -251,6 +254,7 @@ class Places(Generic[E]):
         place = self._places.get(model) or self._anyone.pop(model, None) or _Place[E](0.0)
         self._places.pop(model, None)
         told = {one: until for one, until in place.told.items() if until > now}
+        place.looked_s = now
         if search.yes:
             if search.yes <= told.keys():  # it was gone, and is back
                 told = {one: until for one, until in told.items() if one not in search.yes}
