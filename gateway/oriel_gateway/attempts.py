@@ -8,7 +8,7 @@
 | 404 or 503 that says that the model is not here [3] | surely | the same, where it may be |
 | closed or broken before the first byte of an answer | perhaps | if the call may run twice: once, within the budget |
 
-[1] Not where the call sticks to this one, nor where the answer says that whoever passed it on has tried again.
+[1] Not where the call sticks to this one, nor where the answer says that another gateway has passed it on.
 
 [2] Our own reasons, and the words with which Triton refuses a request before it has a place anywhere (`refusals`).
 [3] In the words of Triton, KServe, OVMS or MLServer; any other 404 only if the server says so when it is asked.
@@ -22,7 +22,7 @@ from typing import TypeVar
 from oriel_gateway.endpoints import EndpointSet, HttpEndpoint, Reach, Standing
 from oriel_gateway.pools import PoolGate
 from oriel_gateway.refusals import Said
-from oriel_policies.budget import MAX_ATTEMPTS
+from oriel_policies.budget import ABSENT_SHARE, MAX_ATTEMPTS
 from oriel_wire.errors import UpstreamError, UpstreamUnreachable, UpstreamUnread
 from oriel_wire.h1_response import ResponseHead
 
@@ -99,23 +99,25 @@ class Tries:
         return True
 
     def after_answer(self, endpoint: HttpEndpoint, head: ResponseHead, said: Said, now: float, *, sticks: bool) -> bool:
-        """Whether another endpoint should be asked, and there is one. said: REFUSED or ABSENT."""
-        if said is Said.REFUSED and (sticks or head.get(_SPENT) is not None):
-            return False
-        if said is Said.ABSENT and not self._gate.endpoints.places.elsewhere(self._model, now, (endpoint,)):
-            return False
-        if not self._once_more(endpoint, now):
-            if head.status == 503:
-                head.forward.append(SPENT)
-            return False
-        return True
+        """Whether this answer means that another endpoint should be asked, and there is one. said: not PERHAPS."""
+        spent = head.status == 503 and head.get(_SPENT) is not None
+        if said is Said.ABSENT:
+            again = self._gate.endpoints.places.elsewhere(self._model, now, (endpoint,))
+        else:
+            again = said is Said.REFUSED and not sticks
+        if again and not spent and self._once_more(endpoint, now, said is Said.ABSENT):
+            return True
+        if head.status == 503 and SPENT not in head.forward:
+            head.forward.append(SPENT)
+        return False
 
-    def _once_more(self, endpoint: HttpEndpoint, now: float) -> bool:
+    def _once_more(self, endpoint: HttpEndpoint, now: float, lacks: bool) -> bool:
         if self.attempts >= MAX_ATTEMPTS:
             return False
         tried = (*self.tried, endpoint)
         following = self._gate.endpoints.pick(now, tried, self._model)
-        if following is None or not self._gate.retries.spend(now):
+        share = ABSENT_SHARE if lacks else 1.0
+        if following is None or not self._gate.retries.spend(now, share=share):
             return False
         self.attempts += 1
         self.tried = tried

@@ -31,27 +31,22 @@ def attach(call: "Call") -> None:
 class Extras:
     """Of one call; single writer: that call."""
 
-    __slots__ = ("_copied", "_flight", "_held_bytes", "_seen")
+    __slots__ = ("_copied", "_flight", "_seen")
 
     def __init__(self) -> None:
         self._flight: Flight[Call] | None = None
         self._copied: bytes | None = None  # the body, for a shadow
-        self._held_bytes = 0  # of the pool's byte budget, for that body
         self._seen: Fingerprint | None = None
 
     def before_queue(self, call: "Call") -> bool:
         """The request is here as a whole. False: the call is answered, or waits for an equal one."""
-        gate, target, routing = call.gate, call.target, call.gateway.routing
+        target, routing = call.target, call.gateway.routing
         plan, size = target.plan, call.body_bytes
         if size > REPLAY_BYTES or not (target.keepable or (plan.shadow_pool and target.executes)):
             return True
         body = call.body()
         if plan.shadow_pool and target.executes and unit(call.mark.request_id) < plan.shadow_share:
-            if gate.hold(size, urgent=False):
-                self._held_bytes = size
-                self._copied = body
-            else:
-                routing.compared(plan.name, plan.shadow_pool, "dropped")
+            self._copied = body  # the call's own, on the budget as that is: a copy takes no room from other calls
         if not target.keepable or (key := answer_key(call, body)) is None:
             return True
         found = routing.cache.get(key, monotonic()) if plan.cache_s else None
@@ -85,8 +80,6 @@ class Extras:
         if self._flight is not None and routing.flights.leave(self._flight, call):
             routing.flight_calls[self._flight.key].client_left()
         self._flight = None
-        if self._held_bytes:
-            call.gate.release(self._held_bytes)
         if self._copied is not None and self._seen is not None and call.outcome is Outcome.ANSWERED:
             send_copy(call, self._copied, self._seen)
         self._copied = None

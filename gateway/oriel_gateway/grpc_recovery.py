@@ -27,7 +27,7 @@ from oriel_gateway.pools import PoolGate
 from oriel_gateway.refusals import Said
 from oriel_gateway.routing_state import REPLAY_BYTES
 from oriel_gateway.targets import Target
-from oriel_policies.budget import MAX_ATTEMPTS
+from oriel_policies.budget import ABSENT_SHARE, MAX_ATTEMPTS
 from oriel_policies.documents import Tenant
 from oriel_policies.queue import Ticket
 from oriel_wire.orca import LOAD_METRICS
@@ -134,7 +134,7 @@ class GrpcRecovery:
         if await endpoint.connect(timeout_s, self.deadline):
             return True
         if monotonic() >= self.deadline:
-            raise Refused(Outcome.DEADLINE_EXCEEDED, "the deadline passed while connecting to the upstream")
+            raise Refused(Outcome.DEADLINE_EXCEEDED, "the deadline passed while waiting for the upstream")
         these.found(endpoint, Reach.UNREACHABLE)
         return False
 
@@ -274,7 +274,8 @@ class GrpcRecovery:
         refused = said is Said.REFUSED and not self.stick
         if self._attempts >= MAX_ATTEMPTS or now >= self.deadline or not (absent or twice or refused):
             return False
-        if these.pick(now, tried, model) is None or not self._gate.retries.spend(now):
+        share = ABSENT_SHARE if absent else 1.0
+        if these.pick(now, tried, model) is None or not self._gate.retries.spend(now, share=share):
             return False
         self._attempts += 1
         return True

@@ -169,12 +169,12 @@ class Recovery(CallState):
             self._in_vain(endpoint)
             self._connection = self._endpoint = None
             return True
-        if said is Said.ANSWER:
+        if said is Said.ANSWER and head.status != 503:
             return False
         self._tries = tries = self._tries or Tries(self._gate, model)
         if not self._kept:
             tries.attempts = MAX_ATTEMPTS
-        if said is not Said.REFUSED and places.may_look(model, now):
+        if said in (Said.ABSENT, Said.PERHAPS_ABSENT) and places.may_look(model, now):
             # A body that is gone cannot be sent again, but the next call has to know.
             asker = _Asker(self, endpoint, head, data, said) if tries.attempts < MAX_ATTEMPTS else None
             if places.look(model, asker, now) and asker is not None:

@@ -30,7 +30,7 @@ class KeptAnswer:
     @property
     def size_bytes(self) -> int:
         """What keeping it costs, with a share for the objects around it."""
-        return len(self.body) + sum(map(len, self.lines)) + 512
+        return len(self.body) + sum(map(len, self.lines)) + 64 * len(self.lines) + 512
 
 
 @dataclass(slots=True, kw_only=True)

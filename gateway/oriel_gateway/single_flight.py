@@ -11,6 +11,9 @@ times, as if it had made it, and the others get the same bytes with their own id
 large ones, cookies) is for the founder alone: the rest go on their own, as they would have without the flight.
 """
 
+import asyncio
+from collections.abc import Callable
+from functools import partial
 from hashlib import blake2b
 from time import monotonic
 
@@ -34,6 +37,9 @@ RELEVANT = (
     "content-type",
     "inference-header-content-length",
 )
+_SMALL = 64 * 1024
+_TURN = 64  # members that are told in one turn of the loop, with answers of as many bytes at most:
+_TURN_BYTES = 1024 * 1024
 _OURS = (b"age:", b"x-oriel-cache:", b"x-oriel-route:")
 _NOT_FOR_OTHERS = frozenset({"no-store", "no-cache", "private"})
 
@@ -82,7 +88,11 @@ def answer_from(call: Call, answer: KeptAnswer, how: str, age_s: float) -> None:
         f"x-oriel-cache: {how}\r\nx-request-id: {mark.request_id}\r\ntraceresponse: {mark.traceresponse()}\r\n"
         f"server-timing: gateway-queue;dur=0.000, gateway-cache;dur={waited_s * 1e3:.3f}\r\n\r\n".encode("latin-1")
     )
-    client.transport.write(b"\r\n".join(lines) + answer.body)
+    head = b"\r\n".join(lines)
+    if len(answer.body) <= _SMALL:
+        client.transport.write(head + answer.body)
+    else:
+        client.transport.writelines((head, answer.body))  # uncopied: it may be for many
     call.bytes_out = len(answer.body)
     call.end_unsent(200)
     client.answered(close=close)
@@ -162,12 +172,12 @@ class FlightCall(DetachedCall):
         if self.state == DONE:
             return
         self._end(refused.outcome)
-        for member in self._land():
-            if member is self._founder:
-                member.inherit(self)
-                member.refuse(refused)
-            else:
-                _alone(member)
+        members = self._land()
+        if members and members[0] is self._founder:
+            founder = members.pop(0)
+            founder.inherit(self)
+            founder.refuse(refused)
+        _in_turns(members, _alone)
 
     def client_left(self) -> None:
         """Nobody is left who wants the answer, or the gateway closes."""
@@ -196,10 +206,12 @@ class FlightCall(DetachedCall):
             routing.cache.put(self._key, owner, answer, answer.size_bytes, self.response_s, plan.cache_s)
         members = self._land()
         self._hand_over(members[0], head, body, True)
-        for member in members[1:]:
-            if member.state == JOINED:
-                routing.answered_from(plan.name, "joined")
-                answer_from(member, answer, "joined", 0.0)
+
+        def joined(member: Call) -> None:
+            routing.answered_from(plan.name, "joined")
+            answer_from(member, answer, "joined", 0.0)
+
+        _in_turns(members[1:], joined, most=max(1, _TURN_BYTES // answer.size_bytes))
 
     def _give_away(self, head: ResponseHead, data: bytes, complete: bool) -> None:
         """An answer for one: the founder, or for a good one the oldest member that is left."""
@@ -212,8 +224,7 @@ class FlightCall(DetachedCall):
             if self._endpoint is not None:
                 note_answer(self._gate.endpoints, self._endpoint, head, self.response_s, self.response_s - self.sent_s)
             self._end(Outcome.CLIENT_LEFT)
-        for member in members:
-            _alone(member)
+        _in_turns(members, _alone)
 
     def _land(self) -> list[Call]:
         routing = self._gateway.routing
@@ -247,9 +258,18 @@ class FlightCall(DetachedCall):
 
 def _alone(member: Call) -> None:
     """It queues for itself, as it would have without the flight."""
-    if member.state == JOINED:
-        member.state = COLLECT
-        member.enter()
+    member.state = COLLECT
+    member.enter()
+
+
+def _in_turns(members: list[Call], do: Callable[[Call], None], *, most: int = _TURN) -> None:
+    """To every member that still waits, some in each turn of the loop: there may be thousands."""
+    most = min(most, _TURN)
+    for member in members[:most]:
+        if member.state == JOINED:
+            do(member)
+    if rest := members[most:]:
+        asyncio.get_running_loop().call_soon(partial(_in_turns, rest, do, most=most))
 
 
 def _shareable(head: ResponseHead) -> bool:

@@ -13,7 +13,7 @@ One timer, ten times a second; what takes time is a callback or a task that ends
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Iterator
-from random import random
+from random import random, shuffle
 from time import monotonic
 from typing import Any
 
@@ -76,7 +76,8 @@ class Watch:
         self._timer = self._loop.call_later(TICK_S, self._tick)
         self._ticks += 1
         self._left = PROBES_PER_TICK
-        pools = self._pools()
+        pools = list(self._pools())
+        shuffle(pools)  # the bound on probes must not always spare the same ones
         for gate in pools:
             self._look_after(gate, gate.endpoints, gate.pool.discover)
             self._look_after(gate, gate.grpc, gate.pool.grpc_discover)

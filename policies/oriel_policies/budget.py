@@ -6,10 +6,11 @@ Google's SRE book, chapter 21, and of Finagle's `RetryBudget`; here without a fl
 
 from math import ceil
 
-__all__ = ["MAX_ATTEMPTS", "RetryBudget"]
+__all__ = ["ABSENT_SHARE", "MAX_ATTEMPTS", "RetryBudget"]
 
 MAX_ATTEMPTS = 2
 RATIO = 0.1
+ABSENT_SHARE = 0.5  # for models that one endpoint has not: a client names what it likes
 WINDOW_S = 10
 
 
@@ -34,11 +35,12 @@ class RetryBudget:
             self._turn(int(now))
         self._requests[0] += 1
 
-    def spend(self, now: float) -> bool:
-        """Take one repeat; False: there is none left, and nothing was taken."""
+    def spend(self, now: float, *, share: float = 1.0) -> bool:
+        """Take one repeat; False: there is none left, and nothing was taken. share: of the budget that may be used up
+        for this, so that what anybody can bring about leaves something for the rest."""
         if now >= self._second + 1:
             self._turn(int(now))
-        if sum(self._repeats) + 1 > ceil(RATIO * sum(self._requests)):
+        if sum(self._repeats) + 1 > ceil(share * RATIO * sum(self._requests)):
             return False
         self._repeats[0] += 1
         self.spent += 1

@@ -1,7 +1,18 @@
-"""Flights of equal calls that have to queue, and what they hold."""
+"""What equal calls and shadow copies hold of the byte budget, and answers that nobody knows to be whole."""
+
+import asyncio
+from collections import Counter
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from oriel_gateway import single_flight
+from oriel_gateway.call import Call
 
 from .stack import Client
-from .test_special_routes import CACHED, FLOWN, INFER, Held, answering, house, until
+from .test_special_routes import CACHED, FLOWN, INFER, SHADOWED, Held, answering, house, ok, until
 
 
 async def test_a_flight_that_queued_gives_its_bytes_back() -> None:
@@ -29,3 +40,56 @@ async def test_an_answer_that_ends_with_its_connection_is_not_kept() -> None:
                 await client.reader.readuntil(b"half of i")
             assert len(it.ups[0].seen) == number
         assert not len(it.core.routing.cache)
+
+
+async def test_a_shadow_takes_no_room_from_calls() -> None:
+    """Bodies that would be copied counted twice: a pool refused calls at half of what may wait."""
+    async with house(SHADOWED, inflight=1) as it:
+        gate = it.core.pools["p0"]
+        gate.pool = replace(gate.pool, max_queue_bytes=130_000)
+        held = it.ups[0].answer = Held()
+        async with Client(it.port) as one, Client(it.port) as two, Client(it.port) as three:
+            for client in (one, two, three):
+                client.send(INFER, b"x" * 60_000)
+            await until(lambda: len(gate.admission.queue) == 2 and gate.held_bytes >= 120_000)
+            for _ in range(3):
+                held.go.release()
+            assert [(await client.reply()).status for client in (one, two, three)] == [200] * 3
+        await until(it.idle)
+
+
+@pytest.mark.parametrize("status", ["200 OK", "500 No"])
+async def test_many_callers_of_one_flight_are_told_some_at_a_time(status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """300 callers of a megabyte each held the loop for 0.1 s."""
+    monkeypatch.setattr(single_flight, "_TURN_BYTES", 2 * 70_600)
+    turns: Counter[int] = Counter()
+    turn = 0
+
+    def tick() -> None:
+        nonlocal turn
+        turn += 1
+        asyncio.get_running_loop().call_soon(tick)
+
+    for name in ("answer_from", "_alone"):
+        told = getattr(single_flight, name)
+
+        def counting(member: Call, *more: Any, told: Any = told) -> None:
+            turns[turn] += 1
+            told(member, *more)
+
+        monkeypatch.setattr(single_flight, name, counting)
+    monkeypatch.setattr(single_flight, "_TURN", 2)
+    async with house(FLOWN, inflight=64) as it, AsyncExitStack() as stack:
+        held = it.ups[0].answer = Held(ok(b"x" * 70_000, status=status))
+        clients = [await stack.enter_async_context(Client(it.port)) for _ in range(8)]
+        for client in clients:
+            client.send(INFER, b"x")
+        await until(lambda: it.members() == 8 and len(it.ups[0].seen) == 1)
+        tick()
+        for _ in clients:
+            held.go.release()
+        replies = [await client.reply() for client in clients]
+        assert max(turns.values()) <= 2 and turns.total() == 7
+        assert {reply.status for reply in replies} == {int(status[:3])}
+        assert {reply.body for reply in replies} == {b"x" * 70_000}
+    await until(it.idle)

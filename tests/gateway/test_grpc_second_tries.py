@@ -362,3 +362,18 @@ async def test_callers_are_let_in_for_a_while_after_the_end_began(
         assert await it.infer() == "OK"  # under way when the time was over
         await draining
         assert await it.infer() == "UNAVAILABLE" and idle(it.core)
+
+
+async def test_a_stream_whose_time_ends_before_there_is_a_connection_blames_nobody() -> None:
+    silent = socket.create_server(("127.0.0.1", 0))  # takes connections and says nothing
+    async with house() as it:
+        it.these.assign([silent.getsockname()])
+        call = it.channel.stream_stream(STREAM)(
+            iter([MESSAGE]), metadata=(("x-api-key", GOLD), ("x-request-timeout-ms", "100"))
+        )
+        with pytest.raises(aio.AioRpcError) as failed:
+            async for _ in call:
+                pass
+        assert failed.value.code() is CODE.DEADLINE_EXCEEDED
+        assert it.these[0].reach is Reach.UNKNOWN and not it.these[0].outstanding and idle(it.core)
+    silent.close()

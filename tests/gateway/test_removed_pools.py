@@ -153,3 +153,21 @@ async def test_a_lookup_that_ends_after_the_documents_changed_says_nothing(
         go.set()
         await settle(lambda: late.lookups == 1)
         assert [endpoint.port for endpoint in these] == [up.port]
+
+
+async def test_a_large_pool_that_is_down_does_not_keep_others_from_being_probed(
+    up: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came first each time and used all probes that there may be."""
+    monkeypatch.setattr(watch, "TICK_S", 0.01)
+    monkeypatch.setattr(watch, "PROBES_PER_S", 100_000)
+    monkeypatch.setattr(watch, "AGAIN_S", 0.0)
+    files = with_probe([up.port])
+    down = ", ".join(f'"127.0.0.1:{port}"' for port in range(1, 41))
+    pool = f"[pools.a]\nendpoints = [{down}]\n{PROBED}\n[pools.p]"
+    files["all.toml"] = files["all.toml"].replace(b"[pools.p]", pool.encode())
+    async with gateway(files) as (_, core):
+        assert list(core.pools) == ["a", "p"]
+        await settle(lambda: core.pools["p"].endpoints[0].reach is Reach.READY)
+        before = len(up.seen)
+        await settle(lambda: len(up.seen) > before + 2)

@@ -121,6 +121,7 @@ _COST = int(Kind.COST)
 _FORWARDED = int(Kind.FORWARDED)
 _PER_REQUEST = frozenset({_CREDENTIAL, _TRACEPARENT, _TRACESTATE, _REQUEST_ID, _SERVER_TIMING, _COST})
 MAX_LINE = 256
+_MAX_NAMED = 8  # in one Connection line
 
 _FIELD = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):([\x20-\x7e\x80-\xff\t]*)\Z")
 _REQUEST_LINE = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]{1,24}) ([\x21-\x22\x24-\x7e]+) HTTP/1\.([01])\Z")
@@ -258,6 +259,8 @@ class LineMemo:
             if not raw.isdigit() or len(raw) > 15:
                 raise BadMessage("Content-Length is not a plain number")
             number = int(raw)
+        elif kind == _CONNECTION and raw.count(b",") >= _MAX_NAMED:
+            raise BadMessage(f"Connection names more than {_MAX_NAMED} fields")
         elif kind == _HOST and _HOST_VALUE.match(raw) is None:
             raise BadMessage("Host is not a name or an address")
         return Field(line, name, raw.decode("latin-1"), kind, number)
@@ -312,10 +315,6 @@ class RequestHead:
     @property
     def query(self) -> str:
         return self.line.query
-
-    @property
-    def keep_alive(self) -> bool:
-        return not self.close
 
     def get(self, name: str) -> str | None:
         """The first value of the field with this lower-case name."""

@@ -18,6 +18,7 @@ _CONNECTION = int(Kind.CONNECTION)
 _SERVER_TIMING = int(Kind.SERVER_TIMING)
 _COST = int(Kind.COST)
 _MAX_KEPT_HEAD = 1024
+_MAX_FIELDS = 256
 _MAX_HEADS = 32
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [\x20-\x7e\x80-\xff\t]*)?\Z")
 
@@ -75,6 +76,8 @@ def parse_response_head(block: bytes, memo: ResponseMemo) -> ResponseHead:
         return found
     repeated = len(block) <= _MAX_KEPT_HEAD
     lines = block.split(b"\r\n")
+    if len(lines) > _MAX_FIELDS + 1:
+        raise BadMessage(f"more than {_MAX_FIELDS} header fields")
     known = memo.statuses.get(lines[0])
     if known is None:
         match = _STATUS_LINE.match(lines[0])

@@ -122,7 +122,7 @@ class UpstreamConnection(asyncio.Protocol):
             ready.register(fd, select.POLLIN)
             return bool(ready.poll(0))
         except (OSError, AttributeError, ValueError):
-            return True
+            return False
 
     def _unacknowledged(self) -> int:
         """Bytes the peer's kernel has not taken, -1 if that cannot be known.

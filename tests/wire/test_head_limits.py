@@ -1,0 +1,33 @@
+"""Heads that are made to cost time: each field that `Connection` names was looked for in every line."""
+
+import pytest
+
+from oriel_wire.errors import BadMessage
+from oriel_wire.h1 import LineMemo, parse_request_head, parse_response_head
+
+NAMES = [f"x-{number}" for number in range(9)]
+
+
+def request(*lines: str) -> bytes:
+    return "\r\n".join(("POST / HTTP/1.1", "host: x", *lines)).encode()
+
+
+def test_connection_names_no_more_fields_than_it_may() -> None:
+    """8,000 names in one head without a key held the loop for 0.2 s."""
+    line = f"connection: {', '.join(NAMES)}"
+    with pytest.raises(BadMessage, match="more than 8"):
+        parse_request_head(request(line), LineMemo())
+    with pytest.raises(BadMessage, match="more than 8"):
+        parse_response_head(f"HTTP/1.1 200 OK\r\n{line}".encode(), LineMemo(response=True))
+
+
+def test_some_names_are_dropped_with_their_fields() -> None:
+    head = parse_request_head(request(f"connection: {', '.join(NAMES[:7])}, close", "x-6: 1", "x-7: 1"), LineMemo())
+    assert head.forward == [b"x-7: 1"] and head.close
+
+
+def test_an_answer_has_no_more_fields_than_it_may() -> None:
+    lines = ["HTTP/1.1 200 OK", *(f"x-{number}: 1" for number in range(257))]
+    assert len(parse_response_head("\r\n".join(lines[:-1]).encode(), LineMemo(response=True)).fields) == 256
+    with pytest.raises(BadMessage, match="256"):
+        parse_response_head("\r\n".join(lines).encode(), LineMemo(response=True))
