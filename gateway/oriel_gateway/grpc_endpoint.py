@@ -98,16 +98,20 @@ class GrpcEndpoint(Standing):
         return True
 
     async def connect(self, timeout_s: float, deadline: float) -> bool:
-        """Have a connection; False: there is none so long after somebody began to wait, or at the deadline."""
+        """Have a connection; False: it is refused, or not there so long after somebody began to wait for one. Raises
+        TimeoutError at the deadline, which says nothing of the endpoint."""
         channel, now = self.channel, monotonic()
         self._connecting_s = self._connecting_s or now
         try:
-            async with asyncio.timeout(min(self._connecting_s + timeout_s, deadline) - now):
+            ends_s = self._connecting_s + timeout_s
+            async with asyncio.timeout(min(ends_s, deadline) - now):
                 while (state := channel.get_state(try_to_connect=True)) is not _READY:
                     if state is _FAILED:
                         break
                     await channel.wait_for_state_change(state)
         except TimeoutError:
+            if deadline < ends_s:
+                raise
             return False
         self.connect_s = max(self.connect_s, monotonic() - self._connecting_s) if state is _READY else self.connect_s
         self._connecting_s = 0.0

@@ -131,10 +131,12 @@ class GrpcRecovery:
         these, timeout_s = self._gate.grpc, self._gate.pool.connect_timeout_s
         if len(these.usable) > 1:
             timeout_s = min(timeout_s, patience_s(these))
-        if await endpoint.connect(timeout_s, self.deadline):
-            return True
-        if monotonic() >= self.deadline:
-            raise Refused(Outcome.DEADLINE_EXCEEDED, "the deadline passed while waiting for the upstream")
+        try:
+            if await endpoint.connect(timeout_s, self.deadline):
+                return True
+        except TimeoutError:
+            late = "the deadline passed while waiting for the upstream"
+            raise Refused(Outcome.DEADLINE_EXCEEDED, late) from None
         these.found(endpoint, Reach.UNREACHABLE)
         return False
 

@@ -3,7 +3,8 @@
 import pytest
 
 from oriel_wire.errors import BadMessage
-from oriel_wire.h1 import LineMemo, parse_request_head, parse_response_head
+from oriel_wire.h1 import LineMemo, parse_request_head
+from oriel_wire.h1_response import ResponseMemo, parse_response_head
 
 NAMES = [f"x-{number}" for number in range(9)]
 
@@ -18,7 +19,7 @@ def test_connection_names_no_more_fields_than_it_may() -> None:
     with pytest.raises(BadMessage, match="more than 8"):
         parse_request_head(request(line), LineMemo())
     with pytest.raises(BadMessage, match="more than 8"):
-        parse_response_head(f"HTTP/1.1 200 OK\r\n{line}".encode(), LineMemo(response=True))
+        parse_response_head(f"HTTP/1.1 200 OK\r\n{line}".encode(), ResponseMemo())
 
 
 def test_some_names_are_dropped_with_their_fields() -> None:
@@ -28,6 +29,6 @@ def test_some_names_are_dropped_with_their_fields() -> None:
 
 def test_an_answer_has_no_more_fields_than_it_may() -> None:
     lines = ["HTTP/1.1 200 OK", *(f"x-{number}: 1" for number in range(257))]
-    assert len(parse_response_head("\r\n".join(lines[:-1]).encode(), LineMemo(response=True)).fields) == 256
+    assert len(parse_response_head("\r\n".join(lines[:-1]).encode(), ResponseMemo()).fields) == 256
     with pytest.raises(BadMessage, match="256"):
-        parse_response_head("\r\n".join(lines).encode(), LineMemo(response=True))
+        parse_response_head("\r\n".join(lines).encode(), ResponseMemo())
