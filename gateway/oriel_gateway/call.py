@@ -258,7 +258,7 @@ class Call(Recovery):
             connection.request_bytes = len(request)
             connection.transport.write(request)
         else:
-            connection.request_bytes = 0
+            connection.request_bytes = -1
             connection.transport.writelines((b"\r\n".join((line, host, lines, more, b"")), *pending))
             self._pending = None
         connection.request_done = True

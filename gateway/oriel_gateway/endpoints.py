@@ -169,6 +169,7 @@ class EndpointSet(Generic[E]):
         self.max_parked = max_parked
         self._parked: dict[Parked, None] = {}
         self.places = Places[E](lambda: self.usable, first=ask_first)
+        self._plain = self.places.plain
         self.members: list[E] = []
         self.usable: list[E] = []
         self.leaving: list[E] = []
@@ -305,7 +306,7 @@ class EndpointSet(Generic[E]):
         starts here if it was idle.
         """
         usable: Sequence[E] = self.usable
-        if tried or (self.places.wary and model not in self.places.plain):
+        if tried or (self.places.wary and model not in self._plain):
             usable = self._narrowed(now, tried, model)
         count = len(usable)
         if count > 1:

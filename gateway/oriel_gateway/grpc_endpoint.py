@@ -102,6 +102,7 @@ class GrpcEndpoint(Standing):
         TimeoutError at the deadline, which says nothing of the endpoint."""
         channel, now = self.channel, monotonic()
         self._connecting_s = self._connecting_s or now
+        self.outstanding += 1  # so that nobody closes the channel meanwhile
         try:
             ends_s = self._connecting_s + timeout_s
             async with asyncio.timeout(min(ends_s, deadline) - now):
@@ -113,6 +114,8 @@ class GrpcEndpoint(Standing):
             if deadline < ends_s:
                 raise
             return False
+        finally:
+            self.outstanding -= 1
         self.connect_s = max(self.connect_s, monotonic() - self._connecting_s) if state is _READY else self.connect_s
         self._connecting_s = 0.0
         return state is _READY

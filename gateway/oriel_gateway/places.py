@@ -130,7 +130,8 @@ class Places(Generic[E]):
         self._anyone.clear()
         if self.first and new:
             self._places |= {model: _Place(0.0) for model in self.plain if model}
-            self.plain = {"": None}
+            self.plain.clear()
+            self.plain[""] = None
             for place in self._places.values():
                 place.said |= set(new)
                 place.due_s = 0.0

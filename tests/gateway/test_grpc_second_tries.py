@@ -377,3 +377,24 @@ async def test_a_stream_whose_time_ends_before_there_is_a_connection_blames_nobo
         assert failed.value.code() is CODE.DEADLINE_EXCEEDED
         assert it.these[0].reach is Reach.UNKNOWN and not it.these[0].outstanding and idle(it.core)
     silent.close()
+
+
+async def test_a_server_that_leaves_while_a_stream_waits_for_its_connection_is_not_closed_under_it() -> None:
+    silent = socket.create_server(("127.0.0.1", 0))
+    async with house() as it:
+        it.these.assign([silent.getsockname()])
+        call = it.channel.stream_stream(STREAM)(
+            iter([MESSAGE]), metadata=(("x-api-key", GOLD), ("x-request-timeout-ms", "600"))
+        )
+        reading = asyncio.ensure_future(call.read())
+        await until(lambda: bool(it.core.pools["p"].admission.inflight))
+        (gone,) = it.these
+        it.these.assign([])
+        await it.core.pools["p"].close_left()
+        assert it.these.leaving == [gone]
+        with pytest.raises(aio.AioRpcError) as failed:
+            await reading
+        assert failed.value.code() is CODE.DEADLINE_EXCEEDED and idle(it.core)
+        await it.core.pools["p"].close_left()
+        assert not it.these.leaving
+    silent.close()

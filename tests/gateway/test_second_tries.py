@@ -335,3 +335,26 @@ async def test_names_of_models_that_nobody_has_leave_something_of_the_budget(ups
         assert len(asked) == 105
         in_turn(ups, REFUSED)
         assert (await client.ask(INFER, b"x")).status == 200 and core.pools["p"].retries.spent == 6
+
+
+async def test_a_connection_that_was_answered_before_it_took_the_request_is_not_used_again() -> None:
+    """The next call waited behind a body that nobody reads."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    listener.settimeout(5)
+
+    def refuse() -> socket.socket:
+        connection, _ = listener.accept()
+        connection.recv(1024)
+        connection.sendall(b"HTTP/1.1 413 Too Large\r\ncontent-length: 0\r\n\r\n")
+        return connection
+
+    loop = asyncio.get_running_loop()
+    async with gateway(documents([listener.getsockname()[1]])) as (port, core), Client(port) as client:
+        for _ in range(2):
+            client.send(INFER, b"x" * 999_000)
+            connection = await loop.run_in_executor(None, refuse)
+            assert (await client.reply()).status == 413
+            assert not core.pools["p"].endpoints[0].idle and idle(core)
+            connection.close()
+    listener.close()

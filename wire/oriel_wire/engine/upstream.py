@@ -80,7 +80,8 @@ class UpstreamConnection(asyncio.Protocol):
         self.endpoint = endpoint
         self.sink: ResponseSink | None = None
         self.request_done = True
-        self.request_bytes = 0  # of the request that was written, if its borrower wants to know whether it was read
+        # Of the request that was written, if its borrower wants to know whether it was read; -1: many.
+        self.request_bytes = 0
         self.idle_since = 0.0
         self._unread = False
         self._buffer = b""
@@ -261,7 +262,9 @@ class UpstreamConnection(asyncio.Protocol):
         self._decoder = None
         endpoint = self.endpoint
         endpoint.outstanding -= 1
-        if self._reusable and self.request_done and not endpoint.closed:  # `begin` looks whether it is closing
+        # An answer can be there before its request is. `begin` looks whether the connection is closing.
+        taken = self.request_bytes >= 0 or self._unacknowledged() <= 0
+        if self._reusable and self.request_done and taken and not endpoint.closed:
             self.idle_since = monotonic()
             endpoint.idle.append(self)
         else:
