@@ -192,7 +192,7 @@ class Call(Recovery):
         if self._streaming and monotonic() < self._stream_ends_s():
             self.watch_until(self._stream_ends_s())
             return
-        if self._parked:
+        if self._parked or (self.state == QUEUED and not self._gate.endpoints.usable):
             message = "no server of this pool could be reached before the deadline"
             self.refuse(Refused(Outcome.UPSTREAM_UNREACHABLE, message, retry_after_s=1))
             return

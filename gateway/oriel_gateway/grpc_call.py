@@ -230,7 +230,7 @@ class GrpcCall(GrpcRecovery):
         )
 
     def expired(self) -> None:
-        if self._parked:
+        if self._parked or (not self._first_s and not self._gate.grpc.usable):
             message = "no server of this pool could be reached before the deadline"
             self._fail(Refused(Outcome.UPSTREAM_UNREACHABLE, message, retry_after_s=1))
             return

@@ -168,6 +168,7 @@ class Recovery(CallState):
                 return False
             self._in_vain(endpoint)
             self._connection = self._endpoint = None
+            self.response_s = 0.0
             return True
         if said is Said.ANSWER and head.status != 503:
             return False
@@ -193,7 +194,7 @@ class Recovery(CallState):
             return False
         self._in_vain(endpoint)
         self._connection = self._endpoint = None
-        self.sent_s = 0.0
+        self.sent_s = self.response_s = 0.0
         self._send(now)
         return True
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from time import monotonic
 
@@ -171,3 +172,18 @@ async def test_a_large_pool_that_is_down_does_not_keep_others_from_being_probed(
         await settle(lambda: core.pools["p"].endpoints[0].reach is Reach.READY)
         before = len(up.seen)
         await settle(lambda: len(up.seen) > before + 2)
+
+
+async def test_calls_that_queued_when_the_last_server_went_hear_that_there_is_none() -> None:
+    """Whoever came a moment later was told so; these heard 504, as if the pool were only slow."""
+    async with upstream() as gone:
+        port_gone = gone.port
+    async with gateway(documents([port_gone], max_inflight=1)) as (port, core), AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(Client(port)) for _ in range(6)]
+        for client in clients:
+            client.send(INFER, b"x", headers="x-request-timeout-ms: 300\r\n")
+        gate = core.pools["p"]
+        await settle(lambda: gate.calls == 6 and not gate.endpoints.usable)
+        replies = [await client.reply() for client in clients]
+        assert {(reply.status, reply.headers.get("retry-after")) for reply in replies} == {(502, "1")}
+        assert not gate.calls and not gate.held_bytes

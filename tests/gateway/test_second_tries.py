@@ -358,3 +358,12 @@ async def test_a_connection_that_was_answered_before_it_took_the_request_is_not_
             assert not core.pools["p"].endpoints[0].idle and idle(core)
             connection.close()
     listener.close()
+
+
+async def test_an_answer_that_was_not_the_calls_is_not_its_answer(ups: list[Upstream]) -> None:
+    """The refusal's time stood as the answer's, before the request that was sent after it: -3 ms of latency."""
+    in_turn(ups, REFUSED, b"")
+    async with gateway(documents(ports(ups))) as (port, core), Client(port) as client:
+        assert (await client.ask(INFER, b"x", headers="x-request-id: r\r\n")).status == 502
+        (decided,) = core.decisions.of("r")
+        assert decided.sent_s > 0.0 == decided.response_s and len(decided.tried) == 1
