@@ -4,78 +4,45 @@
 |---|---|---|
 | no connection could be made | surely | every other endpoint once; nothing was sent, so no budget |
 | a kept connection closed before the request reached the other side | surely | once, on a new connection; no budget |
-| 503 whose `reason` is one of our own for "not executed" | surely | another endpoint, once, within the budget [1] |
-| 404, or 503 `model_not_ready`, for a model: it is not here | surely | another endpoint, once, within the budget |
+| 503 whose `reason` or words say that it was not queued [2] | surely | another endpoint, once, within the budget [1] |
+| 404 or 503 that says that the model is not here [3] | surely | the same, where it may be |
 | closed or broken before the first byte of an answer | perhaps | if the call may run twice: once, within the budget |
 
 [1] Not where the call sticks to this one, nor where the answer says that another gateway has passed it on.
+
+[2] Our own reasons, and the words with which Triton refuses a request before it has a place anywhere (`refusals`).
+[3] In the words of Triton, KServe, OVMS or MLServer; any other 404 only if the server says so when it is asked.
 
 At most two requests are ever sent for a call (`budget.MAX_ATTEMPTS`), never after the first byte of an answer went to
 the client, and never when the body was not kept (more than 64 KiB). Deadlines are the call's own and do not grow.
 """
 
-from typing import Any, TypeVar
-
-import msgspec
+from typing import TypeVar
 
 from oriel_gateway.endpoints import EndpointSet, HttpEndpoint, Reach, Standing
 from oriel_gateway.pools import PoolGate
+from oriel_gateway.refusals import Said
 from oriel_policies.budget import ABSENT_SHARE, MAX_ATTEMPTS
 from oriel_wire.errors import UpstreamError, UpstreamUnreachable, UpstreamUnread
 from oriel_wire.h1_response import ResponseHead
 
-__all__ = ["SPENT", "Tries", "note_answer", "and_this", "note_failure", "says_not_executed"]
+__all__ = ["SPENT", "Tries", "and_this", "note_answer", "note_failure"]
 
 E = TypeVar("E", bound=Standing)
-_MAX_REASON_BODY = 4096
 _SPENT = "x-oriel-retry"
 SPENT = b"x-oriel-retry: spent"  # of an answer that was passed on: who asks through us does not ask again
-_NOT_EXECUTED = frozenset({"queue_full", "server_stopping", "saturated", "displaced"})
-_NOT_HERE = frozenset({"unknown_model", "model_not_ready"})
-
-
-class _Answer(msgspec.Struct):
-    error: Any = None
-    reason: Any = None
-
-
-_decode = msgspec.json.Decoder(_Answer).decode
-
-
-def says_not_executed(head: ResponseHead, data: bytes, *, model: bool) -> tuple[bool, bool]:
-    """Of a whole answer: (the request was surely not executed, because this endpoint has not the model).
-
-    model: the request names one; only then a 404 can be about this endpoint alone.
-    """
-    status = head.status
-    if head.cost_us > 0:
-        return False, False  # a service can be full after its model has run
-    if status == 404 and model:
-        return True, True
-    if status == 400 and model and b"unknown model" in data[:256]:  # Triton before 2.41
-        return True, True
-    if status != 503 or len(data) > _MAX_REASON_BODY:
-        return False, False
-    if b"Exceeds maximum queue size" in data:  # Triton
-        return True, False
-    try:
-        answer = _decode(data)
-    except msgspec.MsgspecError:
-        return False, False
-    reason = answer.error.get("reason") if isinstance(answer.error, dict) else answer.reason
-    if not isinstance(reason, str):
-        return False, False
-    return reason in _NOT_EXECUTED or (model and reason in _NOT_HERE), model and reason in _NOT_HERE
 
 
 def note_answer(
-    endpoints: EndpointSet[HttpEndpoint], endpoint: HttpEndpoint, status: int, now: float, s: float
+    endpoints: EndpointSet[HttpEndpoint], endpoint: HttpEndpoint, head: ResponseHead, now: float, s: float
 ) -> None:
     """A whole answer came after `s` seconds."""
-    if status < 500:
+    status = head.status
+    if status < 400:
         endpoint.answered(now, s)
     else:
-        endpoints.erred(endpoint, status, now, s)
+        wait_s = head.get("retry-after") or "" if status in (429, 503) else ""
+        endpoints.erred(endpoint, status, now, s, float(wait_s) if wait_s.isdecimal() and len(wait_s) < 6 else 0.0)
 
 
 def note_failure(
@@ -97,13 +64,12 @@ def and_this(tried: tuple[E, ...], endpoint: E) -> tuple[E, ...]:
 class Tries:
     """What one call in trouble has tried. attempts: requests of which bytes may have arrived somewhere."""
 
-    __slots__ = ("_gate", "_lacking", "_model", "_next", "attempts", "fresh", "tried")
+    __slots__ = ("_gate", "_model", "_next", "attempts", "fresh", "tried")
 
     def __init__(self, gate: PoolGate, model: str) -> None:
         self._gate = gate
         self._model = model
         self._next: HttpEndpoint | None = None
-        self._lacking: HttpEndpoint | None = None
         self.tried: tuple[HttpEndpoint, ...] = ()
         self.attempts = 1
         self.fresh = False
@@ -132,14 +98,14 @@ class Tries:
         self.fresh = True
         return True
 
-    def after_answer(
-        self, endpoint: HttpEndpoint, head: ResponseHead, data: bytes, now: float, *, model: bool, sticks: bool
-    ) -> bool:
-        """Whether this answer means that another endpoint should be asked, and there is one."""
-        not_executed, lacks = says_not_executed(head, data, model=model)
+    def after_answer(self, endpoint: HttpEndpoint, head: ResponseHead, said: Said, now: float, *, sticks: bool) -> bool:
+        """Whether this answer means that another endpoint should be asked, and there is one. said: not PERHAPS."""
         spent = head.status == 503 and head.get(_SPENT) is not None
-        if not_executed and not spent and (lacks or not sticks) and self._once_more(endpoint, now, lacks):
-            self._lacking = endpoint if lacks else None
+        if said is Said.ABSENT:
+            again = self._gate.endpoints.places.elsewhere(self._model, now, (endpoint,))
+        else:
+            again = said is Said.REFUSED and not sticks
+        if again and not spent and self._once_more(endpoint, now, said is Said.ABSENT):
             return True
         if head.status == 503 and SPENT not in head.forward:
             head.forward.append(SPENT)
@@ -157,8 +123,3 @@ class Tries:
         self.tried = tried
         self._next = following
         return True
-
-    def answered(self, status: int, now: float) -> None:
-        """The answer that goes to the client came: whoever lacked the model was alone with that."""
-        if self._lacking is not None and status < 400:
-            self._gate.endpoints.lacks(self._lacking, self._model, now)

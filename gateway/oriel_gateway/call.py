@@ -17,6 +17,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from oriel_gateway.answers import STATUS
+from oriel_gateway.attempts import note_answer
 from oriel_gateway.call_state import ANSWERING, COLLECT, DONE, JOINED, QUEUED, SENDING, YOUNG
 from oriel_gateway.cors import dressed
 from oriel_gateway.errors import Outcome, Refused
@@ -205,7 +206,7 @@ class Call(Recovery):
         if self.stick:
             endpoint = self._sticky(now)
         elif tries is None:
-            endpoint = self._gate.endpoints.pick(now, (), self.target.name)
+            endpoint = self._gate.endpoints.pick(now, (), self.target.sought)
         else:
             endpoint = tries.pick(now)
         if endpoint is None:
@@ -277,14 +278,14 @@ class Call(Recovery):
         status = head.status
         endpoint = self._endpoint
         assert endpoint is not None
-        if status < 500:
+        if status < 400:
             endpoint.answered(now, now - self.sent_s)
         else:
-            self._gate.endpoints.erred(endpoint, status, now, now - self.sent_s)
+            note_answer(self._gate.endpoints, endpoint, head, now, now - self.sent_s)
         if status >= 400 and complete and self._elsewhere(endpoint, head, data, now):
             return
-        if self._hedge is not None or self._tries is not None:
-            self._settle(status, now)
+        if self._hedge is not None:
+            self._settle(self._hedge)
         self.state = ANSWERING
         self.status = status
         self._pending = None

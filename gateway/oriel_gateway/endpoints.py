@@ -13,22 +13,25 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
+from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 from oriel_gateway.discovery import Address
 from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.http_probe import HttpProbe
+from oriel_gateway.places import Places
 from oriel_policies.documents import Pool, Tenant
-from oriel_policies.ejection import Cause, Ejection, Record, most_ejected
+from oriel_policies.ejection import SUSPECT_S, Cause, Ejection, Record, most_ejected
 from oriel_policies.picking import PeakEwma, two_of
 from oriel_wire.engine.upstream import Endpoint
 from oriel_wire.h1_response import ResponseMemo
 
-__all__ = ["EndpointSet", "HttpEndpoint", "Parked", "Reach", "Standing"]
+__all__ = ["EndpointSet", "HttpEndpoint", "Parked", "Reach", "Standing", "patience_s"]
 
 _log = logging.getLogger(__name__)
-ABSENT_S = 10.0
-MAX_ABSENT = 1024
 TRIAL_ANSWERS = 5
+_SOME = 16
+_READY = {200: True, 204: True, 400: False, 404: False, 503: False}  # Triton says 400, others 404 or 503
 
 
 class Reach(StrEnum):
@@ -46,6 +49,7 @@ class Standing:
 
     outstanding: int
     heard: bool
+    connect_s: float  # what a connection took at most
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -62,7 +66,7 @@ class Standing:
         self.probed_s = 0.0  # when the probe under way began
 
     def answered(self, now: float, latency_s: float) -> None:
-        """The head of an answer came."""
+        """The head of a good answer came."""
         self.cost.observed(latency_s, now)
         self.record.answered(latency_s)
         if self.trial:
@@ -73,6 +77,17 @@ class Standing:
         """For people: `ejected:<cause>`, or the reach."""
         cause = self.ejection.cause
         return f"ejected:{cause.value}" if cause is not None else self.reach.value
+
+    def ask_for_model(self, model: str, timeout_s: float, done: Callable[[bool | None], None]) -> None:
+        """See `places.Askable`."""
+        raise NotImplementedError
+
+    def connecting_for_s(self, now: float) -> float:
+        """For how long the oldest attempt to connect goes on; 0.0: there is none."""
+        return 0.0
+
+    def give_up_connecting(self) -> None:
+        """Whoever waits for a connection is told that there is none."""
 
     def tidy(self, now: float) -> None:
         """Give back what has not been used for long."""
@@ -104,6 +119,9 @@ class HttpEndpoint(Endpoint, Standing):
         self.max_idle_s = pool.idle_timeout_s
         self.max_response_bytes = pool.max_response_bytes
 
+    def ask_for_model(self, model: str, timeout_s: float, done: Callable[[bool | None], None]) -> None:
+        HttpProbe(self.prober, f"/v2/models/{model}/ready", timeout_s, lambda status: done(_READY.get(status or 0)))
+
     def tidy(self, now: float) -> None:
         self.close_stale(now)
         self.prober.close_stale(now)
@@ -111,6 +129,11 @@ class HttpEndpoint(Endpoint, Standing):
     async def close(self) -> None:
         await Endpoint.close(self)
         await self.prober.close()
+
+
+def patience_s(these: Iterable[Standing]) -> float:
+    """How long a connection is waited for while others can be asked: well beyond what any of these ever took."""
+    return max(SUSPECT_S, 8.0 * max((member.connect_s for member in these), default=0.0))
 
 
 class Parked(Protocol):
@@ -130,7 +153,7 @@ E = TypeVar("E", bound=Standing)
 
 
 class EndpointSet(Generic[E]):
-    """The endpoints of one pool over one protocol. make: builds one for an address."""
+    """The endpoints of one pool over one protocol. make: builds one for an address; ask_first: see `places`."""
 
     def __init__(
         self,
@@ -138,14 +161,15 @@ class EndpointSet(Generic[E]):
         addresses: Iterable[Address],
         *,
         max_parked: int,
+        ask_first: bool = False,
         random: Callable[[], float] = random.random,
     ) -> None:
         self._make = make
         self._random = random
         self.max_parked = max_parked
         self._parked: dict[Parked, None] = {}
-        self._absent: dict[str, dict[E, float]] = {}  # model -> who has it not, until when that is believed
-        self._having: dict[str, tuple[float, list[E]]] = {}  # model -> until when, usable ones that may have it
+        self.places = Places[E](lambda: self.usable, first=ask_first)
+        self._plain = self.places.plain
         self.members: list[E] = []
         self.usable: list[E] = []
         self.leaving: list[E] = []
@@ -180,7 +204,8 @@ class EndpointSet(Generic[E]):
         for member in back.values():
             member.leaving = False
         self.members = [known.get(a) or back.get(a) or self._make(a) for a in wanted]
-        self._absent.clear()
+        new = [member for member in self.members if member.address not in known and member.address not in back]
+        self.places.assigned(self.members, new)
         self.refresh()
 
     def gone(self) -> list[E]:
@@ -200,7 +225,6 @@ class EndpointSet(Generic[E]):
         out = set(ejected)
         before = self.usable
         self.usable = [member for member in reachable if member not in out] if out else reachable
-        self._having.clear()
         if self.usable and not before:
             self._unpark_all()
             self.became_usable()
@@ -243,47 +267,46 @@ class EndpointSet(Generic[E]):
 
     # What came back --------------------------------------------------------------------------------------------
 
-    def erred(self, endpoint: E, status: int, now: float, latency_s: float) -> None:
-        """An answer of 5xx: 500 and 502 count as the server's failures, which `watch` compares with the others'.
+    def erred(self, endpoint: E, status: int, now: float, latency_s: float, wait_s: float = 0.0) -> None:
+        """An answer of 4xx or 5xx: 500 and 502 count as the server's failures, which `watch` compares with the others'.
 
         Failing is quick: without the surcharge the endpoint that fails would look like the fastest one.
         """
-        endpoint.cost.observed(max(latency_s, min(60.0, endpoint.cost.cost_s * 1.5 + 0.001)), now)
-        if status in (500, 502):
-            endpoint.record.erred()
+        cost, record = endpoint.cost, endpoint.record
+        if status in (429, 503):
+            cost.refused(now, wait_s)
+            record.broken = 0
+        elif status in (500, 502):
+            cost.observed(max(latency_s, min(60.0, cost.cost_s * 1.5 + 0.001)), now)
+            record.erred()
             if endpoint.trial:
                 self.eject(endpoint, Cause.ERRORS, now)
         else:
-            endpoint.record.broken = 0
+            cost.failed(latency_s, now, typical_s=0.0 if record.answers else self._typical_s())
+            record.declined()
+            if status < 500 and endpoint.trial:
+                endpoint.trial -= 1
+
+    def _typical_s(self) -> float:
+        """What an answer takes at one of the endpoints that gave some."""
+        some = sorted(cost_s for member in islice(self.members, _SOME) if (cost_s := member.record.mean_s))
+        return some[len(some) // 2] if some else 0.0
 
     def broke(self, endpoint: E, now: float) -> None:
         """An exchange ended without a whole answer."""
         if endpoint.record.broke() or endpoint.trial:
             self.eject(endpoint, Cause.BROKEN, now)
 
-    def lacks(self, endpoint: E, model: str, now: float) -> None:
-        """Another endpoint has a model that this one said it has not."""
-        if model not in self._absent and len(self._absent) >= MAX_ABSENT:
-            del self._absent[next(iter(self._absent))]
-        self._absent.setdefault(model, {})[endpoint] = now + ABSENT_S
-        self._having.clear()
-
-    def lacking(self, now: float, model: str) -> Sequence[E]:
-        """The usable ones that have not the model, as long as others may have it."""
-        if model not in self._absent:
-            return ()
-        having = self._narrowed(now, (), model)
-        return [member for member in self.usable if member not in having]
-
     # Who is next -----------------------------------------------------------------------------------------------
 
     def pick(self, now: float, tried: Sequence[E] = (), model: str = "") -> E | None:
         """The less loaded of two usable endpoints, none of `tried`, one that has `model` if that is known.
 
-        None: there is none. The endpoint's clock for stuck servers starts here if it was idle.
+        None: there is none, or everybody has to be asked for the model first. The endpoint's clock for stuck servers
+        starts here if it was idle.
         """
-        usable = self.usable
-        if tried or (self._absent and model in self._absent):
+        usable: Sequence[E] = self.usable
+        if tried or (self.places.wary and model not in self._plain):
             usable = self._narrowed(now, tried, model)
         count = len(usable)
         if count > 1:
@@ -301,20 +324,10 @@ class EndpointSet(Generic[E]):
             best.record.heard_s = now
         return best
 
-    def _narrowed(self, now: float, tried: Sequence[E], model: str) -> list[E]:
-        usable = self.usable
-        absent = self._absent.get(model)
-        if absent is not None:
-            until, having = self._having.get(model, (0.0, usable))
-            if until <= now:
-                absent = {member: end for member, end in absent.items() if end > now}
-                having = [member for member in usable if member not in absent]
-                if absent:
-                    self._absent[model] = absent
-                    self._having[model] = min(absent.values()), having
-                else:
-                    del self._absent[model]
-            usable = having or usable
+    def _narrowed(self, now: float, tried: Sequence[E], model: str) -> Sequence[E]:
+        usable: Sequence[E] = self.usable
+        if self.places.wary:
+            usable = self.places.among(usable, model, now)
         return [member for member in usable if member not in tried] if tried else usable
 
     # Where calls wait ------------------------------------------------------------------------------------------

@@ -2,17 +2,20 @@
 
 import asyncio
 from collections.abc import Callable
+from time import monotonic
 
 import grpc
 from grpc import aio
 
 from oriel_gateway.discovery import Address
 from oriel_gateway.endpoints import Reach, Standing
-from oriel_gateway.grpc_errors import surely_not_executed
+from oriel_gateway.grpc_errors import broken, surely_not_executed
+from oriel_gateway.grpc_model import append_model
 
 __all__ = ["GrpcEndpoint"]
 
 _SERVER_READY = "/inference.GRPCInferenceService/ServerReady"
+_MODEL_READY = "/inference.GRPCInferenceService/ModelReady"
 _READY, _FAILED = grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE
 _OPTIONS = (
     ("grpc.max_send_message_length", -1),
@@ -33,6 +36,9 @@ class GrpcEndpoint(Standing):
         self.heard = False
         self._max_response_bytes = min(max_response_bytes, 2**31 - 1)
         self._channel: aio.Channel | None = None
+        self._asking: set[asyncio.Task[None]] = set()
+        self.connect_s = 0.0
+        self._connecting_s = 0.0  # since when somebody waits for a connection
 
     @property
     def channel(self) -> aio.Channel:
@@ -49,6 +55,7 @@ class GrpcEndpoint(Standing):
         reach: Reach | None = None
         try:
             answer: bytes = await self.channel.unary_unary(_SERVER_READY, None, None)(b"", timeout=timeout_s)
+            self._connecting_s = 0.0
             reach = Reach.READY if answer[:2] == b"\x08\x01" or not ready else Reach.NOT_READY
         except aio.AioRpcError as error:
             if surely_not_executed(error):
@@ -60,21 +67,62 @@ class GrpcEndpoint(Standing):
         finally:
             done(reach)
 
-    async def connect(self, timeout_s: float) -> bool:
-        """Have a connection, for what cannot be sent twice; False: it is refused. Raises TimeoutError."""
-        channel = self.channel
-        self.outstanding += 1  # so that nobody closes the channel meanwhile
+    def ask_for_model(self, model: str, timeout_s: float, done: Callable[[bool | None], None]) -> None:
+        name, _, version = model.partition("/versions/")
+        task = asyncio.get_running_loop().create_task(self._model_ready(name, version, timeout_s, done))
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    async def _model_ready(
+        self, name: str, version: str, timeout_s: float, done: Callable[[bool | None], None]
+    ) -> None:
+        ready: bool | None = None
         try:
-            async with asyncio.timeout(timeout_s):
-                while (state := channel.get_state(try_to_connect=True)) is not _READY:
-                    if state is _FAILED:
-                        return False
-                    await channel.wait_for_state_change(state)
+            question = append_model(b"", name, version)
+            answer: bytes = await self.channel.unary_unary(_MODEL_READY, None, None)(question, timeout=timeout_s)
+            ready = answer[:2] == b"\x08\x01"
+        except aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.NOT_FOUND or (
+                error.code() is grpc.StatusCode.UNAVAILABLE and not (surely_not_executed(error) or broken(error))
+            ):
+                ready = False
         finally:
-            self.outstanding -= 1
+            done(ready)
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection."""
+        if self.channel.get_state() is not _READY:
+            return False
+        self._connecting_s = 0.0
         return True
 
+    async def connect(self, timeout_s: float, deadline: float) -> bool:
+        """Have a connection; False: it is refused, or not there so long after somebody began to wait for one. Raises
+        TimeoutError at the deadline, which says nothing of the endpoint."""
+        channel, now = self.channel, monotonic()
+        self._connecting_s = self._connecting_s or now
+        self.outstanding += 1  # so that nobody closes the channel meanwhile
+        try:
+            ends_s = self._connecting_s + timeout_s
+            async with asyncio.timeout(min(ends_s, deadline) - now):
+                while (state := channel.get_state(try_to_connect=True)) is not _READY:
+                    if state is _FAILED:
+                        break
+                    await channel.wait_for_state_change(state)
+        except TimeoutError:
+            if deadline < ends_s:
+                raise
+            return False
+        finally:
+            self.outstanding -= 1
+        self.connect_s = max(self.connect_s, monotonic() - self._connecting_s) if state is _READY else self.connect_s
+        self._connecting_s = 0.0
+        return state is _READY
+
     async def close(self) -> None:
+        for task in self._asking:
+            task.cancel()
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close(None)

@@ -12,31 +12,30 @@ import grpc
 from grpc import aio
 
 from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.refusals import NOT_EXECUTED, NOT_HERE, Said, says_absent, says_refused
 from oriel_wire.context import COST_US
 
 __all__ = [
     "broken",
-    "not_here",
+    "busy_for_s",
+    "not_connected",
     "passed_on",
     "refusal",
     "reported_cost_us",
-    "says_not_executed",
     "servers_fault",
     "surely_not_executed",
+    "what_it_says",
 ]
 
 _REASON = "x-oriel-reason"
 _RETRY = "x-oriel-retry"
 _UPSTREAM_ERROR = "upstream_error"
-_NOT_EXECUTED = frozenset({"queue_full", "server_stopping", "saturated", "displaced"})
-_NOT_HERE = frozenset({"unknown_model", "model_not_ready", "no_available_version"})
 _NOT_CONNECTED = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed")
 _LOST = re.compile(
     r"ipv[46]:|unix:|Socket closed|Connection (?:reset|refused|timed out)|Broken pipe|Cancelling all calls"
     r"|GOAWAY|RST_STREAM|Stream removed|keepalive|recvmsg|sendmsg|Transport closed|Endpoint closing",
     re.IGNORECASE,
 )
-_TRITON_FULL = "maximum queue size"
 _ADDRESS = re.compile(r"(?:ipv[46]:\S+|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d{1,5})?|\[[0-9a-fA-F:]{2,}\](?::\d{1,5})?)")
 _WORD = re.compile(r"[a-z_]{1,64}\Z")
 _FAULTS = frozenset(
@@ -48,6 +47,11 @@ _FAULTS = frozenset(
     }
 )
 _MAX_WORDS = 500
+
+
+def not_connected() -> aio.AioRpcError:
+    """What gRPC says when it has no connection, for one that was not waited for."""
+    return aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, aio.Metadata(), aio.Metadata(), _NOT_CONNECTED[0], None)
 
 
 def surely_not_executed(error: aio.AioRpcError) -> bool:
@@ -67,21 +71,31 @@ def servers_fault(error: aio.AioRpcError) -> bool:
     return error.code() in _FAULTS
 
 
-def not_here(error: aio.AioRpcError) -> bool:
-    """Whether the server says that it has not the model: another one may."""
-    return error.code() is grpc.StatusCode.NOT_FOUND or (
-        error.code() is grpc.StatusCode.UNAVAILABLE and _said(error, _REASON) in _NOT_HERE
-    )
+def what_it_says(error: aio.AioRpcError, *, model: bool) -> Said:
+    """Of a status that a server sent. model: the call names one. See `attempts.what_it_says`."""
+    code, reason, words = error.code(), _said(error, _REASON), error.details() or ""
+    if code not in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE) or broken(error):
+        return Said.ANSWER
+    if reason is not None:
+        if model and reason in NOT_HERE:
+            return Said.ABSENT
+        refused = reason in NOT_EXECUTED
+    elif model and says_absent(words):
+        return Said.ABSENT
+    else:
+        refused = says_refused(words)
+    if code is grpc.StatusCode.NOT_FOUND:
+        return Said.PERHAPS_ABSENT if model and reason is None else Said.ANSWER
+    # Not again what somebody behind it was asked twice for already, nor what has cost: a service can be full after its
+    # model has run.
+    again = _said(error, _RETRY) is None and reported_cost_us(error.trailing_metadata()) <= 0
+    return Said.REFUSED if refused and again else Said.ANSWER
 
 
-def says_not_executed(error: aio.AioRpcError) -> bool:
-    """Whether the server refused the call before it ran, and nobody behind it was asked twice already."""
-    if error.code() is not grpc.StatusCode.UNAVAILABLE or _said(error, _RETRY) is not None:
-        return False
-    if reported_cost_us(error.trailing_metadata()) > 0:
-        return False  # a service can be full after its model has run
-    reason = _said(error, _REASON)
-    return reason in _NOT_EXECUTED or (reason is None and _TRITON_FULL in (error.details() or ""))
+def busy_for_s(error: aio.AioRpcError) -> float:
+    """For how long a server that has no room asks not to be asked, 0.0 if it does not say."""
+    wait_s = _said(error, "retry-after") or ""
+    return float(wait_s) if wait_s.isdecimal() and len(wait_s) < 6 else 0.0
 
 
 def refusal(error: aio.AioRpcError) -> Refused | None:

@@ -13,18 +13,20 @@ from grpc import StatusCode, aio
 from oriel_gateway.attempts import and_this
 from oriel_gateway.core import Gateway
 from oriel_gateway.decisions import TOLD
-from oriel_gateway.endpoints import Reach
+from oriel_gateway.endpoints import Reach, patience_s
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.grpc_endpoint import GrpcEndpoint
 from oriel_gateway.grpc_errors import (
     broken,
-    not_here,
+    busy_for_s,
+    not_connected,
     reported_cost_us,
-    says_not_executed,
     servers_fault,
     surely_not_executed,
+    what_it_says,
 )
 from oriel_gateway.pools import PoolGate
+from oriel_gateway.refusals import Said
 from oriel_gateway.routing_state import REPLAY_BYTES
 from oriel_gateway.targets import Target
 from oriel_policies.budget import ABSENT_SHARE, MAX_ATTEMPTS
@@ -33,6 +35,15 @@ from oriel_policies.queue import Ticket
 from oriel_wire.orca import LOAD_METRICS
 
 __all__ = ["GrpcRecovery"]
+
+# What the codes mean for an endpoint, as HTTP says it; any other is the caller's mistake.
+_STATUS = {
+    StatusCode.UNAVAILABLE: 503,
+    StatusCode.RESOURCE_EXHAUSTED: 429,
+    StatusCode.INTERNAL: 500,
+    StatusCode.UNKNOWN: 500,
+    StatusCode.DATA_LOSS: 500,
+}
 
 
 class GrpcRecovery:
@@ -67,29 +78,39 @@ class GrpcRecovery:
         """Send and wait for the answer; once more to another endpoint if it surely was not executed, or may run twice.
         Raises AioRpcError as the upstream ended it, or Refused."""
         tried: tuple[GrpcEndpoint, ...] = ()
-        lacking: GrpcEndpoint | None = None
         while True:
             if not self._gate.grpc.usable:
                 tried = ()
                 await self._permit_again()
+            await self._know_model()
             endpoint = self._pick(tried)
             self._count_sent()
             hedged = self.target.plan.hedge_s and self._attempts == 1 and len(message) <= REPLAY_BYTES
             try:
-                answer = await (self._hedged if hedged else self._ask)(endpoint, method, message)
+                return await (self._hedged if hedged else self._ask)(endpoint, method, message)
             except aio.AioRpcError as error:
                 endpoint = self.endpoint or endpoint
                 tried = and_this(tried, endpoint)
-                if not self._again(endpoint, error, tried):
+                if not await self._again(endpoint, error, tried):
                     if surely_not_executed(error):
                         self._in_vain(endpoint)
                     raise
                 self._in_vain(endpoint)
-                lacking = endpoint if self._lacks(error) else None
-            else:
-                if lacking is not None:
-                    self._gate.grpc.lacks(lacking, self.target.name, self.response_s)
-                return answer
+
+    async def _know_model(self) -> None:
+        """Ask everybody for the model if nothing is known of it."""
+        places, model, now = self._gate.grpc.places, self.target.sought, monotonic()
+        if places.wary and places.unknown(model, now):
+            await self._look(now)
+
+    async def _look(self, now: float) -> None:
+        places, model = self._gate.grpc.places, self.target.sought
+        looker = _Looker()
+        if places.look(model, looker, now):
+            try:
+                await looker.heard
+            finally:
+                places.leave(model, looker)
 
     async def connected(self) -> GrpcEndpoint:
         """An endpoint with a connection, for a stream: its messages could not be sent again. Raises Refused."""
@@ -98,24 +119,37 @@ class GrpcRecovery:
             if not self._gate.grpc.usable:
                 tried = ()
                 await self._permit_again()
+            await self._know_model()
             endpoint = self._pick(tried)
             self._count_sent()
-            left_s, connect_s = self.deadline - monotonic(), self._gate.pool.connect_timeout_s
-            try:
-                if await endpoint.connect(min(left_s, connect_s)):
-                    return endpoint
-            except TimeoutError:
-                if left_s <= connect_s:  # which says nothing of the endpoint
-                    late = "the deadline passed while waiting for the upstream"
-                    raise Refused(Outcome.DEADLINE_EXCEEDED, late) from None
-            self._gate.grpc.found(endpoint, Reach.UNREACHABLE)
+            if await self._reached(endpoint):
+                return endpoint
             self._in_vain(endpoint)
             tried = and_this(tried, endpoint)
 
+    async def _reached(self, endpoint: GrpcEndpoint) -> bool:
+        """Whether there is a connection: not waited for long while others can be asked. Raises Refused."""
+        if endpoint.connected:
+            return True
+        these, timeout_s = self._gate.grpc, self._gate.pool.connect_timeout_s
+        if len(these.usable) > 1:
+            timeout_s = min(timeout_s, patience_s(these))
+        try:
+            if await endpoint.connect(timeout_s, self.deadline):
+                return True
+        except TimeoutError:
+            late = "the deadline passed while waiting for the upstream"
+            raise Refused(Outcome.DEADLINE_EXCEEDED, late) from None
+        these.found(endpoint, Reach.UNREACHABLE)
+        return False
+
     async def _ask(self, endpoint: GrpcEndpoint, method: str, message: bytes) -> bytes:
-        """One request. Raises AioRpcError."""
+        """One request. Raises AioRpcError, or Refused at the deadline."""
         endpoint.outstanding += 1
         try:
+            self.sent_s = sent_s = monotonic()
+            if not await self._reached(endpoint):
+                raise not_connected()
             self.sent_s = sent_s = monotonic()
             send = endpoint.channel.unary_unary(method, None, None)
             call = send(message, timeout=max(0.0, self.deadline - sent_s), metadata=self._onward())
@@ -152,7 +186,7 @@ class GrpcRecovery:
                     endpoint = flying.pop(task)
                     error = task.exception()
                     if error is not None and flying and isinstance(error, aio.AioRpcError):
-                        if servers_fault(error) or self._lacks(error):
+                        if servers_fault(error) or self._says(error) is not Said.ANSWER:
                             self._in_vain(endpoint)
                             continue
                     for late in flying.values():
@@ -169,7 +203,7 @@ class GrpcRecovery:
         if self.stick:
             return None
         now = monotonic()
-        second = self._gate.grpc.pick(now, (first,), self.target.name)
+        second = self._gate.grpc.pick(now, (first,), self.target.sought)
         if second is None or not self._gate.retries.spend(now):
             return None
         self._attempts += 1
@@ -194,19 +228,19 @@ class GrpcRecovery:
     def _pick(self, tried: tuple[GrpcEndpoint, ...]) -> GrpcEndpoint:
         these, now = self._gate.grpc, monotonic()
         if self.stick:
-            lacking = these.lacking(now, self.target.name)
+            lacking = these.places.lacking(self.target.sought, now)
             endpoint = self._gate.grpc_sticky.pick(these.usable, self.stick, (*tried, *lacking))
             if endpoint is not None and not endpoint.outstanding:
                 endpoint.record.heard_s = now
         else:
-            endpoint = these.pick(now, tried, self.target.name)
+            endpoint = these.pick(now, tried, self.target.sought)
         if endpoint is None:
             raise Refused(Outcome.UPSTREAM_UNREACHABLE, "no server of this pool can be reached", retry_after_s=1)
         self.endpoint = endpoint
         return endpoint
 
-    def _lacks(self, error: aio.AioRpcError) -> bool:
-        return self.target.kind == "model" and not_here(error)
+    def _says(self, error: aio.AioRpcError) -> Said:
+        return what_it_says(error, model=bool(self.target.sought))
 
     def _note(self, endpoint: GrpcEndpoint, error: aio.AioRpcError, sent_s: float) -> None:
         """What an error says of the endpoint."""
@@ -220,24 +254,47 @@ class GrpcRecovery:
             endpoint.cost.observed(now - sent_s, now)
         else:
             endpoint.heard = True
-            if servers_fault(error):
-                status = 503 if error.code() is StatusCode.UNAVAILABLE else 500
-                these.erred(endpoint, status, now, now - sent_s)
-            else:
-                endpoint.answered(now, now - sent_s)
+            these.erred(endpoint, _STATUS.get(error.code(), 400), now, now - sent_s, busy_for_s(error))
+            if self._says(error) is Said.ABSENT:
+                these.places.told(endpoint, self.target.sought, now)
 
-    def _again(self, endpoint: GrpcEndpoint, error: aio.AioRpcError, tried: tuple[GrpcEndpoint, ...]) -> bool:
+    async def _again(self, endpoint: GrpcEndpoint, error: aio.AioRpcError, tried: tuple[GrpcEndpoint, ...]) -> bool:
         """Whether to ask another one."""
-        now = monotonic()
+        now, model = monotonic(), self.target.sought
         these = self._gate.grpc
         if surely_not_executed(error):
-            return not these.usable or these.pick(now, tried, self.target.name) is not None
+            return not these.usable or these.pick(now, tried, model) is not None
+        said = self._says(error)
+        absent = said in (Said.ABSENT, Said.PERHAPS_ABSENT)
+        if absent and these.places.may_look(model, now):
+            if self._attempts >= MAX_ATTEMPTS:
+                these.places.look(model, None, now)  # for the next call
+                return False
+            await self._look(now)
+            now = monotonic()
+        if said is Said.PERHAPS_ABSENT:
+            absent = these.places.lacks(endpoint, model, now)  # else these are the model's own words
+        absent = absent and these.places.elsewhere(model, now, tried)
         twice = broken(error) and self.target.plan.idempotent
-        refused = says_not_executed(error) and not self.stick
-        if self._attempts >= MAX_ATTEMPTS or now >= self.deadline or not (self._lacks(error) or twice or refused):
+        refused = said is Said.REFUSED and not self.stick
+        if self._attempts >= MAX_ATTEMPTS or now >= self.deadline or not (absent or twice or refused):
             return False
-        share = ABSENT_SHARE if self._lacks(error) else 1.0
-        if these.pick(now, tried, self.target.name) is None or not self._gate.retries.spend(now, share=share):
+        share = ABSENT_SHARE if absent else 1.0
+        if these.pick(now, tried, model) is None or not self._gate.retries.spend(now, share=share):
             return False
         self._attempts += 1
         return True
+
+
+class _Looker:
+    """Waits for a search as a coroutine can."""
+
+    __slots__ = ("heard",)
+
+    def __init__(self) -> None:
+        self.heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def looked(self) -> None:
+        """See `places.Looker`."""
+        if not self.heard.done():
+            self.heard.set_result(None)

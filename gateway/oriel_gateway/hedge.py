@@ -11,8 +11,9 @@ import asyncio
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from oriel_gateway.attempts import note_answer, note_failure, says_not_executed
+from oriel_gateway.attempts import note_answer, note_failure
 from oriel_gateway.endpoints import HttpEndpoint
+from oriel_gateway.refusals import Said, what_it_says
 from oriel_wire.engine.upstream import UpstreamConnection
 from oriel_wire.errors import UpstreamError
 from oriel_wire.h1_response import ResponseHead
@@ -69,11 +70,11 @@ class Hedge:
         call, endpoint = self._call, self.endpoint
         assert endpoint is not None
         said_no = head.status >= 500 or (
-            head.status >= 400 and says_not_executed(head, data, model=call.target.kind == "model")[0]
+            head.status >= 400 and what_it_says(head, data, model=call.target.kind == "model") is not Said.ANSWER
         )
         if said_no and call.first_flying:
             now = monotonic()
-            note_answer(call.gate.endpoints, endpoint, head.status, now, now - self.sent_s)
+            note_answer(call.gate.endpoints, endpoint, head, now, now - self.sent_s)
             if complete:
                 self.connection = None
                 self.endpoint = None

@@ -49,12 +49,16 @@ class PoolGate:
         self.pool = pool
         memo = ResponseMemo()  # one for all: a thousand endpoints with a megabyte each would be a gigabyte
         self.endpoints = EndpointSet(
-            lambda address: HttpEndpoint(address, self.pool, memo), pool.endpoints, max_parked=pool.max_queue
+            lambda address: HttpEndpoint(address, self.pool, memo),
+            pool.endpoints,
+            max_parked=pool.max_queue,
+            ask_first=bool(pool.probe),
         )
         self.grpc = EndpointSet(
             lambda address: GrpcEndpoint(address, max_response_bytes=self.pool.max_response_bytes),
             pool.grpc_endpoints,
             max_parked=pool.max_queue,
+            ask_first=bool(pool.probe),
         )
         self.endpoints.became_usable = self.grpc.became_usable = self.pump
         self.retries = RetryBudget()
@@ -82,6 +86,7 @@ class PoolGate:
         """
         old, self.pool = self.pool, pool
         self.endpoints.max_parked = self.grpc.max_parked = pool.max_queue
+        self.endpoints.places.first = self.grpc.places.first = bool(pool.probe)
         for endpoint in self.endpoints:
             endpoint.adopt(pool)
         if pool.discover is None:

@@ -7,18 +7,33 @@
 from time import monotonic
 from typing import cast
 
-from oriel_gateway.attempts import Tries, note_failure, says_not_executed
+from oriel_gateway.attempts import Tries, note_failure
 from oriel_gateway.call_state import QUEUED, SENDING, CallState
 from oriel_gateway.decisions import TOLD
 from oriel_gateway.endpoints import HttpEndpoint
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.hedge import Hedge
+from oriel_gateway.refusals import Said, what_it_says
 from oriel_policies.budget import MAX_ATTEMPTS
 from oriel_wire.engine.upstream import ResponseSink
 from oriel_wire.errors import UpstreamError, UpstreamUnreachable, UpstreamUnread
 from oriel_wire.h1_response import ResponseHead
 
 __all__ = ["Recovery"]
+
+
+class _Asker:
+    """A call whose answer says that the model is not there, while everybody is asked who has it."""
+
+    __slots__ = ("_call", "data", "endpoint", "head", "said")
+
+    def __init__(self, call: "Recovery", endpoint: HttpEndpoint, head: ResponseHead, data: bytes, said: Said) -> None:
+        self._call = call
+        self.endpoint, self.head, self.data, self.said = endpoint, head, data, said
+
+    def looked(self) -> None:
+        """See `places.Looker`."""
+        self._call.asked(self)
 
 
 class Recovery(CallState):
@@ -89,6 +104,11 @@ class Recovery(CallState):
     def _nobody(self) -> None:
         gate = self._gate
         if gate.endpoints.usable:
+            places, model, now = gate.endpoints.places, self.target.sought, monotonic()
+            if places.unknown(model, now):
+                if not places.look(model, self, now):
+                    self.looked()
+                return
             self.refuse(Refused(Outcome.UPSTREAM_UNREACHABLE, "no server of this pool can be reached", retry_after_s=1))
             return
         ticket, self._ticket = self._ticket, None
@@ -97,10 +117,19 @@ class Recovery(CallState):
         gate.give_back(ticket)
         self._park()
 
+    def looked(self) -> None:
+        """Everybody was asked for the model."""
+        if self.state == SENDING:
+            self._tries = self._tries or Tries(self._gate, self.target.sought)
+            self._send(monotonic())
+
     def _sticky(self, now: float) -> HttpEndpoint | None:
         """The endpoint that the call's key chooses among those that can be asked."""
         gate, tries = self._gate, self._tries
-        tried = (*(tries.tried if tries is not None else ()), *gate.endpoints.lacking(now, self.target.name))
+        places, model = gate.endpoints.places, self.target.sought
+        if places.unknown(model, now):
+            return None
+        tried = (*(tries.tried if tries is not None else ()), *places.lacking(model, now))
         endpoint = gate.sticky.pick(gate.endpoints.usable, self.stick, tried)
         if endpoint is not None and not endpoint.outstanding:
             endpoint.record.heard_s = now
@@ -119,7 +148,7 @@ class Recovery(CallState):
         endpoint, self._endpoint = self._endpoint, None
         now = monotonic()
         if self.state == SENDING and endpoint is not None:
-            tries = self._tries or Tries(self._gate, self.target.name)
+            tries = self._tries or Tries(self._gate, self.target.sought)
             hedge = self._hedge
             if hedge is not None and hedge.flying:
                 note_failure(self._gate.endpoints, endpoint, error, now)
@@ -147,26 +176,54 @@ class Recovery(CallState):
 
     def _elsewhere(self, endpoint: HttpEndpoint, head: ResponseHead, data: bytes, now: float) -> bool:
         """This endpoint surely did not execute the call and another one may, or has it already: that answer counts."""
-        model = self.target.kind == "model"
+        said = what_it_says(head, data, model=bool(self.target.sought))
+        places, model = self._gate.endpoints.places, self.target.sought
+        if said is Said.ABSENT:
+            places.told(endpoint, model, now)
         hedge = self._hedge
         if hedge is not None and hedge.flying:
-            if head.status < 500 and not says_not_executed(head, data, model=model)[0]:
+            if head.status < 500 and said is Said.ANSWER:
                 return False
             self._in_vain(endpoint)
             self._connection = self._endpoint = None
             self.response_s = 0.0
             return True
-        tries = self._tries or Tries(self._gate, self.target.name)
+        if said is Said.ANSWER and head.status != 503:
+            return False
+        self._tries = tries = self._tries or Tries(self._gate, model)
         if not self._kept:
             tries.attempts = MAX_ATTEMPTS
-        if not tries.after_answer(endpoint, head, data, now, model=model, sticks=bool(self.stick)):
+        if said in (Said.ABSENT, Said.PERHAPS_ABSENT) and places.may_look(model, now):
+            # A body that is gone cannot be sent again, but the next call has to know.
+            asker = _Asker(self, endpoint, head, data, said) if tries.attempts < MAX_ATTEMPTS else None
+            if places.look(model, asker, now) and asker is not None:
+                self._connection = self._endpoint = None
+                return True
+        return self._once_more(endpoint, head, said, now)
+
+    def _once_more(self, endpoint: HttpEndpoint, head: ResponseHead, said: Said, now: float) -> bool:
+        tries, places = self._tries, self._gate.endpoints.places
+        assert tries is not None
+        if said is Said.PERHAPS_ABSENT:
+            if not places.lacks(endpoint, self.target.sought, now):
+                return False  # it has the model, so these are the model's words
+            said = Said.ABSENT
+        if not tries.after_answer(endpoint, head, said, now, sticks=bool(self.stick)):
             return False
-        self._tries = tries
         self._in_vain(endpoint)
         self._connection = self._endpoint = None
         self.sent_s = self.response_s = 0.0
         self._send(now)
         return True
+
+    def asked(self, asker: "_Asker") -> None:
+        """Everybody was asked for the model that `asker.endpoint` said it has not: elsewhere, or that is the answer."""
+        if self.state != SENDING or self._once_more(asker.endpoint, asker.head, asker.said, monotonic()):
+            return
+        assert self._tries is not None
+        self._tries.attempts = MAX_ATTEMPTS
+        self._endpoint = asker.endpoint
+        self.response(asker.head, asker.data, True)
 
     def _in_vain(self, endpoint: HttpEndpoint) -> None:
         self.endpoint = None
@@ -188,7 +245,7 @@ class Recovery(CallState):
         first = self._endpoint
         if self.state != SENDING or first is None or self._tries is not None or not self._kept or self.stick:
             return None
-        second = self._gate.endpoints.pick(now, (first,), self.target.name)
+        second = self._gate.endpoints.pick(now, (first,), self.target.sought)
         return second if second is not None and self._gate.retries.spend(now) else None
 
     def take(self, hedge: Hedge, head: ResponseHead, data: bytes, complete: bool) -> None:
@@ -202,7 +259,7 @@ class Recovery(CallState):
         if not complete and hedge.connection is not None:
             hedge.connection.sink = cast(ResponseSink, self)
         self._hedge = None
-        self._tries = Tries(self._gate, self.target.name)
+        self._tries = Tries(self._gate, self.target.sought)
         self._tries.attempts = MAX_ATTEMPTS
         self.response(head, data, complete)
 
@@ -216,11 +273,10 @@ class Recovery(CallState):
                 endpoint.cost.observed(now - self.sent_s, now)  # at least that
         elif endpoint is not None and not self.sent_s:
             endpoint.forget(cast(ResponseSink, self))
+        elif self.target.sought:
+            self._gate.endpoints.places.leave(self.target.sought, self)
 
-    def _settle(self, status: int, now: float) -> None:
+    def _settle(self, hedge: Hedge) -> None:
         """The answer is here: no other copy is needed."""
-        if self._hedge is not None:
-            self._hedge.cancel()
-            self._hedge = None
-        if self._tries is not None:
-            self._tries.answered(status, now)
+        hedge.cancel()
+        self._hedge = None

@@ -129,7 +129,7 @@ class ShadowCall(DetachedCall):
         self.state = ANSWERING
         self.response_s = now = monotonic()
         if self._endpoint is not None:
-            note_answer(self._gate.endpoints, self._endpoint, head.status, now, now - self.sent_s)
+            note_answer(self._gate.endpoints, self._endpoint, head, now, now - self.sent_s)
         self.status = self._own.status = head.status
         self.cost_us = head.cost_us
         self.response_data(data, complete)

@@ -151,10 +151,10 @@ class FlightCall(DetachedCall):
         status, endpoint = head.status, self._endpoint
         took_s = now - self.sent_s
         if status >= 400 and complete and endpoint is not None and self._elsewhere(endpoint, head, data, now):
-            note_answer(self._gate.endpoints, endpoint, status, now, took_s)
+            note_answer(self._gate.endpoints, endpoint, head, now, took_s)
             return
-        if self._hedge is not None or self._tries is not None:
-            self._settle(status, now)
+        if self._hedge is not None:
+            self._settle(self._hedge)
         if not _shareable(head):
             self._give_away(head, data, complete)
             return
@@ -222,9 +222,7 @@ class FlightCall(DetachedCall):
             del members[0]
         else:
             if self._endpoint is not None:
-                note_answer(
-                    self._gate.endpoints, self._endpoint, head.status, self.response_s, self.response_s - self.sent_s
-                )
+                note_answer(self._gate.endpoints, self._endpoint, head, self.response_s, self.response_s - self.sent_s)
             self._end(Outcome.CLIENT_LEFT)
         _in_turns(members, _alone)
 

@@ -53,6 +53,7 @@ class Target:
     side: of the split, "" without one; version: of the model, "" as the call asks.
     executes: a call to it runs something; keepable: its answer may be kept where the route is deterministic.
     special: a call needs `Extras`.
+    sought: what an endpoint has or has not, as in `/v2/models/<sought>/ready`; "": every one has it.
     """
 
     kind: Kind
@@ -70,6 +71,7 @@ class Target:
     executes: bool = False
     keepable: bool = False
     special: bool = False
+    sought: str = ""
 
 
 def check_model(tenant: Tenant, name: str, version: str) -> None:
@@ -131,6 +133,7 @@ def resolve(method: str, path: str, query: str, tenant: Tenant, routes: RouteTab
             kind=kind,
             name=name,
             version=version,
+            asked=asked,
             line=f"{method} {target} HTTP/1.1".encode("ascii"),
             work=f"{kind}:{where}" if method == "POST" and name else "",
             head_only=method == "HEAD",
@@ -155,6 +158,7 @@ def resolve_grpc(kind: Kind, name: str, version: str, method: str, tenant: Tenan
             kind=kind,
             name=name,
             version=side.version if side is not None and not version else "",
+            asked=version,
             line=b"",
             work=f"model:{name}/{method}" if kind == "model" else "",
             head_only=False,
@@ -183,6 +187,7 @@ def _target(
     kind: Kind,
     name: str,
     version: str,
+    asked: str,
     line: bytes,
     work: str,
     head_only: bool,
@@ -191,6 +196,7 @@ def _target(
 ) -> Target:
     keepable = keepable and route.deterministic
     shadowed = executes and bool(route.shadow_pool)
+    of = asked or version
     return Target(
         kind=kind,
         name=name,
@@ -205,6 +211,7 @@ def _target(
         version=version,
         executes=executes,
         keepable=keepable,
+        sought=(f"{name}/versions/{of}" if of else name) if kind == "model" else "",
         special=keepable or shadowed or side is not None or route.sticky not in ("", "stream"),
     )
 

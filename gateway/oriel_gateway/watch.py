@@ -18,13 +18,11 @@ from time import monotonic
 from typing import Any
 
 from oriel_gateway.discovery import Address, Discovery, DiscoveryFailed, DnsDiscovery
-from oriel_gateway.endpoints import EndpointSet, HttpEndpoint, Reach, Standing
+from oriel_gateway.endpoints import EndpointSet, HttpEndpoint, Reach, Standing, patience_s
 from oriel_gateway.grpc_endpoint import GrpcEndpoint
+from oriel_gateway.http_probe import CONNECTED, UNREACHABLE, HttpProbe
 from oriel_gateway.pools import PoolGate
 from oriel_policies.ejection import SUSPECT_S, Cause, outliers, silent_for_too_long
-from oriel_wire.engine.upstream import UpstreamConnection
-from oriel_wire.errors import UpstreamError, UpstreamUnreachable
-from oriel_wire.h1_response import ResponseHead
 
 __all__ = ["Watch"]
 
@@ -38,60 +36,6 @@ PROBES_PER_TICK = 20
 MISSES = 2  # regular probes in a row without an answer
 COMPARE_EVERY = 10  # ticks
 FIRST_LOOK_TICKS = 30
-
-Done = Callable[[Reach | None], None]
-
-
-class _HttpProbe:
-    """One probe as a ResponseSink. done: told the reach once, None for no answer in time."""
-
-    __slots__ = ("_connection", "_done", "_endpoint", "_request", "_timer")
-
-    def __init__(self, endpoint: HttpEndpoint, path: str, timeout_s: float, done: Done) -> None:
-        self._done: Done | None = done
-        self._endpoint = endpoint
-        self._connection: UpstreamConnection | None = None
-        head = f"GET {path} HTTP/1.1\r\n".encode("ascii") + endpoint.host_line + b"\r\n\r\n"
-        self._request = head if path else b""
-        self._timer = asyncio.get_running_loop().call_later(timeout_s, self._end, None)
-        connection = endpoint.prober.begin(self, monotonic(), fresh=not path)
-        if connection is not None:
-            self.connected(connection)
-
-    def connected(self, connection: UpstreamConnection) -> None:
-        self._connection = connection
-        if self._request:
-            connection.transport.write(self._request)
-            connection.request_done = True
-        else:
-            self._end(Reach.READY)
-
-    def response(self, head: ResponseHead, data: bytes, complete: bool) -> None:
-        if complete:
-            self._connection = None
-        self._end(Reach.READY if 200 <= head.status < 300 else Reach.NOT_READY)
-
-    def response_data(self, data: bytes, complete: bool) -> None:
-        """The status was enough."""
-
-    def failed(self, error: UpstreamError) -> None:
-        self._connection = None
-        self._end(Reach.UNREACHABLE if isinstance(error, UpstreamUnreachable) else None)
-
-    def upstream_writable(self, writable: bool) -> None:
-        """A probe fits into any buffer."""
-
-    def _end(self, reach: Reach | None) -> None:
-        done, self._done = self._done, None
-        if done is None:
-            return
-        self._timer.cancel()
-        if self._connection is not None:
-            self._connection.abandon()
-            self._connection = None
-        elif reach is None:
-            self._endpoint.prober.forget(self)
-        done(reach)
 
 
 class Watch:
@@ -161,6 +105,8 @@ class Watch:
                 member.record.heard_s = now
             if tidy:
                 member.tidy(now)
+            if several and member.connecting_for_s(now) > SUSPECT_S and member.reach is not Reach.UNREACHABLE:
+                self._give_up(gate, these, member, now)
             silence_s = now - member.record.heard_s if several and member.outstanding else 0.0
             if member.probing:
                 # It may have been asked before it fell silent, and is asked once: a suspect has as long, no longer.
@@ -192,6 +138,14 @@ class Watch:
                 member = these.members[index]
                 if member.ejection.cause is None:
                     these.eject(member, cause, now)
+
+    def _give_up(self, gate: PoolGate, these: EndpointSet[Any], member: Standing, now: float) -> None:
+        """A connection is not made in time: its calls go to others, if there are any. Without a deadline of their own
+        that is as short, they would learn nothing from it."""
+        others = any(other is not member for other in these.usable)
+        if others and member.connecting_for_s(now) > min(gate.pool.connect_timeout_s, patience_s(these)):
+            these.found(member, Reach.UNREACHABLE)
+            member.give_up_connecting()
 
     def _in_turn(self, these: EndpointSet[Any]) -> Iterator[Standing]:
         """All members, beginning elsewhere each time: the bound on probes must not always spare the same ones."""
@@ -228,7 +182,7 @@ class Watch:
                     these.admit(member, now)
 
         if isinstance(member, HttpEndpoint):
-            _HttpProbe(member, path, timeout_s, done)
+            HttpProbe(member.prober, path, timeout_s, lambda status: done(_reach(status)))
         elif isinstance(member, GrpcEndpoint):
             self._run(member.probe(timeout_s, bool(path), done))
 
@@ -257,3 +211,11 @@ class Watch:
         if not these.usable:
             every_s = min(every_s, 1.0)
         these.look_up_s = monotonic() + every_s * (0.9 + 0.2 * random())
+
+
+def _reach(status: int | None) -> Reach | None:
+    if status is None:
+        return None
+    if status == UNREACHABLE:
+        return Reach.UNREACHABLE
+    return Reach.READY if status == CONNECTED or 200 <= status < 300 else Reach.NOT_READY

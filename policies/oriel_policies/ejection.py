@@ -53,6 +53,11 @@ class Record:
         self.error_rate -= _ALPHA * self.error_rate
         self.mean_s += (_ALPHA if self.answers > 1 else 1.0) * (latency_s - self.mean_s)
 
+    def declined(self) -> None:
+        """A whole answer that is the caller's mistake: how long it took says nothing."""
+        self.broken = 0
+        self.error_rate -= _ALPHA * self.error_rate
+
     def erred(self) -> None:
         """A whole answer that says the server failed."""
         self.answers += 1

@@ -12,20 +12,25 @@ from math import exp
 __all__ = ["PeakEwma", "two_of"]
 
 DECAY_S = 10.0
-PENALTY_S = 1000.0  # an endpoint that has work and never answered: behind every one that did
+PENALTY_S = 1000.0  # an endpoint that has work and never answered, or has no room: behind every one that did
+BUSY_S = 0.1
+LONGEST_BUSY_S = 5.0
 
 
 class PeakEwma:
-    """How long one endpoint takes. cost_s: seconds per answer at `stamp_s`, from where it decays.
+    """How long one endpoint takes. cost_s: seconds per answer at `stamp_s`, from where it decays. busy_s: until then
+    it has no room.
 
     Times are monotonic seconds and do not go back.
     """
 
-    __slots__ = ("cost_s", "stamp_s")
+    __slots__ = ("_refusals", "busy_s", "cost_s", "stamp_s")
 
     def __init__(self) -> None:
         self.cost_s = 0.0
         self.stamp_s = 0.0
+        self.busy_s = 0.0
+        self._refusals = 0
 
     def observed(self, latency_s: float, now: float) -> None:
         """An answer took this long."""
@@ -35,10 +40,25 @@ class PeakEwma:
         else:
             self.cost_s = latency_s + (cost_s - latency_s) * exp((self.stamp_s - now) / DECAY_S)
         self.stamp_s = now
+        self._refusals = 0
+
+    def failed(self, latency_s: float, now: float, *, typical_s: float = 0.0) -> None:
+        """It took this long to give no good answer: it may look slower for that, never quicker, not even by time that
+        passes. typical_s: what others take, for an endpoint that never gave a good one."""
+        self.cost_s = max(latency_s, self.cost_s, typical_s)
+        self.stamp_s = now
+
+    def refused(self, now: float, wait_s: float = 0.0) -> None:
+        """It says that it has no room, and perhaps for how long: 0.1 s to 5 s, doubled while it goes on saying so."""
+        if now >= self.busy_s:
+            self.busy_s = now + min(LONGEST_BUSY_S, max(wait_s, BUSY_S * 2.0 ** min(self._refusals, 8)))
+            self._refusals += 1
 
     def load(self, outstanding: int, now: float) -> float:
         """Expected seconds of work before a further call; less is better."""
         cost_s = self.cost_s
+        if now < self.busy_s:
+            return PENALTY_S + outstanding
         if cost_s == 0.0:
             return PENALTY_S + outstanding if outstanding else 0.0
         return cost_s * exp((self.stamp_s - now) / DECAY_S) * (outstanding + 1)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from oriel_gateway import endpoints as endpoints_module
 from oriel_gateway import watch
 from oriel_gateway.discovery import Address, DiscoveryFailed, ScriptedDiscovery
 from oriel_gateway.endpoints import EndpointSet, HttpEndpoint, Reach
@@ -119,16 +118,6 @@ async def test_addresses_come_and_go_with_their_records() -> None:
     assert these.gone() == [goes]
 
 
-async def test_a_model_another_endpoint_has_is_not_looked_for_where_it_is_not() -> None:
-    these = endpoints(3)
-    these.lacks(these[0], "m", 10.0)
-    these.lacks(these[1], "m", 10.0)
-    assert {these.pick(11.0, (), "m") for _ in range(20)} == {these[2]}
-    assert these.pick(11.0, (these[2],), "m") is None
-    assert len({these.pick(11.0, (), "other") for _ in range(50)}) == 3
-    assert len({these.pick(30.0, (), "m") for _ in range(50)}) == 3  # believed for a while only
-
-
 # Probes ----------------------------------------------------------------------------------------------------------
 
 
@@ -200,15 +189,6 @@ async def test_an_endpoint_that_fails_beside_another_is_left_alone_and_tried_aga
         assert (await client.ask(INFER)).status == 200
         await settle(lambda: these[0].ejection.cause is None and these[0].trial > 0)
         assert len(these.usable) == 2 and not two[0].seen  # no path to probe: it was only connected to
-
-
-async def test_models_that_are_remembered_as_absent_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoints_module, "MAX_ABSENT", 2)
-    these = endpoints(2)
-    for model in ("a", "b", "c"):
-        these.lacks(these[0], model, 1.0)
-    assert {these.pick(1.0, (), "c") for _ in range(20)} == {these[1]}
-    assert len({these.pick(1.0, (), "a") for _ in range(50)}) == 2
 
 
 # Discovery -------------------------------------------------------------------------------------------------------
@@ -296,20 +276,6 @@ async def test_a_503_that_says_nothing_of_execution_is_passed_on(two: tuple[Upst
     async with gateway(documents([up.port for up in two])) as (port, core), Client(port) as client:
         assert set(await ask_both(client, two)) == {503}
         assert len(two[0].seen) + len(two[1].seen) == 20 and core.pools["p"].retries.spent == 0
-
-
-async def test_a_model_is_found_where_it_is_loaded(two: tuple[Upstream, Upstream]) -> None:
-    async def absent(seen: Seen) -> bytes:
-        body = b'{"error":"Request for unknown model: \'digits\' is not found"}'
-        return b"HTTP/1.1 404 Not Found\r\ncontent-length: %d\r\n\r\n" % len(body) + body
-
-    two[0].answer = absent
-    async with gateway(documents([up.port for up in two])) as (port, core), Client(port) as client:
-        assert set(await ask_both(client, two, 40)) == {200}
-        assert len(two[0].seen) <= 1 and two[1].seen[-1].body == b"body" and idle(core)
-        two[1].answer = absent
-        assert (await client.ask("/v2/models/nobody-has-it/infer", b"x")).status == 404
-        assert "nobody-has-it" not in core.pools["p"].endpoints._absent
 
 
 async def test_only_a_route_that_says_so_is_sent_again_after_it_broke(two: tuple[Upstream, Upstream]) -> None:

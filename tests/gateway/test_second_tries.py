@@ -38,11 +38,16 @@ async def ups() -> AsyncIterator[list[Upstream]]:
 def in_turn(ups: list[Upstream], *answers: bytes) -> list[Upstream]:
     """Whichever is asked gives the next of these answers, then 200; who was asked, in order."""
     asked: list[Upstream] = []
+    without: set[Upstream] = set()
 
     def of(up: Upstream) -> Answer:
         async def answer(seen: Seen) -> bytes:
+            if seen.head.startswith("GET /v2/models/"):
+                return ABSENT if up in without else ok()
             asked.append(up)
             found = answers[len(asked) - 1] if len(asked) <= len(answers) else ok()
+            if found is ABSENT:
+                without.add(up)
             if found is HANG:
                 await asyncio.Event().wait()
             if found.startswith(b"late "):
@@ -312,6 +317,7 @@ async def test_a_server_that_hangs_is_left_alone_although_a_probe_is_under_way(
     async with gateway(with_probe(ports(ups[:2]))) as (port, core), Client(port) as client:
         these = core.pools["p"].endpoints
         await settle(lambda: all(one.reach is Reach.READY for one in these))
+        assert (await client.ask(INFER)).status == 200  # or it is not asked, because it does not say what it has
         hanging = True
         await settle(lambda: these[0].probing)
         these[1].answered(monotonic(), 5.0)  # so that the call goes to the first one

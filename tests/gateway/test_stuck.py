@@ -1,6 +1,7 @@
 """A server that hangs while a probe of it is under way (R11b)."""
 
 import asyncio
+from time import monotonic
 
 import pytest
 
@@ -34,8 +35,11 @@ async def test_a_regular_probe_under_way_does_not_put_the_verdict_off(monkeypatc
             these = core.pools["p"].endpoints
             victim = next(each for each in these if each.port == bad.port)
             await settle(lambda: [each.reach for each in these] == [Reach.READY] * 2)
+            async with Client(port) as first:  # or it is not asked, because it does not say what it has
+                assert (await first.ask(INFER)).status == 200
             hangs.set()
             await settle(lambda: victim.probing)
+            next(each for each in these if each is not victim).answered(monotonic(), 5.0)
             async with Client(port) as one, Client(port) as two, Client(port) as three:
                 for client in (one, two, three):  # whichever is asked, one of them ends there
                     client.send(INFER, b"x")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_policies.picking import DECAY_S, PeakEwma, two_of
+from oriel_policies.picking import DECAY_S, LONGEST_BUSY_S, PENALTY_S, PeakEwma, two_of
 
 seconds = st.floats(0.0, 100.0)
 
@@ -56,6 +56,43 @@ def test_an_endpoint_that_never_answered_gets_one_call_and_then_waits_its_turn()
     known, fresh = PeakEwma(), PeakEwma()
     known.observed(2.0, 1.0)
     assert fresh.load(0, 1.0) < known.load(0, 1.0) < known.load(100, 1.0) < fresh.load(1, 1.0) < fresh.load(2, 1.0)
+
+
+@given(st.lists(st.tuples(seconds, st.sampled_from(["failed", "refused"]), seconds), min_size=1))
+def test_what_fails_never_looks_better_than_before(steps: list[tuple[float, str, float]]) -> None:
+    """Quick errors made the endpoint that failed look like the fastest one."""
+    ewma, now = PeakEwma(), 5.0
+    ewma.observed(0.02, now)
+    for gap_s, step, latency_s in steps:
+        now += gap_s
+        before = ewma.load(1, now)
+        if step == "failed":
+            ewma.failed(latency_s, now)
+        else:
+            ewma.refused(now, latency_s)
+            assert ewma.load(0, now) >= PENALTY_S and ewma.busy_s <= now + LONGEST_BUSY_S
+        assert ewma.load(1, now) >= before and ewma.cost_s >= 0.02
+
+
+def test_one_without_room_is_left_alone_for_longer_while_it_says_so() -> None:
+    ewma, now, waits = PeakEwma(), 1.0, []
+    ewma.observed(0.02, now)
+    for _ in range(8):
+        for _ in range(30):  # all that were under way are refused: once is enough
+            ewma.refused(now)
+        waits.append(ewma.busy_s - now)
+        now = ewma.busy_s
+        assert ewma.load(0, now) < 1.0
+    assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0])
+    ewma.observed(0.02, now)
+    ewma.refused(now, 2.0)
+    assert ewma.busy_s == now + 2.0  # as long as it says
+
+
+def test_one_that_never_answered_well_costs_what_others_do() -> None:
+    ewma = PeakEwma()
+    ewma.failed(0.001, 1.0, typical_s=0.02)
+    assert ewma.load(0, 1.0) == 0.02
 
 
 def test_a_slow_server_gets_less_than_its_share() -> None:

@@ -18,6 +18,7 @@ _CONNECTION = int(Kind.CONNECTION)
 _SERVER_TIMING = int(Kind.SERVER_TIMING)
 _COST = int(Kind.COST)
 _MAX_KEPT_HEAD = 1024
+_MAX_FIELDS = 256
 _MAX_HEADS = 32
 _MAX_FIELDS = 256
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [\x20-\x7e\x80-\xff\t]*)?\Z")
@@ -123,7 +124,7 @@ def parse_response_head(block: bytes, memo: ResponseMemo) -> ResponseHead:
         head.forward = [line for line in forward if not line.lower().startswith(dropped)]
     if head.chunked and head.content_length is not None:
         raise BadMessage("Transfer-Encoding does not go with Content-Length")
-    if repeated:
+    if repeated and head.status != 503:  # whoever passes a refusal on may have to add to it
         if len(memo.heads) >= _MAX_HEADS:
             memo.heads.clear()
         memo.heads[block] = head

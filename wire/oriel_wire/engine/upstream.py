@@ -32,6 +32,7 @@ _MAX_INTERIM = 8
 _VERSION = b"HTTP/1."
 _WHOLE_ERROR = 4096  # bytes of an error's body up to which it is given as a whole
 _UNTIL_CLOSE = 1 << 62
+_NOBODY = (None, 0.0)
 _SIOCOUTQ = 0x5411  # Linux: bytes of a socket that its peer has not acknowledged
 
 
@@ -328,7 +329,9 @@ class Endpoint:
         self.outstanding = 0
         self.closed = False  # keeps no connection any more
         self.memo = memo or ResponseMemo()
-        self._connecting: dict[asyncio.Task[None], ResponseSink] = {}
+        self.connect_s = 0.0  # what a connection took at most
+        # Who waits, since when; nobody, if the one has left: what comes of it is of interest all the same.
+        self._connecting: dict[asyncio.Task[None], tuple[ResponseSink | None, float]] = {}
 
     def __repr__(self) -> str:
         return f"<Endpoint {self.host}:{self.port} outstanding={self.outstanding} idle={len(self.idle)}>"
@@ -358,18 +361,36 @@ class Endpoint:
                     return connection
                 connection.transport.close()
         task = asyncio.get_running_loop().create_task(self._connect(head_only))
-        self._connecting[task] = sink
+        self._connecting[task] = sink, now
         task.add_done_callback(self._connecting_done)
         return None
 
     def forget(self, sink: ResponseSink) -> None:
-        """The borrower left while its connection was being made; no callback comes."""
-        for task, waiting in self._connecting.items():
+        """The borrower left while its connection was being made; no callback comes. One attempt goes on alone: its
+        connection is kept, and how long it takes tells whether the endpoint can be reached."""
+        alone = any(waiting is None for waiting, _ in self._connecting.values())
+        for task, (waiting, began_s) in self._connecting.items():
             if waiting is sink:
-                del self._connecting[task]
                 self.outstanding -= 1
-                task.cancel()
+                if alone:
+                    del self._connecting[task]
+                    task.cancel()
+                else:
+                    self._connecting[task] = None, began_s
                 return
+
+    def connecting_for_s(self, now: float) -> float:
+        """For how long the oldest attempt to connect goes on; 0.0: there is none."""
+        return now - next(iter(self._connecting.values()))[1] if self._connecting else 0.0
+
+    def give_up_connecting(self) -> None:
+        """Whoever waits for a connection is told that there is none."""
+        attempts, self._connecting = self._connecting, {}
+        for task, (sink, _) in attempts.items():
+            task.cancel()
+            if sink is not None:
+                self.outstanding -= 1
+                sink.failed(UpstreamUnreachable("the upstream does not accept connections"))
 
     def close_stale(self, now: float) -> None:
         """Close idle connections that are too old to be used again."""
@@ -387,14 +408,20 @@ class Endpoint:
                     lambda: UpstreamConnection(self), self.host, self.port
                 )
         except (OSError, TimeoutError):
-            sink = self._connecting.pop(task, None)
+            sink, _ = self._connecting.pop(task, _NOBODY)
             if sink is not None:
                 self.outstanding -= 1
                 sink.failed(UpstreamUnreachable("the upstream does not accept connections"))
             return
-        sink = self._connecting.pop(task, None)
-        if sink is None:
+        if task not in self._connecting:
             transport.close()
+            return
+        sink, began_s = self._connecting.pop(task)
+        self.connect_s = max(self.connect_s, monotonic() - began_s)
+        if sink is None:
+            transport.set_write_buffer_limits(high=256 * 1024)
+            connection.idle_since = monotonic()
+            self.idle.append(connection)
             return
         if transport.is_closing():  # nobody was told: it had no sink yet
             self.outstanding -= 1
