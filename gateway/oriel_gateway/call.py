@@ -424,6 +424,7 @@ class Call(Recovery):
         self.client.call = None
         gateway, gate, tenant = self._gateway, self._gate, self.tenant
         if self.slot == YOUNG:
+            del gateway.young[self]
             self.slot = 0
         else:
             gateway.unwatch(self, self.slot)

@@ -138,7 +138,7 @@ class CallState:
         young = gateway.young
         if not young:
             gateway.tick_soon()
-        young.append(self)
+        young[self] = None
 
     @property
     def gateway(self) -> "Gateway":
@@ -167,6 +167,7 @@ class CallState:
     def unwatch(self) -> None:
         """`expired` is not called any more."""
         if self.slot == YOUNG:
+            del self._gateway.young[self]
             self.slot = 0
         else:
             self._gateway.unwatch(self, self.slot)

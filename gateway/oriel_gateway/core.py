@@ -100,7 +100,7 @@ class Gateway:
         self._loop = asyncio.get_running_loop()
         self._wheel: DeadlineWheel[Expirable] = DeadlineWheel(0.005)
         self._ticking: asyncio.TimerHandle | None = None
-        self.young: list[Young] = []
+        self.young: dict[Young, None] = {}
         self._targets: dict[tuple[Tenant, bytes], Target] = {}
         self._old_targets: dict[tuple[Tenant, bytes], Target] = {}
         self._tenant_lines: dict[Tenant, bytes] = {}
@@ -363,10 +363,9 @@ class Gateway:
 
     def _tick(self) -> None:
         wheel, young = self._wheel, self.young
-        self.young = []
+        self.young = {}
         for begun in young:
-            if begun.slot < 0:
-                begun.slot = wheel.add(begun, begun.deadline, begun.received_s)
+            begun.slot = wheel.add(begun, begun.deadline, begun.received_s)
         due = wheel.due(monotonic())
         # Armed before anything is called: an error in one call must not stop the clock of all others.
         waiting = len(self._wheel) or len(due)

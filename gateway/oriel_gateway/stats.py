@@ -86,8 +86,10 @@ class Stats:
         last_status = -1
         series, tier_name, name, judged, target_s = Series(), "", "", "", 0.0
         for decided in batch:
-            ended_s, _, _, _, tenant, target, outcome, status, _, received_s = decided[:10]
-            queued_s, permit_s, sent_s, response_s, _, ahead, bytes_in, bytes_out, _, _, answered_s = decided[10:]
+            (
+                ended_s, _, _, _, tenant, target, outcome, status, _, received_s, queued_s, permit_s, sent_s,
+                response_s, _, ahead, bytes_in, bytes_out, _, _, answered_s,
+            ) = decided  # fmt: skip
             if (
                 tenant is not last_tenant
                 or target is not last_target

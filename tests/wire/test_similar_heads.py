@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from oriel_wire.errors import BadMessage
 from oriel_wire.h1 import LineMemo, RequestHead, parse_request_head
+from oriel_wire.h1_response import ResponseMemo, parse_response_head
 from oriel_wire.h1_similar import HeadPattern
 
 LINES = (
@@ -88,3 +89,36 @@ def test_any_change_of_bytes_is_read_as_by_the_parser_or_not_at_all(changes: lis
         block[at : at + removed] = put
     head = pattern().read(bytes(block))
     assert head is None or said(head) == judged(bytes(block))
+
+
+def answer(memo: ResponseMemo, *lines: bytes) -> bytes:
+    block = b"\r\n".join((b"HTTP/1.1 200 OK", b"content-length: 2", *lines))
+    parse_response_head(block, memo)
+    return block
+
+
+def test_heads_of_answers_are_kept_when_every_line_was_known_and_at_most_32_of_up_to_1_kib() -> None:
+    memo = ResponseMemo()
+    first = answer(memo, b"x-number: 0")
+    assert not memo.heads, "a line nobody had seen"
+    answer(memo, b"x-number: 0")
+    assert memo.heads[first].forward == [b"HTTP/1.1 200 OK", b"x-number: 0"]
+    for timing in (b"server-timing: a;dur=1", b"x-request-id: r1", b"x-oriel-cost-us: 5"):
+        for _ in range(3):
+            assert answer(memo, timing) not in memo.heads, "these differ from answer to answer"
+    long = [b"x-%d: %s" % (number, b"v" * 200) for number in range(6)]
+    for _ in range(3):
+        assert answer(memo, *long) not in memo.heads
+    for number in range(100):
+        answer(memo, b"x-number: %d" % number)
+        answer(memo, b"x-number: %d" % number)
+        assert len(memo.heads) <= 32
+
+
+def test_a_copy_of_a_kept_head_may_be_changed() -> None:
+    memo = ResponseMemo()
+    head = memo.heads[[answer(memo, b"x: y"), answer(memo, b"x: y")][1]]
+    head.start = b"as it was passed on"
+    copy = head.copy()
+    copy.forward.append(b"more: of it")
+    assert head.forward == [b"HTTP/1.1 200 OK", b"x: y"] and copy.start is None and copy.content_length == 2

@@ -36,8 +36,13 @@ class HeadPattern:
 
     @classmethod
     def of(cls, head: RequestHead, block: bytes) -> "HeadPattern | None":
-        """None: a head like this one has to be parsed every time."""
-        if any(field.owner is None for field in head.credentials or ()) or head.chunked or head.expect_continue:
+        """None: a head like this one has to be parsed every time; also if its bytes are not known."""
+        if (
+            not block
+            or any(field.owner is None for field in head.credentials or ())
+            or head.chunked
+            or head.expect_continue
+        ):
             return None
         kinds = [field.kind for field in head.fields if field.kind in _VARIES]
         return cls(head, list(map(hash, block.split(b"\r\n")))) if len(kinds) == len(set(kinds)) else None

@@ -3,13 +3,15 @@
 Clients on a kept connection send the same head byte by byte, or one that differs in its ids and its length only. Such a
 head is not parsed again, and whoever judged it may keep the judgement. What is kept is a parsed head and 64-bit
 fingerprints keyed by this process's secret (not the bytes: they hold a key); a collision would only give a client back
-its own earlier head.
+its own earlier head. Heads of more than 4 KiB are recognised as a whole or not at all.
 """
 
 from oriel_wire.h1 import RequestHead
 from oriel_wire.h1_similar import HeadPattern
 
 __all__ = ["Recognition"]
+
+_MAX_PATTERN = 4096
 
 
 class Recognition:
@@ -39,7 +41,7 @@ class Recognition:
         block = data[start:stop]
         if self._pattern is not None and (found := self._pattern.read(block)) is not None:
             return found
-        self._block = block
+        self._block = block if len(block) <= _MAX_PATTERN else b""
         return None
 
     def authenticated(self, head: RequestHead) -> bool:
