@@ -3,6 +3,7 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from oriel_wire.engine.recognition import Recognition
 from oriel_wire.errors import BadMessage
 from oriel_wire.h1 import LineMemo, RequestHead, parse_request_head
 from oriel_wire.h1_response import ResponseMemo, parse_response_head
@@ -122,3 +123,24 @@ def test_a_copy_of_a_kept_head_may_be_changed() -> None:
     copy = head.copy()
     copy.forward.append(b"more: of it")
     assert head.forward == [b"HTTP/1.1 200 OK", b"x: y"] and copy.start is None and copy.content_length == 2
+
+
+def test_a_client_that_says_something_else_from_now_on_is_known_by_its_bytes_again() -> None:
+    """It stayed with its first head for good, and every later one was read line by line."""
+    seen, memo = Recognition(), LineMemo()
+
+    def came(length: int) -> RequestHead:
+        data = b"\r\n".join((*LINES[:2], b"Content-Length: %d" % length)) + b"\r\n\r\n"
+        head = seen.find(data, 0, len(data) - 4)
+        if head is None:
+            head = parse_request_head(data[:-4], memo)
+        if head is not seen.head:
+            seen.authenticated(head)
+        return head
+
+    for length in (5, 5, 5, 7):
+        assert came(length).content_length == length
+    assert seen.head is not None and seen.length == 5
+    second = came(7)
+    assert seen.head is second and seen.length == 7 and came(7) is second
+    assert came(5).content_length == 5 and came(9).content_length == 9 and seen.head is second

@@ -19,12 +19,13 @@ class Recognition:
     with the empty line, and length is that of its body, -1 if only parsing the request can tell.
     """
 
-    __slots__ = ("_block", "_latest", "_pattern", "_size", "fingerprint", "head", "length", "size")
+    __slots__ = ("_before", "_block", "_latest", "_pattern", "_size", "fingerprint", "head", "length", "size")
 
     def __init__(self) -> None:
         self.head: RequestHead | None = None
         self.fingerprint = self.size = self.length = 0
         self._latest = self._size = 0  # of the head that is being served
+        self._before = 0  # fingerprint of the latest head that was found by its pattern
         self._block = b""  # its bytes, if it was not found, until somebody asks for it or the next comes
         self._pattern: HeadPattern | None = None
 
@@ -40,6 +41,10 @@ class Recognition:
             return self.head
         block = data[start:stop]
         if self._pattern is not None and (found := self._pattern.read(block)) is not None:
+            if latest == self._before:  # twice in a row: the client says this now
+                self.fingerprint, self.head, self.size = latest, found, self._size
+                self.length = found.content_length or 0
+            self._before = latest
             return found
         self._block = block if len(block) <= _MAX_PATTERN else b""
         return None
