@@ -106,9 +106,7 @@ def _line(row: dict[str, Any], cell: Cell) -> str:
     goodput = cell.by_tier[row["tier"]]
     in_time = "-" if goodput is None else f"{goodput:.0f}"
     quoted = "" if cell.objection is None else f"  NOT QUOTED: {cell.objection}"
-    return (
-        f"{row['factor']:g} x {row['server']:8} {row['tier']:7} {in_time:>6}/s in time  504s late by ms: {said}{quoted}"
-    )
+    return f"{row['factor']:g} x {row['tier']:7} {in_time:>6}/s in time  504s late by ms: {said}{quoted}"
 
 
 if __name__ == "__main__":
