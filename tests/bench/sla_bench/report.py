@@ -91,15 +91,16 @@ def _panel(found: Mapping[str, Any]) -> str:
         f'<text x="{LEFT + SPAN / 2:.0f}" y="{TOP + TALL + 36}" text-anchor="middle" fill="#555">'
         "offered load, times capacity</text>"
     )
-    for number, (tier, colour) in enumerate(COLOURS.items()):
+    # The lowest tier first and widest: tiers that are equal, as all should be at 100 %, are seen side by side.
+    for number, (tier, colour) in reversed([*enumerate(COLOURS.items())]):
         points = [
             (LEFT + index * step, TOP + TALL * (1.0 - attainment))
             for index, cell in enumerate(loads)
             if (attainment := cell["tiers"].get(tier, {}).get("attainment")) is not None
         ]
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        out.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2.5"/>')
-        out += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>' for x, y in points]
+        out.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="{2.5 + 3 * number}"/>')
+        out += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{3.5 + 2 * number}" fill="{colour}"/>' for x, y in points]
         x = LEFT + number * 90
         out.append(f'<circle cx="{x}" cy="{HEIGHT - 12}" r="5" fill="{colour}"/>')
         out.append(f'<text x="{x + 10}" y="{HEIGHT - 8}">{tier}</text>')
