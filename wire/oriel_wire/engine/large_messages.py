@@ -61,8 +61,8 @@ class LargeMessages:
         self._bytes += size
         self._begin()
 
-    def _begin(self) -> None:
-        if self._bytes >= GIVE_BACK_BYTES and not self._running:
+    def _begin(self, least_bytes: int = GIVE_BACK_BYTES) -> None:
+        if self._bytes >= least_bytes and not self._running:
             self._running = True
             self._bytes = 0
             delay_s = DELAY_S if self._delay_s is None else self._delay_s
@@ -75,4 +75,5 @@ class LargeMessages:
     def _done(self, done: "asyncio.Future[None]") -> None:
         done.exception()
         self._running = False
-        self._begin()
+        if self._bytes:  # what ended meanwhile may be the last: it is given back as well, however little it is
+            self._begin(least_bytes=1)
