@@ -51,6 +51,8 @@ class Watch:
         self._tasks: set[asyncio.Task[None]] = set()
         self.looked = False
         self._ticks = 0
+        self._ticked_s = monotonic()
+        self._late = False  # this loop stood still: that nothing was heard meanwhile says nothing of the servers
         self._turn = 0
         self._left = 0
         self._timer = self._loop.call_soon(self._tick)
@@ -74,6 +76,8 @@ class Watch:
 
     def _tick(self) -> None:
         self._timer = self._loop.call_later(TICK_S, self._tick)
+        now = monotonic()
+        self._late, self._ticked_s = now - self._ticked_s > 2.0 * TICK_S, now
         self._ticks += 1
         self._left = PROBES_PER_TICK
         pools = list(self._pools())
@@ -123,7 +127,7 @@ class Watch:
             elif silence_s > SUSPECT_S:
                 if path:
                     self._probe(these, member, path, SUSPECT_ANSWER_S, suspect=True)
-                elif silent_for_too_long(member.record, now) and self._others_answer(these, member, now):
+                elif silent_for_too_long(member.record, now) and self._others_are_well(these, member, now):
                     these.eject(member, Cause.STUCK, now)
             elif path and now >= member.probe_due_s:
                 self._probe(these, member, path, PROBE_TIMEOUT_S)
@@ -155,8 +159,12 @@ class Watch:
         yield from members[start:]
         yield from members[:start]
 
-    def _others_answer(self, these: EndpointSet[Any], stuck: Standing, now: float) -> bool:
-        return any(m is not stuck and now - m.record.heard_s < SUSPECT_S and m.record.answers for m in these.members)
+    def _others_are_well(self, these: EndpointSet[Any], stuck: Standing, now: float) -> bool:
+        """Another one has answered just now, or has nothing to answer: then all calls hang where they hang."""
+        return not self._late and any(
+            m is not stuck and m.record.answers and (not m.outstanding or now - m.record.heard_s < SUSPECT_S)
+            for m in these.usable
+        )
 
     def _probe(
         self, these: EndpointSet[Any], member: Standing, path: str, timeout_s: float, *, suspect: bool = False

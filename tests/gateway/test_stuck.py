@@ -7,9 +7,9 @@ import pytest
 
 from oriel_gateway import watch
 from oriel_gateway.endpoints import Reach
-from oriel_policies.ejection import Cause
+from oriel_policies.ejection import MIN_ANSWERS, Cause
 
-from .stack import Client, Seen, gateway, upstream
+from .stack import Client, Seen, documents, gateway, upstream
 from .test_endpoints import with_probe
 from .test_ingress_http import INFER, settle
 
@@ -48,3 +48,34 @@ async def test_a_regular_probe_under_way_does_not_put_the_verdict_off(monkeypatc
                 await settle(lambda: victim.ejection.cause is Cause.STUCK, 20.0)
                 assert these.usable == [each for each in these if each is not victim]
                 assert victim.probing, "the probe is still waited for"
+
+
+async def test_a_server_that_has_all_calls_and_answers_none_is_left_alone() -> None:
+    """Without a probe it is judged by its history. Nobody else answers either then: nobody else was asked."""
+    hangs = asyncio.Event()
+    never = asyncio.Event()
+
+    async def hanging(seen: Seen) -> bytes:
+        if hangs.is_set():
+            await never.wait()
+        return OK
+
+    async def other(seen: Seen) -> bytes:
+        return OK
+
+    async with upstream() as bad, upstream() as good:
+        bad.answer, good.answer = hanging, other
+        async with gateway(documents([bad.port, good.port])) as (port, core):
+            these = core.pools["p"].endpoints
+            victim, well = sorted(these, key=lambda each: each.port != bad.port)
+            async with Client(port) as one, Client(port) as two:
+                while min(each.record.answers for each in these) < MIN_ANSWERS:
+                    assert (await one.ask(INFER)).status == 200
+                hangs.set()
+                for _ in range(100):
+                    well.answered(monotonic(), 5.0)  # busy until now: the next calls go to the first one
+                one.send(INFER, b"x")
+                two.send(INFER, b"x")
+                await settle(lambda: victim.outstanding == 2)
+                await settle(lambda: victim.ejection.cause is Cause.STUCK, 20.0)
+                assert these.usable == [well]
