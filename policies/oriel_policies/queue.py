@@ -132,16 +132,19 @@ class SlaQueue:
         flow = found.flows.get(tenant) if found else None
         return (flow.backlog, flow.waiting, flow.behind) if flow else (None, 0, 0)
 
+    def takes(self, band: int, size_bytes: int) -> bool:
+        """Whether `push` would queue a ticket like this that takes room."""
+        room = self._bounded < self.max_items and self.size_bytes + size_bytes <= self.max_bytes
+        return room or self._can_displace(band, size_bytes)
+
     def push(self, ticket: Ticket) -> tuple[Pushed, list[Ticket]]:
         """Queue `ticket`; the list holds the tickets it displaced, which have left the queue.
 
         FULL changes nothing. A ticket object is queued once in its life.
         """
         displaced: list[Ticket] = []
-        if not ticket.admitted and (
-            self._bounded >= self.max_items or self.size_bytes + ticket.size_bytes > self.max_bytes
-        ):
-            if not self._can_displace(ticket):
+        if not ticket.admitted:
+            if not self.takes(ticket.band, ticket.size_bytes):
                 return Pushed.FULL, displaced
             while self._bounded >= self.max_items or self.size_bytes + ticket.size_bytes > self.max_bytes:
                 displaced.append(self._displace_newest())
@@ -287,13 +290,15 @@ class SlaQueue:
             band.active.clear()
             band.virtual = band.finish
 
-    def _can_displace(self, ticket: Ticket) -> bool:
-        if ticket.size_bytes > self.max_bytes or self.max_items < 1:
+    def _can_displace(self, band: int, size_bytes: int) -> bool:
+        if size_bytes > self.max_bytes or self.max_items < 1:
             return False
-        lower = [self._bands[number] for number in self._waiting if number > ticket.band]
-        items = self._bounded - sum(band.bounded for band in lower)
-        size = self.size_bytes - sum(band.size_bytes for band in lower)
-        return items < self.max_items and size + ticket.size_bytes <= self.max_bytes
+        lower = [self._bands[number] for number in self._waiting if number > band]
+        if not lower:
+            return False
+        items = self._bounded - sum([each.bounded for each in lower])
+        size = self.size_bytes - sum([each.size_bytes for each in lower])
+        return items < self.max_items and size + size_bytes <= self.max_bytes
 
     def _displace_newest(self) -> Ticket:
         band = next(band for number in reversed(self._waiting) if (band := self._bands[number]).bounded)
