@@ -1,6 +1,7 @@
 """What the gateway counts: plain numbers on the hot path, read by `exposition` when somebody scrapes."""
 
 from bisect import bisect_left
+from collections import Counter
 
 from oriel_gateway.answers import STATUS
 from oriel_gateway.decisions import Plain
@@ -56,7 +57,8 @@ class Stats:
         self._series: dict[tuple[str, str, str, str, int], Series] = {}
         self._waits: dict[tuple[str, str], Histogram] = {}
         self._turned_away: dict[tuple[str, str], int] = {}  # by (tier, result)
-        self.refused: dict[Outcome, int] = {}
+        self._refused: dict[Outcome, int] = {}
+        self._away: list[tuple[Outcome, Tenant | None]] = []  # not counted yet
         self._tenants = TopTenants()
         self.recent: list[Plain] = []
 
@@ -73,6 +75,12 @@ class Stats:
         return self._waits
 
     @property
+    def refused(self) -> dict[Outcome, int]:
+        """Requests that were refused before they reached a pool."""
+        self.count()
+        return self._refused
+
+    @property
     def tenants(self) -> TopTenants:
         """Requests by tenant."""
         self.count()
@@ -80,6 +88,7 @@ class Stats:
 
     def count(self) -> None:
         """Count what is in `recent`, and empty it."""
+        self._count_away()
         batch, self.recent = self.recent, []
         all_series, tenants = self._series, self._tenants
         last_tenant = last_target = last_outcome = None
@@ -128,8 +137,9 @@ class Stats:
     @property
     def attainment(self) -> dict[tuple[str, str], int]:
         """Requests by (tier, result)."""
+        all_series = self.series  # counts what has not been
         reached = dict(self._turned_away)
-        for (_, _, tier, outcome, status), series in self.series.items():
+        for (_, _, tier, outcome, status), series in all_series.items():
             if outcome == "answered" and status < 4:
                 parts = {"met": series.count - series.late, "late": series.late}
             else:
@@ -147,11 +157,18 @@ class Stats:
 
     def turned_away(self, outcome: Outcome, tenant: Tenant | None = None) -> None:
         """A request was refused before it reached a pool. tenant: if it is known by then."""
-        self.refused[outcome] = self.refused.get(outcome, 0) + 1
-        if tenant is not None:
-            result, name = result_of(outcome, 0), tenant.tier.name
-            self._turned_away[name, result] = self._turned_away.get((name, result), 0) + 1
-            self._tenants.count(tenant.name, result)
+        self._away.append((outcome, tenant))
+        if len(self._away) >= BATCH:
+            self._count_away()
+
+    def _count_away(self) -> None:
+        batch, self._away = self._away, []
+        for (outcome, tenant), times in Counter(batch).items():
+            self._refused[outcome] = self._refused.get(outcome, 0) + times
+            if tenant is not None:
+                result, name = result_of(outcome, 0), tenant.tier.name
+                self._turned_away[name, result] = self._turned_away.get((name, result), 0) + times
+                self._tenants.count(tenant.name, result, times)
 
 
 def result_of(outcome: Outcome, status: int) -> str:

@@ -41,16 +41,16 @@ class TopTenants:
         self._begun: dict[str, Counts] = {}  # named -> its counts when it got the name
         self._renamed_s = -RENAME_EVERY_S
 
-    def count(self, name: str, result: str) -> None:
-        """One more request of this tenant ended this way."""
+    def count(self, name: str, result: str, times: int = 1) -> None:
+        """So many more requests of this tenant ended this way."""
         tenant = self._tenants.get(name)
         if tenant is None:
             if len(self._tenants) >= self._max_counted:
-                self._rest[result] = self._rest.get(result, 0) + 1
+                self._rest[result] = self._rest.get(result, 0) + times
                 return
             tenant = self._tenants[name] = _Tenant()
         counts = tenant.counts
-        counts[result] = counts.get(result, 0) + 1
+        counts[result] = counts.get(result, 0) + times
 
     def read(self) -> dict[str, Counts]:
         """Counts by tenant, of the named ones; `other` has the rest. Names move at most once in RENAME_EVERY_S."""
