@@ -191,7 +191,7 @@ class Client:
         head = f"{method} {target} HTTP/1.1\r\nhost: x\r\n{auth}{headers}content-length: {len(body)}\r\n\r\n"
         self.writer.write(head.encode("latin-1") + body)
 
-    async def reply(self, timeout_s: float = 10.0) -> Reply:
+    async def reply(self, timeout_s: float = 60.0) -> Reply:
         async with asyncio.timeout(timeout_s):
             head = await self.reader.readuntil(b"\r\n\r\n")
             reply = Reply(head[:-4], b"")

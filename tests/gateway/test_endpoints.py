@@ -499,7 +499,7 @@ async def test_an_answer_without_a_length_is_cut_at_its_bound(two: tuple[Upstrea
         assert (await client.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
         began.set()
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await client.reader.readexactly(1_000_000)  # cut before its end, so that nobody takes it for whole
         await settle(lambda: idle(core) and cut.is_set())
 
@@ -526,7 +526,7 @@ async def test_an_answer_that_drips_ends_with_the_deadline(two: tuple[Upstream, 
     ):
         before = monotonic()
         client.send(INFER, headers="x-request-timeout-ms: 100\r\n")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             if b"content-length" in drip:
                 await client.reader.read()  # the head went out: all that is left is to cut
             else:

@@ -92,7 +92,7 @@ target_ms = 2000
         yield House(port, core, ups)
 
 
-async def until(check: Callable[[], bool], timeout_s: float = 5.0) -> None:
+async def until(check: Callable[[], bool], timeout_s: float = 60.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not check():
             await asyncio.sleep(0.001)
