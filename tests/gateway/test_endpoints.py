@@ -105,6 +105,28 @@ async def test_a_readmitted_endpoint_gets_one_call_at_a_time_until_it_has_proven
     assert back.ejection.cause is Cause.BROKEN  # on trial one is
 
 
+async def test_an_endpoint_that_lost_a_connection_gets_no_further_call_until_it_has_answered() -> None:
+    """R10: a process that dies loses its connections one by one, and its kernel took new calls until the last."""
+    these = endpoints(2)
+    dying, other = these
+    dying.outstanding, other.outstanding = 3, 50
+    dying.answered(1.0, 0.01)
+    other.answered(1.0, 0.5)
+    assert {these.pick(1.0) for _ in range(20)} == {dying}
+    these.broke(dying, 2.0)
+    assert {these.pick(2.0) for _ in range(20)} == {other}
+    assert {these.pick(2.3) for _ in range(20)} == {dying}  # it lives: a call, not the process, went wrong
+    these.broke(dying, 3.0)
+    dying.outstanding = 0
+    assert {these.pick(3.0) for _ in range(20)} == {dying}  # one more tells
+    dying.outstanding = 1
+    dying.answered(3.1, 0.001)
+    assert {these.pick(3.1) for _ in range(20)} == {dying}
+    for one in these:
+        these.broke(one, 4.0)
+    assert {these.pick(4.0) for _ in range(20)} == {dying}  # nobody is better
+
+
 async def test_addresses_come_and_go_with_their_records() -> None:
     these = endpoints(2)
     stays, goes = these
