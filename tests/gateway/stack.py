@@ -2,9 +2,13 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from hashlib import sha256
+from typing import Any
+
+import grpc
+from grpc import aio
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.ingress_http import ClientConnection
@@ -168,6 +172,27 @@ async def gateway(
     finally:
         await server.drain(0.0)
         await gate.close()
+
+
+@asynccontextmanager
+async def grpc_server(handler: "grpc.GenericRpcHandler[Any, Any]") -> AsyncIterator[int]:
+    """The port of a gRPC server that is ended whatever happens: one that is not fails whichever test comes later."""
+    server = aio.server()
+    server.add_generic_rpc_handlers((handler,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(0.0)
+
+
+@contextmanager
+def nobody() -> Iterator[int]:
+    """A port at which connections are refused; it is held, so that no other test listens there meanwhile."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 class Reply:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from oriel_cli.units import free_ports
 from oriel_gateway import watch
 from oriel_gateway.discovery import Address, DiscoveryFailed, ScriptedDiscovery
 from oriel_gateway.endpoints import EndpointSet, HttpEndpoint, Reach
@@ -18,7 +19,7 @@ from oriel_policies import ejection
 from oriel_policies.documents import Pool, compile_documents
 from oriel_policies.ejection import Cause
 
-from .stack import BRONZE, GOLD, Client, Seen, Upstream, documents, gateway, upstream
+from .stack import BRONZE, GOLD, Client, Seen, Upstream, documents, gateway, nobody, upstream
 from .test_ingress_http import INFER, idle, settle
 
 PROBED = 'probe = "/v2/health/ready"\nprobe_interval_ms = 50'
@@ -418,8 +419,8 @@ async def test_a_post_meets_a_kept_connection_that_is_being_closed(two: tuple[Up
 
 
 async def test_calls_wait_for_the_first_server_and_no_more_of_them_than_may(two: tuple[Upstream, Upstream]) -> None:
-    async with upstream() as late:
-        port_to_be = late.port
+    late = Upstream()
+    (port_to_be,) = free_ports("127.0.0.1", 1)
     async with gateway(documents([port_to_be], max_inflight=1, max_queue=4)) as (port, core), AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(Client(port)) for _ in range(6)]
         these = core.pools["p"].endpoints
@@ -441,13 +442,12 @@ async def test_calls_wait_for_the_first_server_and_no_more_of_them_than_may(two:
 
 
 async def test_a_call_that_waits_for_a_server_leaves_at_once_with_its_client(two: tuple[Upstream, Upstream]) -> None:
-    async with upstream() as late:
-        gone = late.port
-    async with gateway(documents([gone])) as (port, core):
-        async with Client(port) as client:
-            client.send(INFER, b"x")
-            await settle(lambda: core.pools["p"].endpoints.parked == 1)
-        await settle(lambda: core.pools["p"].endpoints.parked == 0 and idle(core))
+    with nobody() as gone:
+        async with gateway(documents([gone])) as (port, core):
+            async with Client(port) as client:
+                client.send(INFER, b"x")
+                await settle(lambda: core.pools["p"].endpoints.parked == 1)
+            await settle(lambda: core.pools["p"].endpoints.parked == 0 and idle(core))
 
 
 # Malicious upstreams: R28, R29 -----------------------------------------------------------------------------------

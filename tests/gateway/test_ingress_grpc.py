@@ -4,7 +4,7 @@ import asyncio
 import re
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -17,6 +17,7 @@ from tritonclient.grpc import InferInput, service_pb2
 from tritonclient.grpc import aio as triton
 from tritonclient.utils import InferenceServerException
 
+from oriel_cli.units import free_ports
 from oriel_gateway.core import Gateway
 from oriel_gateway.ingress_grpc import serve_grpc
 from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter
@@ -24,7 +25,7 @@ from oriel_gateway.limits.ledger import MemoryLedger
 from oriel_policies.documents import compile_documents
 from oriel_wire.trace import ListSink
 
-from .stack import BRONZE, GOLD, LIMITED, digest, documents
+from .stack import BRONZE, GOLD, LIMITED, digest, documents, grpc_server, nobody
 
 Metadata = dict[str, str]
 
@@ -82,23 +83,19 @@ async def stack(
     shared: bool = False,
     **more: Any,
 ) -> AsyncIterator[tuple[str, Gateway]]:
-    server = aio.server()
-    server.add_generic_rpc_handlers((backend,))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    ledger = MemoryLedger(lambda: monotonic() * 1e6).seat("one")
-    limiter = SharedLimiter(ledger, budget_s=2.0) if shared else EmbeddedLimiter()
-    set_of = files(port) if files else documents([port], **more)
-    core = Gateway(compile_documents(set_of), limiter=limiter, sink=ListSink())
-    sock = socket.socket()
-    sock.bind(("127.0.0.1", 0))
-    ingress = await serve_grpc(core, sock)
-    try:
-        yield f"127.0.0.1:{ingress.port}", core
-    finally:
-        await ingress.drain(0.0)
-        await core.close()
-        await server.stop(0.0)
+    async with grpc_server(backend) as port:
+        ledger = MemoryLedger(lambda: monotonic() * 1e6).seat("one")
+        limiter = SharedLimiter(ledger, budget_s=2.0) if shared else EmbeddedLimiter()
+        set_of = files(port) if files else documents([port], **more)
+        core = Gateway(compile_documents(set_of), limiter=limiter, sink=ListSink())
+        sock = socket.socket()
+        sock.bind(("127.0.0.1", 0))
+        ingress = await serve_grpc(core, sock)
+        try:
+            yield f"127.0.0.1:{ingress.port}", core
+        finally:
+            await ingress.drain(0.0)
+            await core.close()
 
 
 def headers(key: str | None, **more: str) -> Metadata:
@@ -451,24 +448,17 @@ async def test_a_stream_goes_on_across_new_documents() -> None:
 @asynccontextmanager
 async def several(backends: Sequence[Backend], **more: Any) -> AsyncIterator[tuple[str, Gateway, list[int]]]:
     """A gateway before several backends; one that is None-like (`Backend.gone`) is only an address."""
-    servers, ports = [], []
-    for backend in backends:
-        server = aio.server()
-        server.add_generic_rpc_handlers((backend,))
-        ports.append(server.add_insecure_port("127.0.0.1:0"))
-        await server.start()
-        servers.append(server)
-    core = Gateway(compile_documents(documents(ports, **more)), limiter=EmbeddedLimiter(), sink=ListSink())
-    sock = socket.socket()
-    sock.bind(("127.0.0.1", 0))
-    ingress = await serve_grpc(core, sock)
-    try:
-        yield f"127.0.0.1:{ingress.port}", core, ports
-    finally:
-        await ingress.drain(0.0)
-        await core.close()
-        for server in servers:
-            await server.stop(0.0)
+    async with AsyncExitStack() as exits:
+        ports = [await exits.enter_async_context(grpc_server(backend)) for backend in backends]
+        core = Gateway(compile_documents(documents(ports, **more)), limiter=EmbeddedLimiter(), sink=ListSink())
+        sock = socket.socket()
+        sock.bind(("127.0.0.1", 0))
+        ingress = await serve_grpc(core, sock)
+        try:
+            yield f"127.0.0.1:{ingress.port}", core, ports
+        finally:
+            await ingress.drain(0.0)
+            await core.close()
 
 
 class Without(Backend):
@@ -491,8 +481,7 @@ async def test_over_grpc_a_model_is_found_where_it_is_loaded() -> None:
 
 async def test_over_grpc_a_call_waits_for_the_first_server_and_passes_over_one_that_is_gone() -> None:
     backend = Backend()
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        nowhere = gone.getsockname()[1]
+    (nowhere,) = free_ports("127.0.0.1", 1)
     files = documents([nowhere])
     core = Gateway(compile_documents(files), limiter=EmbeddedLimiter(), sink=ListSink())
     sock = socket.socket()
@@ -513,11 +502,10 @@ async def test_over_grpc_a_call_waits_for_the_first_server_and_passes_over_one_t
         await server.start()
         await waiting
         assert len(backend.seen) >= 1 and idle(core)
-        with socket.create_server(("127.0.0.1", 0)) as other:
-            dead = other.getsockname()[1]
-        core.pools["p"].grpc.assign((("127.0.0.1", nowhere), ("127.0.0.1", dead)))
-        for _ in range(6):
-            await infer(address, "digits", GOLD)
+        with nobody() as dead:
+            core.pools["p"].grpc.assign((("127.0.0.1", nowhere), ("127.0.0.1", dead)))
+            for _ in range(6):
+                await infer(address, "digits", GOLD)
     finally:
         await ingress.drain(0.0)
         await core.close()

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oriel_cli.units import free_ports
 from oriel_gateway.tls_pieces import PIECE_BYTES, InPieces
 from oriel_gateway.unread import READER_BYTES, Unread
 from oriel_wire.engine.limits import HttpLimits
 
-from .process import free_port
 from .stack import GOLD, Client, Seen, Upstream, documents, gateway, upstream
 from .test_attacks import ASKED, HEAD, FakeTransport, wired
 from .test_ingress_http import INFER, Gate, idle, settle
@@ -189,7 +189,8 @@ async def test_what_is_read_ahead_of_its_turn_is_bounded() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel for the state of a connection")
 async def test_nor_is_one_that_left_while_no_server_was_there() -> None:
-    up, later = Upstream(), free_port()
+    up = Upstream()
+    (later,) = free_ports("127.0.0.1", 1)
     async with gateway(documents([later])) as (port, core), Client(port) as leaving, Client(port) as stays:
         for client in (leaving, stays):
             client.send(INFER, b"x")
