@@ -6,7 +6,7 @@ tests/bench/limits_redis.py.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from time import monotonic, time
 
 import pytest
@@ -172,12 +172,14 @@ async def test_r12_two_of_three_that_are_cut_off_exceed_nothing(monkeypatch: pyt
 
 
 async def test_a_quota_outlives_a_flush_and_one_gateway() -> None:
-    async with redis_server() as server:
+    async with redis_server() as server, AsyncExitStack() as exits:
         limits = "limit = { requests_per_day = 10 }"
         limiters = [
             SharedLimiter(RedisLedger(server.url, holder=name, password=PASSWORD), replicas=2, budget_s=2.0)
             for name in ("one", "two")
         ]
+        for limiter in limiters:
+            exits.push_async_callback(limiter.close)
         one, two = (Desk(limiter, limits) for limiter in limiters)
         for limiter in limiters:
             limiter.open()
@@ -188,30 +190,31 @@ async def test_a_quota_outlives_a_flush_and_one_gateway() -> None:
         await ledger._redis.flushall()
         assert [await two.admitted() for _ in range(7)] == [True] * 5 + [False] * 2
         assert not await one.admitted()
-        for limiter in limiters:
-            await limiter.close()
 
 
 async def test_slots_are_shared_and_those_of_a_dead_gateway_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oriel_gateway.limits.redis_ledger.SLOT_TTL_S", 2.0)
-    async with redis_server() as server:
+    async with redis_server() as server, AsyncExitStack() as exits:
         limits = "limit = { concurrency = 3 }"
         ledgers = [RedisLedger(server.url, holder=name, password=PASSWORD) for name in ("one", "two")]
         limiters = [SharedLimiter(ledger, replicas=2, budget_s=2.0) for ledger in ledgers]
+        for limiter in limiters:
+            exits.push_async_callback(limiter.close)
         one, two = (Desk(limiter, limits) for limiter in limiters)
         for _ in range(2):
-            await one.take()  # limiter one is never opened: no beat, as if it had died
+            await one.take()
+        ticking = limiters[0].courier._ticking
+        assert ticking is not None
+        ticking.cancel()  # it says nothing more, as if it had died
         assert await two.take()
         assert not await two.admitted()
         async with asyncio.timeout(60):
             while not await two.admitted():
                 await asyncio.sleep(0.02)
-        for limiter in limiters:
-            await limiter.close()
 
 
 async def test_r14_clocks_of_gateways_that_differ_change_nothing() -> None:
-    async with redis_server() as server:
+    async with redis_server() as server, AsyncExitStack() as exits:
         limiters = [
             SharedLimiter(
                 RedisLedger(server.url, holder=name, password=PASSWORD),
@@ -222,6 +225,8 @@ async def test_r14_clocks_of_gateways_that_differ_change_nothing() -> None:
             for name, ahead_s in (("one", 0.0), ("two", 40 * 86400.0))
         ]
         limits = "limit = { requests_per_day = 6, requests_per_month = 100, requests_per_s = 0.01, burst = 6 }"
+        for limiter in limiters:
+            exits.push_async_callback(limiter.close)
         one, two = (Desk(limiter, limits) for limiter in limiters)
         assert [await desk.admitted() for desk in (one, two) * 4] == [True] * 6 + [False] * 2
         until_midnight = 86400 - time() % 86400
@@ -229,8 +234,6 @@ async def test_r14_clocks_of_gateways_that_differ_change_nothing() -> None:
             await two.take()
         told = caught.value
         assert told.outcome is Outcome.RATE_LIMITED or abs((told.retry_after_s or 0) - until_midnight) < 3
-        for limiter in limiters:
-            await limiter.close()
 
 
 async def test_metrics_say_whether_the_ledger_is_asked() -> None:
