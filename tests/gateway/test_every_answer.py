@@ -41,7 +41,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 async def test_a_refusal_says_who_why_and_how_long_and_is_told_once(name: str) -> None:
     data, status, reason = REFUSED[name]
-    limits = HttpLimits(head_timeout_s=0.05, body_timeout_s=0.05)
+    limits = HttpLimits(head_timeout_s=0.05, body_timeout_s=0.05) if status == 408 else HttpLimits()
     async with upstream() as up, gateway(documents([up.port]), limits=limits) as (port, core):
         core.draining = name == "not ready"
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

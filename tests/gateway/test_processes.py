@@ -126,7 +126,8 @@ async def test_a_gateway_that_is_told_to_stop_fails_no_request(tmp_path: Path) -
                 assert await idle_client.reader.read() == b""  # closed, not reset
             await asyncio.wait_for(asyncio.gather(*callers), 60)
             assert set(statuses) == {200} and closed
-            assert await asyncio.wait_for(process.wait(), 60) == 0 and monotonic() - told < 5.0
+            assert await asyncio.wait_for(process.wait(), 60) == 0
+            assert monotonic() - told < 15.0  # at once, not when its 30 s are over
         finally:
             if process.returncode is None:
                 process.kill()

@@ -51,7 +51,7 @@ def in_turn(ups: list[Upstream], *answers: bytes) -> list[Upstream]:
             if found is HANG:
                 await asyncio.Event().wait()
             if found.startswith(b"late "):
-                await asyncio.sleep(0.15)
+                await asyncio.sleep(0.5)
             return found.removeprefix(b"late ")
 
         return answer
