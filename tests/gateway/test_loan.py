@@ -93,7 +93,7 @@ async def test_idle_streams_of_a_low_tier_keep_no_permit_from_a_higher_one() -> 
             await settle(lambda: core.pools["p"].admission.inflight == 0)
             async with aio.insecure_channel(address) as channel:
                 unary = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", None, None)
-                await unary(infer("digits"), metadata=(("x-api-key", GOLD),), timeout=10)
+                await unary(infer("digits"), metadata=(("x-api-key", GOLD),), timeout=60)
             for messages, call in held:  # and they go on
                 messages.send(infer("digits"))
                 assert await call.read() is not aio.EOF
@@ -113,7 +113,7 @@ async def test_a_stream_that_goes_on_waits_for_its_turn() -> None:
             async with aio.insecure_channel(address) as channel:
                 unary = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", None, None)
                 busy = [
-                    asyncio.ensure_future(unary(infer("digits"), metadata=(("x-api-key", GOLD),), timeout=10))
+                    asyncio.ensure_future(unary(infer("digits"), metadata=(("x-api-key", GOLD),), timeout=60))
                     for _ in range(2)
                 ]
                 await settle(lambda: len(backend.seen) == 2 and len(admission.queue) == 1)
@@ -143,7 +143,7 @@ async def test_a_stream_that_waits_for_its_turn_leaves_the_queue_with_its_client
             backend.hold = asyncio.Event()
             async with aio.insecure_channel(address) as channel:
                 unary = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", None, None)
-                busy = asyncio.ensure_future(unary(infer("digits"), metadata=(("x-api-key", GOLD),), timeout=10))
+                busy = asyncio.ensure_future(unary(infer("digits"), metadata=(("x-api-key", GOLD),), timeout=60))
                 await settle(lambda: len(backend.seen) == 2)
                 messages.send(infer("digits"))
                 await settle(lambda: len(admission.queue) == 1)
