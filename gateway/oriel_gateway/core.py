@@ -9,7 +9,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
 from oriel_gateway.access_log import AccessLog
-from oriel_gateway.decisions import Decided, Decisions
+from oriel_gateway.decisions import NOT_REACHED, Decisions
 from oriel_gateway.documents import DocumentsInForce
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.identity import identify, still_valid
@@ -110,9 +110,10 @@ class Gateway:
 
     # documents -------------------------------------------------------------------------------------------------
 
-    def adopt(self, snapshot: Snapshot) -> None:
-        """New documents, all at once. A call that has begun keeps its tenant, its target and its pool.
+    def adopt(self, snapshot: Snapshot, *, good: bool = True) -> None:
+        """New documents, all at once; good: False for those in force less what no longer counts.
 
+        A call that has begun keeps its tenant, its target and its pool.
         Pools of the same name keep queue, permits and connections; one that is gone takes no new calls and is closed
         by `close_left_pools` when it is empty. Credentials are judged anew, on open connections as well.
         """
@@ -134,7 +135,8 @@ class Gateway:
         self._release(self._targets, self._old_targets, self._tenant_lines, *decoded(old))
         self._targets, self._old_targets, self._tenant_lines = {}, {}, {}
         self.forget_credentials()
-        self.documents.took()
+        if good:
+            self.documents.took()
 
     def forget_credentials(self) -> None:
         """Whoever was recognised has to be identified again."""
@@ -293,7 +295,11 @@ class Gateway:
         outcome, message = refused.outcome, refused.message
         self.stats.turned_away(outcome, tenant)
         now = monotonic()
-        decided = Decided(now, mark, method, protocol, tenant, target, outcome, status, message, received_s)
+        # In the order of `Decided`.
+        decided = (
+            *(now, mark, method, protocol, tenant, target, outcome, status, message, received_s),
+            *NOT_REACHED,
+        )
         self.decisions.append(decided)
         if self.access_log is not None:
             self.access_log.put(decided)
