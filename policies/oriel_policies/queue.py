@@ -132,6 +132,15 @@ class SlaQueue:
         flow = found.flows.get(tenant) if found else None
         return (flow.backlog, flow.waiting, flow.behind) if flow else (None, 0, 0)
 
+    def others_wait(self, band: int, tenant: str) -> bool:
+        """Whether somebody waits in a more urgent band than `band`, or another tenant than this one in it."""
+        if not self._waiting:
+            return False
+        if (first := self._waiting[0]) != band:
+            return first < band
+        flow = self._bands[band].flows.get(tenant)
+        return self._bands[band].items > (flow.waiting if flow else 0)
+
     def push(self, ticket: Ticket) -> tuple[Pushed, list[Ticket]]:
         """Queue `ticket`; the list holds the tickets it displaced, which have left the queue.
 
