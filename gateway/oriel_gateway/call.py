@@ -31,7 +31,7 @@ from oriel_wire.h1_response import ResponseHead
 from oriel_wire.orca import LOAD_FORMAT, LOAD_METRICS
 
 if TYPE_CHECKING:
-    pass
+    from oriel_gateway.limits import Grant
 
 __all__ = ["Call"]
 
@@ -88,7 +88,7 @@ class Call(Recovery):
         """The whole body at once. now: see `enter`."""
         self._pending = [data]
         self._pending_bytes = len(data)
-        if self.grant is None and self.extras is None:
+        if self.extras is None and ((grant := self.grant) is None or grant.ready):
             self.enter(now)
         else:
             self._ask()
@@ -115,6 +115,12 @@ class Call(Recovery):
                 loan.busy() if writable else loan.idle()
 
     # Admission -------------------------------------------------------------------------------------------------
+
+    def limited(self, grant: "Grant") -> None:
+        """What its limits gave it; the call may have to wait until they have."""
+        self.grant = grant
+        if not grant.ready:
+            grant.waiter = self
 
     def granted(self) -> None:
         """The limiter's ledger let the call through."""
@@ -306,14 +312,15 @@ class Call(Recovery):
             start = self._begin(head, len(data), complete, now)
             if self._rechunk and data:
                 data = chunk(data)
+        limits = ""
         if (grant := self.grant) is not None:
             grant.move(self.bytes_out, now)
-            start += grant.lines(now) + b"\r\n"
+            limits = grant.lines(now)
         mark = self.mark
         queued = f"{(self.permit_s - self.queued_s) * 1e3:.3f}" if self.permit_s != self.queued_s else "0.000"
         timing = f", {head.server_timing}" if head.server_timing else ""
         tail = (
-            f"x-request-id: {mark.request_id}\r\ntraceresponse: 00-{mark.trace}-{mark.own}-"
+            f"{limits}x-request-id: {mark.request_id}\r\ntraceresponse: 00-{mark.trace}-{mark.own}-"
             f"{'01' if mark.sampled else '00'}\r\nserver-timing: gateway-queue;dur={queued}, "
             f"gateway-upstream;dur={(now - self.sent_s) * 1e3:.3f}{timing}\r\n\r\n"
         ).encode("latin-1")

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
 from oriel_gateway.access_log import AccessLog
-from oriel_gateway.decisions import Decided, Decisions
+from oriel_gateway.decisions import NOT_REACHED, Decisions
 from oriel_gateway.documents import DocumentsInForce
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.identity import identify, still_valid
@@ -295,7 +295,11 @@ class Gateway:
         outcome, message = refused.outcome, refused.message
         self.stats.turned_away(outcome, tenant)
         now = monotonic()
-        decided = Decided(now, mark, method, protocol, tenant, target, outcome, status, message, received_s)
+        # In the order of `Decided`.
+        decided = (
+            *(now, mark, method, protocol, tenant, target, outcome, status, message, received_s),
+            *NOT_REACHED,
+        )
         self.decisions.append(decided)
         if self.access_log is not None:
             self.access_log.put(decided)

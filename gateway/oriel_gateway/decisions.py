@@ -13,7 +13,7 @@ from oriel_gateway.targets import Target
 from oriel_gateway.tracing import Mark
 from oriel_policies.documents import Tenant
 
-__all__ = ["Address", "Decided", "Decisions", "Plain", "explain"]
+__all__ = ["NOT_REACHED", "Address", "Decided", "Decisions", "Plain", "explain"]
 
 KEPT = 4096
 ANSWERS = 100  # of one question, at most
@@ -60,6 +60,8 @@ class Decided(NamedTuple):
     tried: tuple[Address, ...] = ()
     answered_s: float = 0.0
 
+
+NOT_REACHED = tuple(Decided._field_defaults.values())  # what a request that was turned away never came to
 
 # As made on the hot path: a plain tuple costs a third of a named one.
 Plain = tuple[Any, ...]

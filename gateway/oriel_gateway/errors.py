@@ -33,6 +33,8 @@ class Outcome(StrEnum):
     UPSTREAM_BROKEN = "upstream_broken"
     CLIENT_LEFT = "client_left"
 
+    __hash__ = str.__hash__  # the enumeration's own is a function in Python, called wherever outcomes are counted
+
 
 class Refused(Exception):
     """A call is not, or not any more, served. retry_after_s: whole seconds, None = retrying does not help.

@@ -36,7 +36,7 @@ class _Judged:
     """Who sent a head and what for, by the documents of one snapshot.
 
     lines: what an upstream gets of the head and the tenant, whenever it is sent. plain: nothing else has to be looked
-    at when a head like this comes again, as a whole request, but its ids, its size and how long its calls take.
+    at when a head like this comes again but its ids, its size, how long its calls take, and if `limited` its limits.
     """
 
     snapshot: Snapshot
@@ -46,6 +46,7 @@ class _Judged:
     lines: bytes
     gate: PoolGate
     plain: bool
+    limited: bool
     give_up_s: float
     max_body_bytes: int
 
@@ -82,7 +83,7 @@ class ClientConnection(ServerConnection):
         self._judged = None  # and the documents it was judged by
 
     def on_head(self, head: RequestHead) -> None:
-        if self._again(head) is not None:
+        if self._again(head):
             return
         gateway = self.gateway
         received_s = monotonic()
@@ -122,24 +123,11 @@ class ClientConnection(ServerConnection):
             if target.allowances:
                 grant = gateway.limiter.take(tenant, target, head.content_length or 0, received_s)
         except Refused as refused:
-            mark = mark or gateway.mark(head.request_id, head.traceparent, head.tracestate)
-            status = STATUS[refused.outcome]
-            gateway.turned_away(refused, mark, tenant, head.line.method, received_s, status=status, target=target)
-            if tenant is None:
-                self._strikes += status < 500  # else it is not the client's fault
-                self.unwanted(head)
-                if self._strikes >= _MAX_STRIKES:
-                    head.close = True
-            else:
-                self._strikes = 0
-            self.write_refusal(refused, mark, v2=head.line.path.startswith("/v2"), queued_s=0.0)
-            self.answered(close=False)
+            self._turn_away(refused, head, mark, tenant, target, received_s)
             return
         self.call = call = Call(gateway, self, gate, head, tenant, target, mark, received_s, deadline, lines)
         if grant is not None:
-            call.grant = grant
-            if not grant.ready:
-                grant.waiter = call
+            call.limited(grant)
         if target.special:
             attach(call)
         if head.expect_continue:
@@ -148,8 +136,7 @@ class ClientConnection(ServerConnection):
     def _judgement(self, head: RequestHead, key: ApiKey, target: Target) -> _Judged:
         gateway, tenant = self.gateway, key.tenant
         http, gate = gateway.snapshot.http, gateway.pools[target.pool]
-        odd = target.special or target.choices is not None or bool(target.allowances) or head.timeout is not None
-        odd = odd or head.expect_continue
+        odd = target.special or target.choices is not None or head.timeout is not None or head.expect_continue
         watched = bool(http.cors_origins or http.trusted_proxies) or key.expires_at is not None
         return _Judged(
             snapshot=gateway.snapshot,
@@ -159,21 +146,25 @@ class ClientConnection(ServerConnection):
             lines=head_lines(head, gateway.tenant_lines(tenant)),
             gate=gate,
             plain=not odd and not watched,
+            limited=bool(target.allowances),
             max_body_bytes=gate.pool.max_body_bytes,
             give_up_s=tenant.tier.give_up_s,
         )
 
     def on_request(self, head: RequestHead, data: bytes) -> None:
-        call = self._again(head)
-        if call is None:
+        if not self._again(head):
             super().on_request(head, data)
+        elif (call := self.call) is None:
+            pass  # it was over its limits
         elif data:
             call.whole(data, call.received_s)
-        else:
+        elif call.grant is None:
             call.enter(call.received_s)
+        else:
+            call.end()
 
-    def _again(self, head: RequestHead) -> Call | None:
-        """The call of a head that was judged to be plain before; None: it has to be looked at."""
+    def _again(self, head: RequestHead) -> bool:
+        """A head that was judged to be plain before is a call at once, or refused; False: it has to be looked at."""
         judged, gateway = self._judged, self.gateway
         if (
             judged is None
@@ -183,15 +174,49 @@ class ClientConnection(ServerConnection):
             or judged.snapshot is not gateway.snapshot
             or judged.give_up_s < judged.gate.slow_s
         ):
-            return None
+            return False
         now, tenant, target, lines = monotonic(), judged.tenant, judged.target, judged.lines
         if head.request_id is None and head.traceparent is None:
             mark = gateway.fresh_mark()
         else:
             mark = gateway.mark(head.request_id, head.traceparent, head.tracestate)
         gate, until = judged.gate, now + judged.give_up_s
-        self.call = call = Call(gateway, self, gate, head, tenant, target, mark, now, until, lines)
-        return call
+        if judged.limited:
+            try:
+                grant = gateway.limiter.take(tenant, target, head.content_length or 0, now)
+            except Refused as refused:
+                self._turn_away(refused, head, mark, tenant, target, now)
+                return True
+            self.call = call = Call(gateway, self, gate, head, tenant, target, mark, now, until, lines)
+            if grant is not None:
+                call.limited(grant)
+        else:
+            self.call = Call(gateway, self, gate, head, tenant, target, mark, now, until, lines)
+        return True
+
+    def _turn_away(
+        self,
+        refused: Refused,
+        head: RequestHead,
+        mark: Mark | None,
+        tenant: Tenant | None,
+        target: Target | None,
+        received_s: float,
+    ) -> None:
+        """Answer a request that does not become a call. mark, tenant, target: None if they are not known yet."""
+        gateway = self.gateway
+        mark = mark or gateway.mark(head.request_id, head.traceparent, head.tracestate)
+        status = STATUS[refused.outcome]
+        gateway.turned_away(refused, mark, tenant, head.line.method, received_s, status=status, target=target)
+        if tenant is None:
+            self._strikes += status < 500  # else it is not the client's fault
+            self.unwanted(head)
+            if self._strikes >= _MAX_STRIKES:
+                head.close = True
+        else:
+            self._strikes = 0
+        self.write_refusal(refused, mark, v2=head.line.path.startswith("/v2"), queued_s=0.0)
+        self.answered(close=False)
 
     def _fronted(self, head: RequestHead) -> bool:
         """Who asks, as browsers and proxies tell it; True: it was a preflight and is answered."""

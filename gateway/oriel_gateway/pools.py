@@ -180,6 +180,8 @@ class PoolGate:
                     f"a call would wait about {wait_s * 1e3:.0f} ms now, and this one has {left_s * 1e3:.0f} ms left",
                     retry_after_s=max(1, min(60, ceil(wait_s))),
                 )
+        if not admission.queue.takes(tier.band, size_bytes):
+            raise self._full_now()
         ticket = Ticket(
             band=tier.band,
             tenant=tenant.name,
@@ -192,13 +194,14 @@ class PoolGate:
             target_s=tier.target_s,
         )
         outcome, displaced = admission.wait(ticket)
-        if outcome is Pushed.FULL:
-            raise Refused(
-                Outcome.QUEUE_FULL, "too much is waiting for this pool", retry_after_s=admission.retry_after_s()
-            )
+        assert outcome is Pushed.QUEUED
         for loser in displaced:
             loser.payload.displaced()
         return ticket
+
+    def _full_now(self) -> Refused:
+        retry_after_s = self.admission.retry_after_s()
+        return Refused(Outcome.QUEUE_FULL, "too much is waiting for this pool", retry_after_s=retry_after_s)
 
     def forget(self, ticket: Ticket) -> bool:
         """A waiter leaves the queue by itself; False when it has a permit already."""

@@ -81,7 +81,7 @@ def answer_from(call: Call, answer: KeptAnswer, how: str, age_s: float) -> None:
         lines = dressed(lines, client.cors)
     if (grant := call.grant) is not None:
         grant.move(len(answer.body), now)
-        lines.append(grant.lines(now))
+        lines.append(grant.lines(now).encode("ascii")[:-2])
     if close:
         lines.append(b"connection: close")
     if how == "hit":

@@ -1,11 +1,14 @@
 """One tenant's waiting tickets, and which of all that wait is due next. Parts of `queue`, which has the rules.
 
 A flow keeps its tickets by `Ticket.order`. That is the deadline for almost all of them, so the earliest deadline of a
-flow is its head's; only a flow that holds others too has a second heap. `Expiry` has an entry per flow and not per
+flow is its head's; only a flow that holds others too has a heap of deadlines. `Expiry` has an entry per flow, not per
 ticket: in a long queue nothing is sorted twice, and a ticket that was popped is nowhere any more.
 """
 
+from collections import deque
+from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
+from itertools import chain
 from math import inf
 from typing import Any
 
@@ -28,6 +31,7 @@ class Ticket:
 
     __slots__ = (
         "_flow",
+        "_number",
         "_queued",
         "admitted",
         "band",
@@ -72,24 +76,91 @@ class Ticket:
         self.rows = rows
         self.payload = payload
         self._queued = False
+        self._number = 0  # by arrival in its queue
         self._flow: Flow | None = None
 
     def __repr__(self) -> str:
         return f"<Ticket band={self.band} tenant={self.tenant} deadline={self.deadline:.3f}>"
 
 
-class _Heap:
-    """Tickets by key, with lazy removal."""
+class _Line:
+    """The tickets of a flow by (`Ticket.order`, arrival), with lazy removal.
 
-    __slots__ = ("_dead", "entries")
+    Nearly all of them come in that order already, since a tenant's calls have the same time each: they stand in a
+    line, and one that comes or goes touches no other. Only those that come out of order are sorted, in a heap.
+    """
 
-    def __init__(self, entries: list[tuple[float, int, Ticket]]) -> None:
-        heapify(entries)
-        self.entries = entries
+    __slots__ = ("_dead", "line", "sorted")
+
+    def __init__(self) -> None:
+        self.line: deque[Ticket] = deque()
+        self.sorted: list[tuple[float, int, Ticket]] = []
         self._dead = 0
 
+    def __iter__(self) -> Iterator[Ticket]:
+        """Those that wait, in no order."""
+        return (ticket for ticket in chain(self.line, (entry[2] for entry in self.sorted)) if ticket._queued)
+
+    def push(self, ticket: Ticket) -> None:
+        line = self.line
+        if not line or ticket.order >= line[-1].order:
+            line.append(ticket)
+        else:
+            heappush(self.sorted, (ticket.order, ticket._number, ticket))
+
     def head(self) -> Ticket | None:
-        entries = self.entries
+        line, entries = self.line, self.sorted
+        while line and not line[0]._queued:
+            line.popleft()
+            self._dead -= 1
+        while entries and not entries[0][2]._queued:
+            heappop(entries)
+            self._dead -= 1
+        if not entries:
+            return line[0] if line else None
+        order, number, ticket = entries[0]
+        if line and (line[0].order, line[0]._number) < (order, number):
+            return line[0]
+        return ticket
+
+    def take(self, ticket: Ticket) -> None:
+        """Take out what `head` has just shown."""
+        line = self.line
+        if line and line[0] is ticket:
+            line.popleft()
+        else:
+            heappop(self.sorted)
+
+    def buried(self) -> None:
+        """One more ticket has left without being taken out."""
+        self._dead += 1
+        if self._dead > 64 and self._dead * 2 > len(self.line) + len(self.sorted):
+            self.line = deque([ticket for ticket in self.line if ticket._queued])
+            self.sorted = [entry for entry in self.sorted if entry[2]._queued]
+            heapify(self.sorted)
+            self._dead = 0
+
+    def clear(self) -> None:
+        self.line.clear()
+        self.sorted.clear()
+        self._dead = 0
+
+
+class _Heap:
+    """Tickets by deadline, with lazy removal."""
+
+    __slots__ = ("_dead", "_entries")
+
+    def __init__(self, tickets: Iterable[Ticket]) -> None:
+        self._entries = [(ticket.deadline, ticket._number, ticket) for ticket in tickets]
+        heapify(self._entries)
+        self._dead = 0
+
+    def push(self, ticket: Ticket) -> None:
+        heappush(self._entries, (ticket.deadline, ticket._number, ticket))
+
+    def head(self) -> Ticket | None:
+        entries = self._entries
         while entries:
             ticket = entries[0][2]
             if ticket._queued:
@@ -101,18 +172,14 @@ class _Heap:
     def buried(self) -> None:
         """One more ticket of this heap has left without being taken out."""
         self._dead += 1
-        if self._dead > 64 and self._dead * 2 > len(self.entries):
-            self.entries = [entry for entry in self.entries if entry[2]._queued]
-            heapify(self.entries)
+        if self._dead > 64 and self._dead * 2 > len(self._entries):
+            self._entries = [entry for entry in self._entries if entry[2]._queued]
+            heapify(self._entries)
             self._dead = 0
-
-    def clear(self) -> None:
-        self.entries.clear()
-        self._dead = 0
 
 
 class Flow:
-    """One tenant inside one band. key: its live entry among the band's active flows. watched: see `Expiry`.
+    """One tenant inside one band. key: of its entry among the band's active flows, 0 without. watched: see `Expiry`.
 
     waiting: tickets, of which `behind` were found to be late. backlog: only if its turns are timed.
     """
@@ -120,58 +187,55 @@ class Flow:
     __slots__ = ("_by_deadline", "_tickets", "backlog", "behind", "key", "virtual", "waiting", "watched")
 
     def __init__(self) -> None:
-        self._tickets = _Heap([])
-        self._by_deadline = self._tickets
+        self._tickets = _Line()
+        self._by_deadline: _Heap | None = None  # as long as the order is the deadlines'
         self.virtual = 0.0
         self.waiting = 0
         self.behind = 0
-        self.key: tuple[float, int] | None = None
+        self.key = 0
         self.watched: float | None = None
         self.backlog: Backlog | None = None
 
-    def push(self, ticket: Ticket, sequence: int) -> None:
-        """One more that waits."""
-        tickets, timed = self._tickets, self._by_deadline
-        order, deadline = ticket.order, ticket.deadline
-        if timed is not tickets:
-            heappush(timed.entries, (deadline, sequence, ticket))
-        elif order != deadline:
-            known = [(each.deadline, number, each) for _, number, each in tickets.entries if each._queued]
-            self._by_deadline = _Heap([*known, (deadline, sequence, ticket)])
-        heappush(tickets.entries, (order, sequence, ticket))
+    def push(self, ticket: Ticket) -> None:
+        """One more that waits. `Ticket._number` says when it came."""
+        if self._by_deadline is not None:
+            self._by_deadline.push(ticket)
+        elif ticket.order != ticket.deadline:
+            self._by_deadline = _Heap([*self._tickets, ticket])
+        self._tickets.push(ticket)
         self.waiting += 1
 
     def head(self, now: float = 0.0) -> Ticket | None:
         """The next by order; what is late at `now` has gone behind."""
-        while (ticket := self._tickets.head()) is not None and ticket.late_s <= now:
+        tickets = self._tickets
+        while (ticket := tickets.head()) is not None and ticket.late_s <= now:
+            if self._by_deadline is None:
+                self._by_deadline = _Heap(tickets)
+            tickets.take(ticket)
             ticket.late_s = inf
-            self.behind += 1
-            tickets = self._tickets
-            if self._by_deadline is tickets:
-                self._by_deadline = _Heap([each for each in tickets.entries if each[2]._queued])
             ticket.order += _BEHIND
-            heapreplace(tickets.entries, (ticket.order, tickets.entries[0][1], ticket))
+            self.behind += 1
+            heappush(tickets.sorted, (ticket.order, ticket._number, ticket))
             if self.backlog is not None:
                 self.backlog.late(now, ticket.target_s)
         return ticket
 
     def earliest(self) -> Ticket | None:
         """The next to expire."""
-        return self._by_deadline.head()
+        return self._tickets.head() if self._by_deadline is None else self._by_deadline.head()
 
-    def take_head(self) -> None:
+    def take_head(self, ticket: Ticket) -> None:
         """What `head` has just shown leaves."""
-        tickets = self._tickets
-        ticket = heappop(tickets.entries)[2]
+        self._tickets.take(ticket)
         ticket._queued = False
-        if self._by_deadline is not tickets:
+        if self._by_deadline is not None:
             self._by_deadline.buried()
         self._one_less(ticket)
 
     def bury(self, ticket: Ticket) -> None:
         """Any other has left: its `_queued` is false."""
         self._tickets.buried()
-        if self._by_deadline is not self._tickets:
+        if self._by_deadline is not None:
             self._by_deadline.buried()
         self._one_less(ticket)
 
@@ -179,11 +243,11 @@ class Flow:
         self.waiting -= 1
         self.behind -= ticket.order >= _BEHIND
         if not self.waiting:
-            self.key = None
+            self.key = 0
             if self.backlog is not None:
                 self.backlog.emptied()
             self._tickets.clear()
-            self._by_deadline = self._tickets
+            self._by_deadline = None
 
 
 class Expiry:

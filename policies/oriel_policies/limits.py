@@ -13,6 +13,7 @@ that the mean holds and no size is impossible.
 from bisect import bisect_left
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from math import ceil
 
 from oriel_policies.calendar import CalendarClock, Period
@@ -21,6 +22,7 @@ from oriel_policies.documents import Allowance, RateLimit
 __all__ = ["Bound", "Counts", "Gcra", "Slots", "Window", "bounds", "policy_item", "state_item"]
 
 _FEW_SLOTS = 64
+_DAYS = {Period.DAY: 1, Period.MONTH: 31}
 
 
 class Counts(IntEnum):
@@ -31,7 +33,7 @@ class Counts(IntEnum):
     COMPUTE_US = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots: `policy` is kept
 class Bound:
     """One bound of an allowance. Exactly one of rate, slots, period is set.
 
@@ -45,6 +47,11 @@ class Bound:
     rate: RateLimit | None = None
     slots: bool = False
     period: Period | None = None
+
+    @cached_property
+    def policy(self) -> str:
+        """Its member of `RateLimit-Policy`; a month is the longest there is."""
+        return policy_item(self, _DAYS[self.period] * 86400.0 if self.period else 0.0)
 
 
 def bounds(allowance: Allowance) -> tuple[Bound, ...]:

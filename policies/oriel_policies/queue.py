@@ -19,14 +19,14 @@ A ticket that was `admitted` elsewhere takes no room, is never refused for it an
 
 Ownership: one writer, the loop that owns the queue. A ticket is in exactly one state; each queued ticket leaves
 exactly once, by `pop`, `remove`, `expire` or displacement. What `pop` takes is gone from all structures at once; what
-leaves otherwise stays in its flow's heap until it surfaces or until such entries are the majority, then the heap is
+leaves otherwise stays in its flow's line until it surfaces or until such entries are the majority, then the line is
 rebuilt: every operation is O(log n) amortised.
 """
 
 from bisect import insort
 from collections.abc import Iterable
 from enum import Enum
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 
 from oriel_policies.backlog import Backlog
 from oriel_policies.flows import Expiry, Flow, Ticket
@@ -49,6 +49,7 @@ class _Band:
         "active",
         "bounded",
         "credit",
+        "entered",
         "finish",
         "flows",
         "items",
@@ -62,7 +63,8 @@ class _Band:
     def __init__(self, number: int) -> None:
         self.number = number
         self.flows: dict[str, Flow] = {}
-        self.active: list[tuple[float, int, Flow]] = []
+        self.active: list[tuple[float, int, Flow]] = []  # none later than its flow's virtual time; see `Flow.key`
+        self.entered = 0
         self.newest: dict[Ticket, None] = {}  # those that take room, by arrival
         self.items = 0
         self.rows = 0
@@ -73,12 +75,28 @@ class _Band:
         self.credit = 0.0
 
     def next_flow(self) -> Flow:
+        """The flow whose turn it is; its entry is the first, and right."""
         active = self.active
         while True:
-            virtual, sequence, flow = active[0]
-            if flow.key == (virtual, sequence):
+            virtual, key, flow = active[0]
+            if flow.key != key:
+                heappop(active)
+            elif flow.virtual > virtual:  # charged since: one look puts right what may have been several charges
+                self.entered += 1
+                flow.key = self.entered
+                heapreplace(active, (flow.virtual, flow.key, flow))
+            else:
                 return flow
-            heappop(active)
+
+    def enter(self, flow: Flow) -> None:
+        """`flow` waits again, or owes less than its entry says: a new one, before which the others are nothing."""
+        self.entered += 1
+        flow.key = self.entered
+        active = self.active
+        heappush(active, (flow.virtual, flow.key, flow))
+        if len(active) > 64 and len(active) > 4 * len(self.flows):
+            self.active = [entry for entry in active if entry[2].key == entry[1]]
+            heapify(self.active)
 
     def forget_idle(self) -> None:
         """Drop flows that neither wait nor owe."""
@@ -141,16 +159,19 @@ class SlaQueue:
         flow = self._bands[band].flows.get(tenant)
         return self._bands[band].items > (flow.waiting if flow else 0)
 
+    def takes(self, band: int, size_bytes: int) -> bool:
+        """Whether `push` would queue a ticket like this that takes room."""
+        room = self._bounded < self.max_items and self.size_bytes + size_bytes <= self.max_bytes
+        return room or self._can_displace(band, size_bytes)
+
     def push(self, ticket: Ticket) -> tuple[Pushed, list[Ticket]]:
         """Queue `ticket`; the list holds the tickets it displaced, which have left the queue.
 
         FULL changes nothing. A ticket object is queued once in its life.
         """
         displaced: list[Ticket] = []
-        if not ticket.admitted and (
-            self._bounded >= self.max_items or self.size_bytes + ticket.size_bytes > self.max_bytes
-        ):
-            if not self._can_displace(ticket):
+        if not ticket.admitted:
+            if not self.takes(ticket.band, ticket.size_bytes):
                 return Pushed.FULL, displaced
             while self._bounded >= self.max_items or self.size_bytes + ticket.size_bytes > self.max_bytes:
                 displaced.append(self._displace_newest())
@@ -167,8 +188,9 @@ class SlaQueue:
             flow = band.flows[ticket.tenant] = Flow()
         self._sequence += 1
         ticket._queued = True
+        ticket._number = self._sequence
         ticket._flow = flow
-        flow.push(ticket, self._sequence)
+        flow.push(ticket)
         self._expiry.watch(flow, ticket.deadline)
         band.items += 1
         band.rows += ticket.rows
@@ -181,7 +203,7 @@ class SlaQueue:
             self.size_bytes += ticket.size_bytes
         if flow.waiting == 1:
             flow.virtual = max(flow.virtual, band.virtual)
-            self._activate(flow, band)
+            band.enter(flow)
         return Pushed.QUEUED, displaced
 
     def peek(self, now: float = 0.0) -> Ticket | None:
@@ -210,14 +232,12 @@ class SlaQueue:
         band.virtual = max(band.virtual, flow.virtual)
         flow.virtual += ticket.cost / ticket.weight
         band.finish = max(band.finish, flow.virtual)
-        flow.take_head()
+        flow.take_head(ticket)
         if now:
             if flow.backlog is None:
                 flow.backlog = Backlog()
             flow.backlog.turn(now, flow.waiting > 0)
         self._left(ticket, flow, band)
-        if flow.waiting:
-            self._activate(flow, band)
         return ticket
 
     def remove(self, ticket: Ticket) -> bool:
@@ -248,9 +268,10 @@ class SlaQueue:
         if flow is None or ticket._queued:
             return
         ticket._flow = None
-        flow.virtual = max(0.0, flow.virtual + (actual_cost - ticket.cost) / ticket.weight)
-        if flow.waiting:
-            self._activate(flow, self._bands[ticket.band])
+        before = flow.virtual
+        flow.virtual = max(0.0, before + (actual_cost - ticket.cost) / ticket.weight)
+        if flow.waiting and flow.virtual < before:
+            self._bands[ticket.band].enter(flow)
 
     def _choose(self) -> _Band | None:
         waiting = self._waiting
@@ -262,15 +283,6 @@ class SlaQueue:
                 if band.credit + self.floor_share >= 1.0 - _EPSILON:
                     return band
         return self._bands[waiting[0]]
-
-    def _activate(self, flow: Flow, band: _Band) -> None:
-        self._sequence += 1
-        flow.key = (flow.virtual, self._sequence)
-        active = band.active
-        heappush(active, (flow.virtual, self._sequence, flow))
-        if len(active) > 64 and len(active) > 4 * len(band.flows):
-            band.active = [entry for entry in active if entry[2].key == entry[:2]]
-            heapify(band.active)
 
     def _leave(self, ticket: Ticket) -> None:
         flow = ticket._flow
@@ -296,13 +308,15 @@ class SlaQueue:
             band.active.clear()
             band.virtual = band.finish
 
-    def _can_displace(self, ticket: Ticket) -> bool:
-        if ticket.size_bytes > self.max_bytes or self.max_items < 1:
+    def _can_displace(self, band: int, size_bytes: int) -> bool:
+        if size_bytes > self.max_bytes or self.max_items < 1:
             return False
-        lower = [self._bands[number] for number in self._waiting if number > ticket.band]
-        items = self._bounded - sum(band.bounded for band in lower)
-        size = self.size_bytes - sum(band.size_bytes for band in lower)
-        return items < self.max_items and size + ticket.size_bytes <= self.max_bytes
+        lower = [self._bands[number] for number in self._waiting if number > band]
+        if not lower:
+            return False
+        items = self._bounded - sum([each.bounded for each in lower])
+        size = self.size_bytes - sum([each.size_bytes for each in lower])
+        return items < self.max_items and size + size_bytes <= self.max_bytes
 
     def _displace_newest(self) -> Ticket:
         band = next(band for number in reversed(self._waiting) if (band := self._bands[number]).bounded)

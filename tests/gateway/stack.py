@@ -92,11 +92,20 @@ class Upstream:
         self.departures = 0
         self.port = 0
         self.answer: Answer = self.ok
+        self._serving: dict[asyncio.Task[None] | None, asyncio.StreamWriter] = {}
 
     async def ok(self, seen: Seen) -> bytes:
         return b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx-up: 1\r\nserver-timing: infer;dur=1.5\r\n\r\nok"
 
+    async def close(self) -> None:
+        """Whoever is served is left, as by a process that ends."""
+        for writer in self._serving.values():
+            writer.transport.abort()
+        await asyncio.gather(*(task for task in self._serving if task is not None), return_exceptions=True)
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        self._serving[task] = writer
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -130,6 +139,7 @@ class Upstream:
             pass
         finally:
             writer.close()
+            del self._serving[task]
 
 
 @asynccontextmanager
@@ -141,6 +151,7 @@ async def upstream() -> AsyncIterator[Upstream]:
         yield up
     finally:
         server.close()
+        await up.close()
 
 
 @asynccontextmanager
@@ -191,7 +202,7 @@ class Client:
         head = f"{method} {target} HTTP/1.1\r\nhost: x\r\n{auth}{headers}content-length: {len(body)}\r\n\r\n"
         self.writer.write(head.encode("latin-1") + body)
 
-    async def reply(self, timeout_s: float = 10.0) -> Reply:
+    async def reply(self, timeout_s: float = 60.0) -> Reply:
         async with asyncio.timeout(timeout_s):
             head = await self.reader.readuntil(b"\r\n\r\n")
             reply = Reply(head[:-4], b"")

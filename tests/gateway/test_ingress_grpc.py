@@ -223,14 +223,14 @@ async def test_limits_are_counted_given_back_and_told(shared: bool) -> None:
         assert told["x-oriel-reason"] == "quota_exceeded" and int(told["retry-after"]) > 0
         backend.hold = asyncio.Event()
         held = call(message("a"), metadata=key)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while len(backend.seen) < 2:
                 await asyncio.sleep(0.001)
         with pytest.raises(aio.AioRpcError, match="at once"):
             await call(message("b"), metadata=key)
         held.cancel()  # who leaves frees the slot
         backend.hold = None
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while True:
                 try:
                     await call(message("c", 5000), metadata=key)
@@ -245,7 +245,7 @@ async def test_limits_are_counted_given_back_and_told(shared: bool) -> None:
         with pytest.raises(aio.AioRpcError, match="bytes per second"):
             await asyncio.sleep(0.2)
             await call(message("d"), metadata=key)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not idle(core):
                 await asyncio.sleep(0.001)
 
@@ -258,17 +258,20 @@ async def test_the_charge_a_server_reports_is_what_a_grpc_call_pays() -> None:
     async with stack(backend, extra=extra) as (address, core), aio.insecure_channel(address) as channel:
         call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         message = service_pb2.ModelInferRequest(model_name="a").SerializeToString()
-        left = []
+        left, took_us = [], []
         for cost_us in ("400000", "-5", "1e6", "400000"):
             backend.cost_us = cost_us
+            began = monotonic()
             sent = call(message, metadata=(("x-api-key", "key-t"),))
             await sent
             trailing = dict(await sent.trailing_metadata())
             assert "x-oriel-cost-us" not in trailing
             meter = core.limiter._accounts["t", "all"].meters[0]  # type: ignore[attr-defined]
+            took_us.append((monotonic() - began) * 1e6)
             left.append(meter.left(monotonic())[0])
-        assert left[0] == 600_000 and 590_000 < left[1] <= 600_000, "what is no number says nothing"
-        assert 580_000 < left[2] <= left[1] and left[3] == left[2] - 400_000
+        assert left[0] == 600_000 and left[3] == left[2] - 400_000
+        # What is no number says nothing: the time of the permit is charged.
+        assert all(0 < left[n - 1] - left[n] <= took_us[n] + 1 for n in (1, 2))
 
 
 async def test_an_upstreams_own_error_passes_through() -> None:
@@ -502,7 +505,7 @@ async def test_over_grpc_a_call_waits_for_the_first_server_and_passes_over_one_t
         with pytest.raises(InferenceServerException, match="reached before the deadline"):
             await infer(address, "digits", GOLD, extra={"x-request-timeout-ms": "200"})
         waiting = asyncio.create_task(infer(address, "digits", GOLD))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not core.pools["p"].grpc.parked:
                 await asyncio.sleep(0.005)
         assert core.pools["p"].admission.inflight == 0

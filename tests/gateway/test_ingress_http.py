@@ -35,7 +35,7 @@ async def up() -> AsyncIterator[Upstream]:
         yield it
 
 
-async def settle(check: object, timeout_s: float = 5.0) -> None:
+async def settle(check: object, timeout_s: float = 60.0) -> None:
     """Let the loop run until check() holds."""
     assert callable(check)
     async with asyncio.timeout(timeout_s):

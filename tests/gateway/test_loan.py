@@ -94,7 +94,7 @@ async def test_idle_streams_of_a_low_tier_keep_no_permit_from_a_higher_one() -> 
             await settle(lambda: core.pools["p"].admission.inflight == 0)
             async with aio.insecure_channel(address) as channel:
                 unary = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", None, None)
-                await unary(infer("digits"), metadata=(("x-api-key", GOLD),), timeout=10)
+                await unary(infer("digits"), metadata=(("x-api-key", GOLD),), timeout=60)
             for messages, call in held:  # and they go on
                 messages.send(infer("digits"))
                 assert await call.read() is not aio.EOF
@@ -119,7 +119,7 @@ async def waiting_stream(
                 unary = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", None, None)
 
                 async def one() -> bytes:
-                    answer: bytes = await unary(infer("digits"), metadata=(("x-api-key", GOLD),), timeout=10)
+                    answer: bytes = await unary(infer("digits"), metadata=(("x-api-key", GOLD),), timeout=60)
                     return answer
 
                 busy = [asyncio.create_task(one()) for _ in range(callers)]

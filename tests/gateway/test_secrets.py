@@ -147,7 +147,7 @@ async def busy(it: Running, good: str, bad: str) -> list[bytes]:
     """Calls of every kind, served and refused; what they were answered."""
     answers: list[bytes] = []
     async with Client(it.http) as client:
-        async with asyncio.timeout(20):  # until the issuer's keys are here
+        async with asyncio.timeout(60):  # until the issuer's keys are here
             while (await client.ask(INFER, key=good)).status == 503:
                 await asyncio.sleep(0.01)
         for key in (GOLD, REVOKED, good, GOLD, GOLD, GOLD):
@@ -181,7 +181,7 @@ async def revoke(it: Running, folder: Path, text: bytes) -> None:
         for _ in range(3):
             assert (await goes.ask(INFER, key=REVOKED)).status == 200
         written(folder, {"all.toml": text.replace(digest(REVOKED).encode(), digest("its successor").encode())})
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (await goes.ask(INFER, key=REVOKED)).status == 200:
                 assert (await stays.ask(INFER, key=GOLD)).status == 200
                 await asyncio.sleep(0.01)
@@ -201,7 +201,7 @@ async def bad_documents(it: Running, folder: Path, text: bytes) -> list[bytes]:
         for number, document in enumerate(wrong, 1):
             written(folder, {"wrong.toml": document.encode()})
             it.process.send_signal(signal.SIGHUP)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while (report := (await admin.get("/policies")).json())["refused"] < number:
                     await asyncio.sleep(0.01)
             assert report["mistakes"] and report["mistakes"][0]["file"] == "wrong.toml"

@@ -92,7 +92,7 @@ target_ms = 2000
         yield House(port, core, ups)
 
 
-async def until(check: Callable[[], bool], timeout_s: float = 5.0) -> None:
+async def until(check: Callable[[], bool], timeout_s: float = 60.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not check():
             await asyncio.sleep(0.001)
@@ -376,14 +376,16 @@ async def test_who_leaves_an_equal_call_pays_for_what_was_sent() -> None:
             return 100 - requests.left(monotonic())[0], 1e9 - compute.left(monotonic())[0]
 
         async with Client(it.port) as one, Client(it.port) as two:
+            began = monotonic()
             one.send(INFER, b"x", key="key-q")
             two.send(INFER, b"x", key="key-q")
             await until(lambda: it.members() == 2 and len(it.ups[0].seen) == 1)
             assert used() == (2, 20_000), "10 ms are reserved for each"
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.1)
         await until(lambda: it.idle())
         requests, compute_us = used()
-        assert requests == 2 and 20_000 <= compute_us < 40_000, "both asked; the work was done once"
+        took_us = (monotonic() - began) * 1e6
+        assert requests == 2 and 100_000 <= compute_us <= took_us, "both asked; the work was done once"
         # One that waits for the permit of another tenant's call and leaves has cost nothing.
         async with Client(it.port) as full, Client(it.port) as waits:
             for number in range(8):

@@ -6,13 +6,14 @@ collecting its body, and hears `granted` or `refuse` within a bounded time.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from oriel_gateway.errors import Refused
 from oriel_gateway.limits.meters import Meter
-from oriel_gateway.limits.words import states
+from oriel_gateway.limits.words import MAX_ITEMS, states
 from oriel_policies.documents import Tenant
-from oriel_policies.limits import Counts
+from oriel_policies.limits import Bound, Counts
 
 if TYPE_CHECKING:
     from oriel_gateway.limits.metered import MeteredLimiter
@@ -53,6 +54,27 @@ class Limiter(Protocol):
         """Save or give back what is held. Bounded in time."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Terms:
+    """What calls with the same bounds are told of them, and what becomes of them later. policies: as headers say it.
+
+    bytes: what goes through is counted. settles: the end of a call changes what was counted when it began.
+    """
+
+    policies: str
+    bytes: bool = field(kw_only=True)
+    settles: bool = field(kw_only=True)
+
+    @classmethod
+    def of(cls, bounds: Sequence[Bound]) -> "Terms":
+        """Those of one allowance."""
+        return cls(
+            ", ".join([bound.policy for bound in bounds[:MAX_ITEMS]]),
+            bytes=any(bound.counts is Counts.BYTES for bound in bounds),
+            settles=any(bound.rate is None for bound in bounds),
+        )
+
+
 class Grant:
     """What one call took of the meters that count it. The call moves bytes on it and settles it, once."""
 
@@ -60,10 +82,10 @@ class Grant:
         "_amounts",
         "_limiter",
         "_meters",
-        "_policies",
         "_route",
         "_since",
         "_tenant",
+        "_terms",
         "over",
         "ready",
         "waiter",
@@ -72,9 +94,9 @@ class Grant:
     def __init__(
         self,
         limiter: "MeteredLimiter",
-        meters: list[Meter],
+        meters: Sequence[Meter],
         amounts: tuple[int, int, int],
-        policies: str,
+        terms: Terms,
         tenant: str,
         route: str,
         now: float,
@@ -82,7 +104,7 @@ class Grant:
         self._limiter = limiter
         self._meters = meters
         self._amounts = amounts
-        self._policies = policies
+        self._terms = terms
         self._tenant = tenant
         self._route = route
         self._since = now
@@ -92,21 +114,24 @@ class Grant:
 
     def move(self, size_bytes: int, now: float) -> None:
         """Bytes beyond those announced went through: of an answer, of a body without a length."""
-        for meter in self._meters:
-            if meter.bound.counts is Counts.BYTES:
-                meter.charge(size_bytes, now)
+        if self._terms.bytes:
+            for meter in self._meters:
+                if meter.bound.counts is Counts.BYTES:
+                    meter.charge(size_bytes, now)
 
     def settle(self, cost_us: int, executed: bool, now: float) -> None:
         """The call is over. cost_us: its charge; executed: false if it was refused before any server got it.
 
         A grant that is not ready yet is given up: what its ledger still grants goes back.
         """
-        meters, self._meters = self._meters, []
+        meters, self._meters = self._meters, ()
         self.over = True
         self.waiter = None  # it holds this grant: what is over leaves no ring behind
         if not self.ready:
             for meter in meters:
                 meter.undo(self._amounts[meter.bound.counts], now)
+            return
+        if not self._terms.settles:
             return
         for meter in meters:
             bound = meter.bound
@@ -125,7 +150,7 @@ class Grant:
 
     def admit(self, meters: Sequence[Meter]) -> None:
         """What had to be asked for is taken as well: the call may go on."""
-        self._meters.extend(meters)
+        self._meters = [*self._meters, *meters]
         self.ready = True
         waiter, self.waiter = self.waiter, None
         if waiter is not None:
@@ -133,8 +158,8 @@ class Grant:
 
     def headers(self, now: float) -> tuple[tuple[str, str], ...]:
         """`RateLimit-Policy` and `RateLimit` for the answer."""
-        return ("ratelimit-policy", self._policies), ("ratelimit", states(self._meters, now))
+        return ("ratelimit-policy", self._terms.policies), ("ratelimit", states(self._meters, now))
 
-    def lines(self, now: float) -> bytes:
-        """The same as lines of an HTTP head."""
-        return f"ratelimit-policy: {self._policies}\r\nratelimit: {states(self._meters, now)}".encode("ascii")
+    def lines(self, now: float) -> str:
+        """The same as lines of an HTTP head, each with its CRLF."""
+        return f"ratelimit-policy: {self._terms.policies}\r\nratelimit: {states(self._meters, now)}\r\n"

@@ -11,7 +11,7 @@ of their own, which also runs along in good times, so that losing the ledger is 
 from oriel_gateway.limits.courier import TICK_S, Courier
 from oriel_gateway.limits.meters import ASK
 from oriel_policies.ledger import Answer, Ask
-from oriel_policies.limits import Bound
+from oriel_policies.limits import Bound, state_item
 
 __all__ = ["LEASE_S", "LeasedMeter"]
 
@@ -95,6 +95,9 @@ class LeasedMeter:
 
     def left(self, now: float) -> tuple[float, float]:
         return max(0.0, self._left + self.balance), 0.0
+
+    def state(self, now: float) -> str:
+        return state_item(self.bound, *self.left(now))
 
     def idle(self, now: float) -> bool:
         """Whether forgetting this meter loses nothing."""

@@ -10,9 +10,9 @@ from functools import lru_cache
 from typing import Any
 
 from oriel_gateway.errors import Refused
-from oriel_gateway.limits.grants import Grant
+from oriel_gateway.limits.grants import Grant, Terms
 from oriel_gateway.limits.meters import ASK, Meter
-from oriel_gateway.limits.words import MAX_ITEMS, policy, refusal
+from oriel_gateway.limits.words import refusal
 from oriel_gateway.targets import Target
 from oriel_policies.admission import Charges
 from oriel_policies.documents import Allowance, Selector, Tenant
@@ -23,15 +23,21 @@ __all__ = ["MAX_ACCOUNTS", "MeteredLimiter"]
 MAX_ACCOUNTS = 200_000
 _LOOKED_AT = 4  # accounts that are looked at for each new one, once there are many
 _MANY = 10_000
+_ONE = (1, 0, 0)
+_FURTHER = Terms("", bytes=False, settles=True)  # of a message: nobody is told them
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What follows from the numbers of an allowance; thousands of tenants have the same."""
+    """What follows from the numbers of an allowance; thousands of tenants have the same.
+
+    even: every bound counts a call as 1, whatever it is.
+    """
 
     bounds: tuple[Bound, ...]
-    policies: str
+    terms: Terms
     compute: bool
+    even: bool
 
 
 class _Account:
@@ -69,13 +75,29 @@ def _plan(numbers: tuple[Any, ...]) -> _Plan:
     )
     return _Plan(
         found,
-        ", ".join(policy(bound) for bound in found[:MAX_ITEMS]),
+        Terms.of(found),
         any(bound.counts is Counts.COMPUTE_US for bound in found),
+        all(bound.counts is Counts.REQUESTS for bound in found),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _together(all_terms: tuple[Terms, ...]) -> Terms:
+    """Those of a call that several allowances count."""
+    return Terms(
+        ", ".join([terms.policies for terms in all_terms]),
+        bytes=any(terms.bytes for terms in all_terms),
+        settles=any(terms.settles for terms in all_terms),
     )
 
 
 class MeteredLimiter:
-    """make: a fresh meter of (tenant, bound); idle: whether forgetting a meter forgives nothing."""
+    """make: a fresh meter of (tenant, bound); idle: whether forgetting a meter forgives nothing.
+
+    asks: its meters may not know by themselves.
+    """
+
+    asks = False
 
     def __init__(
         self,
@@ -100,16 +122,32 @@ class MeteredLimiter:
         allowances = target.allowances
         if not allowances:
             return None
-        name = tenant.name
+        name, first = tenant.name, allowances[0]
+        account = self._accounts.get((name, first.name))
+        if account is None or account.allowance is not first:
+            account = self._account(name, first, now)
+        plan = account.plan
+        if plan.even and len(allowances) == 1 and not self.asks:
+            # As below, for what most limits are.
+            meters, wait_s = account.meters, 0.0
+            for number, meter in enumerate(meters):
+                if (wait_s := meter.take(1, now)) > 0.0:
+                    for other in meters[:number]:
+                        other.undo(1, now)
+                    if len(meters) == 1:
+                        raise refusal(meter, wait_s, now)
+                    raise self._longest(name, allowances, meter, wait_s, _ONE, now)
+            return Grant(self, meters, _ONE, plan.terms, name, target.route, now)
         taken: list[Meter] = []
         asked: list[Meter] | None = None
-        policies = ""
+        terms: list[Terms] = []
         amounts = (1, size_bytes, 0)
         for allowance in allowances:
-            account = self._accounts.get((name, allowance.name))
-            if account is None or account.allowance is not allowance:
-                account = self._account(name, allowance, now)
-            plan = account.plan
+            if allowance is not first:
+                account = self._accounts.get((name, allowance.name))
+                if account is None or account.allowance is not allowance:
+                    account = self._account(name, allowance, now)
+                plan = account.plan
             if plan.compute and not amounts[2]:
                 amounts = (1, size_bytes, max(1, int(self._charges.estimate(target.route, name) * 1e6)))
             for meter in account.meters:
@@ -122,8 +160,9 @@ class MeteredLimiter:
                     for other in taken:
                         other.undo(amounts[other.bound.counts], now)
                     raise self._longest(name, allowances, meter, wait_s, amounts, now)
-            policies = f"{policies}, {plan.policies}" if policies else plan.policies
-        grant = Grant(self, taken, amounts, policies, name, target.route, now)
+            terms.append(plan.terms)
+        whole = terms[0] if len(terms) == 1 else _together(tuple(terms))
+        grant = Grant(self, taken, amounts, whole, name, target.route, now)
         if asked is not None:
             self._ask(grant, asked, amounts, now)
         return grant
@@ -158,8 +197,8 @@ class MeteredLimiter:
             meter.charge(size_bytes, now)
         if not asked:
             return None
-        grant = Grant(self, taken, (1, 0, 0), "", tenant.name, target.route, now)
-        self._ask(grant, asked, (1, 0, 0), now)
+        grant = Grant(self, taken, _ONE, _FURTHER, tenant.name, target.route, now)
+        self._ask(grant, asked, _ONE, now)
         return grant
 
     def _longest(

@@ -6,10 +6,11 @@ ran. The single writer is the loop.
 """
 
 from collections.abc import Callable
+from math import ceil
 from typing import Protocol
 
 from oriel_policies.calendar import CalendarClock
-from oriel_policies.limits import Bound, Gcra, Slots, Window
+from oriel_policies.limits import Bound, Gcra, Slots, Window, state_item
 
 __all__ = ["ASK", "Meter", "QuotaMeter", "RateMeter", "SlotMeter"]
 
@@ -41,6 +42,9 @@ class Meter(Protocol):
 
     def left(self, now: float) -> tuple[float, float]:
         """Units that are left, and the seconds until there are more (0.0: none are missing, or nobody knows)."""
+
+    def state(self, now: float) -> str:
+        """The same as a member of `RateLimit`."""
 
 
 class RateMeter:
@@ -79,6 +83,14 @@ class RateMeter:
         wait_s = gcra.arrival - now
         return gcra.remaining(rate, now), wait_s if wait_s > 0.0 else 0.0
 
+    def state(self, now: float) -> str:
+        bound, wait_s = self.bound, self._gcra.arrival - now
+        if wait_s <= 0.0:
+            return f'"{bound.name}";r={bound.limit}'
+        assert bound.rate is not None
+        left = int(bound.limit - wait_s * bound.rate.requests_per_s + 1e-6)
+        return f'"{bound.name}";r={left if left > 0 else 0};t={ceil(wait_s)}'
+
     def idle(self, now: float) -> bool:
         """Whether forgetting this meter forgives nothing."""
         return self._gcra.arrival <= now
@@ -113,6 +125,10 @@ class SlotMeter:
 
     def left(self, now: float) -> tuple[float, float]:
         return self.bound.limit - self._slots.used, 0.0
+
+    def state(self, now: float) -> str:
+        left = self.bound.limit - self._slots.used
+        return f'"{self.bound.name}";r={left if left > 0 else 0}'
 
     def idle(self, now: float) -> bool:
         """Whether forgetting this meter forgives nothing."""
@@ -171,6 +187,9 @@ class QuotaMeter:
         assert bound.period is not None
         self.window.roll(self._clock.window(bound.period, now))
         return bound.limit - self.window.used, self._clock.ends_in(bound.period, now)
+
+    def state(self, now: float) -> str:
+        return state_item(self.bound, *self.left(now))
 
     def idle(self, now: float) -> bool:
         """Whether forgetting this meter forgives nothing."""

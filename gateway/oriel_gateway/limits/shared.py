@@ -22,6 +22,8 @@ __all__ = ["SharedLimiter"]
 class SharedLimiter(MeteredLimiter):
     """replicas: gateways to reckon with before the ledger has said how many there are."""
 
+    asks = True
+
     def __init__(
         self,
         ledger: Ledger,
