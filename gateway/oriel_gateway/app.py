@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from oriel_gateway.access_log import AccessLog
 from oriel_gateway.admin import admin_app
-from oriel_gateway.compiler import FolderCompiler
+from oriel_gateway.compiler import BadFolder, FolderCompiler
 from oriel_gateway.core import Gateway
 from oriel_gateway.guard import admin_token
 from oriel_gateway.ingress_grpc import serve_grpc
@@ -41,7 +41,16 @@ COLLECTOR = (20_000, 5, 20)
 
 async def load(settings: Settings, compiler: FolderCompiler) -> Snapshot:
     """The documents of `settings.policies` with the addresses of the command line. Raises BadDocument."""
-    snapshot = await compiler.compile()
+    try:
+        snapshot = await compiler.compile()
+    except BadFolder as bad:
+        if bad.remaining is not None:
+            bad.remaining = _addressed(settings, bad.remaining)
+        raise
+    return _addressed(settings, snapshot)
+
+
+def _addressed(settings: Settings, snapshot: Snapshot) -> Snapshot:
     pools = dict(snapshot.pools)
     for name in {*settings.endpoints, *settings.grpc_endpoints}:
         if name not in pools:

@@ -111,7 +111,7 @@ class Call(Recovery):
             else:
                 connection.transport.pause_reading()
             if self.state == ANSWERING:
-                loan = self._loan = self._loan or Loan(self._gate)
+                loan = self._loan = self._loan or Loan(self._gate, self.tenant)
                 loan.busy() if writable else loan.idle()
 
     # Admission -------------------------------------------------------------------------------------------------

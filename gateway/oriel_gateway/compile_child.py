@@ -3,7 +3,8 @@
 A process of its own, because compiling a hundred thousand tenants holds the interpreter for seconds and leaves some
 hundred megabytes behind. Standard input is the answer of the time before, or empty: what has not changed since is taken
 from there, so that a revoked key is refused within a second, whoever else there is. If the documents are not good, the
-output is a JSON list of [file, path, reason] instead.
+output is a line of JSON (`Mistakes`), and behind it what is left in force of the time before: see
+`oriel_policies.documents.withdrawn`.
 """
 
 import gc
@@ -18,36 +19,70 @@ import msgspec
 from oriel_gateway.sources import FolderSource
 from oriel_policies.documents import compile_documents
 from oriel_policies.documents.packed import pack
-from oriel_policies.documents.renewed import renewed
+from oriel_policies.documents.renewed import renewed, wrong_lines
+from oriel_policies.documents.withdrawn import withdrawn
 from oriel_policies.errors import BadDocument
 
-__all__ = ["LARGE_BYTES", "main"]
+__all__ = ["LARGE_BYTES", "Mistakes", "main"]
 
 LARGE_BYTES = 4 * 1024 * 1024
+MAX_NAMES = 20  # of what is withdrawn, for the log
+
+
+class Mistakes(msgspec.Struct):
+    """mistakes: file, path, reason. withdrawn, keys, mark: see `Withdrawn`."""
+
+    mistakes: list[tuple[str, str, str]]
+    withdrawn: list[str] = []
+    keys: int = 0
+    mark: str = ""
 
 
 def main(folder: str) -> None:
     """Write the answer; exit code 0 whether the documents are good or not."""
     gc.disable()  # it all lives until the end, which is near
+    size = os.fstat(0).st_size
+    last = memoryview(mmap.mmap(0, size, access=mmap.ACCESS_READ)) if size else None
+    files: dict[str, bytes] | None = None
+    unreadable: list[BadDocument] = []
     try:
-        answer = _compiled(FolderSource(Path(folder)).read())
+        files, unreadable = FolderSource(Path(folder)).readable()
+        if unreadable:
+            unreadable[0].others = tuple(unreadable[1:])
+            raise unreadable[0]
+        answer = _compiled(files, last)
     except BadDocument as bad:
-        answer = [msgspec.json.encode([(each.file, each.path, each.reason) for each in (bad, *bad.others)])]
+        said = Mistakes([(each.file, each.path, each.reason) for each in (bad, *bad.others)])
+        answer = _refused(said, files, unreadable, last)
     with open(1, "wb", closefd=False) as out:
         out.writelines(answer)
     # Without the clean-up of a hundred thousand objects.
     os._exit(0)
 
 
-def _compiled(files: dict[str, bytes]) -> Sequence[bytes | memoryview]:
-    size = os.fstat(0).st_size
-    if size:
-        parts = renewed(memoryview(mmap.mmap(0, size, access=mmap.ACCESS_READ)), files)
+def _compiled(files: dict[str, bytes], last: memoryview | None) -> Sequence[bytes | memoryview]:
+    if last is not None:
+        parts = renewed(last, files)
         if parts is not None:
             return parts.block()
+        # A mistake beside a hundred thousand tenants is found without them: what is withdrawn must not wait.
+        rest = compile_documents({name: data for name, data in files.items() if not name.endswith(".ndjson")})
+        if wrong := wrong_lines(last, files, rest):
+            wrong[0].others = tuple(wrong[1:])
+            raise wrong[0]
     if sum(map(len, files.values())) > LARGE_BYTES:
         os.nice(10)  # seconds of work: those who serve go first
     return [pack(compile_documents(files), files)]
+
+
+def _refused(
+    said: Mistakes, files: dict[str, bytes] | None, unreadable: Sequence[BadDocument], last: memoryview | None
+) -> Sequence[bytes | memoryview]:
+    if files is None or last is None:
+        return [msgspec.json.encode(said), b"\n"]
+    left = withdrawn(last, files, {each.file for each in unreadable})
+    said.withdrawn, said.keys, said.mark = left.names[:MAX_NAMES], left.keys, left.mark
+    return [msgspec.json.encode(said), b"\n", *left.parts.block()]
 
 
 if __name__ == "__main__":

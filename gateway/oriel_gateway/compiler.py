@@ -11,15 +11,30 @@ from typing import IO, Self
 
 import msgspec
 
+from oriel_gateway.compile_child import Mistakes
 from oriel_policies.documents import Snapshot
 from oriel_policies.documents.packed import unpack
 from oriel_policies.errors import BadDocument
 
-__all__ = ["FolderCompiler", "compile_folder"]
+__all__ = ["BadFolder", "FolderCompiler", "compile_folder"]
 
 CHILD = "oriel_gateway.compile_child"
 COMPILE_TIMEOUT_S = 120.0
 _MAX_STDERR = 4096
+_MAX_LINE = 1024 * 1024  # a hundred mistakes are a tenth of that
+
+
+class BadFolder(BadDocument):
+    """The first mistake of a folder. remaining: what was good before less what is `withdrawn` of it, in words and, with
+    tenants and issuers left out, in keys; None if there was nothing before or the folder cannot be read. mark: the same
+    for the same."""
+
+    def __init__(self, file: str, path: str, reason: str) -> None:
+        super().__init__(file, path, reason)
+        self.remaining: Snapshot | None = None
+        self.withdrawn: list[str] = []
+        self.keys = 0
+        self.mark = ""
 
 
 async def compile_folder(folder: Path) -> Snapshot:
@@ -127,16 +142,17 @@ def _start(folder: Path, out: IO[bytes], last: IO[bytes] | None) -> "subprocess.
 
 def _read(descriptor: int, folder: Path) -> Snapshot:
     size = os.fstat(descriptor).st_size
-    if size and os.pread(descriptor, 1, 0) == b"[":
-        mistakes = [
-            BadDocument(file, path, reason)
-            for file, path, reason in msgspec.json.decode(
-                os.pread(descriptor, size, 0), type=list[tuple[str, str, str]]
-            )
-        ]
-        mistakes[0].others = tuple(mistakes[1:])
-        raise mistakes[0]
     try:
-        return unpack(memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)))
+        block = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
+        if bytes(block[:1]) != b"{":
+            return unpack(block)
+        line = os.pread(descriptor, min(size, _MAX_LINE), 0).partition(b"\n")[0]
+        said = msgspec.json.decode(line, type=Mistakes)
+        rest = block[len(line) + 1 :]
+        remaining = unpack(rest) if rest else None
     except (ValueError, msgspec.DecodeError) as error:
         raise BadDocument(folder.name, "", "the compiler's answer cannot be read") from error
+    bad = BadFolder(*said.mistakes[0])
+    bad.others = tuple(BadDocument(*mistake) for mistake in said.mistakes[1:])
+    bad.remaining, bad.withdrawn, bad.keys, bad.mark = remaining, said.withdrawn, said.keys, said.mark
+    raise bad

@@ -110,9 +110,10 @@ class Gateway:
 
     # documents -------------------------------------------------------------------------------------------------
 
-    def adopt(self, snapshot: Snapshot) -> None:
-        """New documents, all at once. A call that has begun keeps its tenant, its target and its pool.
+    def adopt(self, snapshot: Snapshot, *, good: bool = True) -> None:
+        """New documents, all at once; good: False for those in force less what no longer counts.
 
+        A call that has begun keeps its tenant, its target and its pool.
         Pools of the same name keep queue, permits and connections; one that is gone takes no new calls and is closed
         by `close_left_pools` when it is empty. Credentials are judged anew, on open connections as well.
         """
@@ -134,7 +135,8 @@ class Gateway:
         self._release(self._targets, self._old_targets, self._tenant_lines, *decoded(old))
         self._targets, self._old_targets, self._tenant_lines = {}, {}, {}
         self.forget_credentials()
-        self.documents.took()
+        if good:
+            self.documents.took()
 
     def forget_credentials(self) -> None:
         """Whoever was recognised has to be identified again."""

@@ -17,6 +17,7 @@ class DocumentsInForce(Collector):
     """Single writer: the gateway's loop.
 
     adopted_at: epoch seconds. mistakes: of the documents on disk; empty when these are the ones in force.
+    withdrawn_keys: those of the ones in force that no longer count, because the ones on disk do not name them.
     """
 
     def __init__(self) -> None:
@@ -24,12 +25,14 @@ class DocumentsInForce(Collector):
         self.adopted = 1
         self.refused = 0
         self.mistakes: tuple[BadDocument, ...] = ()
+        self.withdrawn_keys = 0
 
     def took(self) -> None:
         """New documents are in force."""
         self.adopted_at = time()
         self.adopted += 1
         self.mistakes = ()
+        self.withdrawn_keys = 0
 
     def kept(self, bad: BadDocument) -> None:
         """What is on disk is not good; what was in force stays."""
@@ -44,6 +47,7 @@ class DocumentsInForce(Collector):
             "refused": self.refused,
             "tenants": len(snapshot.tenants),
             "keys": len(snapshot.keys),
+            "withdrawn_keys": self.withdrawn_keys,
             "tiers": sorted(snapshot.tiers),
             "issuers": sorted(snapshot.issuers),
             "pools": sorted(snapshot.pools),
@@ -65,6 +69,11 @@ class DocumentsInForce(Collector):
             "oriel_gateway_policy_mistakes",
             "Mistakes in the documents on disk; above 0 older ones are in force.",
             value=len(self.mistakes),
+        )
+        yield GaugeMetricFamily(
+            "oriel_gateway_policy_withdrawn_keys",
+            "Keys of the documents in force that are refused: those on disk, which have mistakes, dropped them.",
+            value=self.withdrawn_keys,
         )
         yield GaugeMetricFamily(
             "oriel_gateway_policy_adopted_timestamp_seconds",

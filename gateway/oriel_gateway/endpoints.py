@@ -45,7 +45,8 @@ class Reach(StrEnum):
 
 class Standing:
     """What a pool thinks of one address. outstanding: requests under way; trial: how many answers until it is trusted
-    again after an ejection, 0 = it is; leaving: discovery does not name it any more."""
+    again after an ejection, 0 = it is; doubted_s: until when it may be dying; leaving: discovery does not name it any
+    more."""
 
     outstanding: int
     heard: bool
@@ -60,6 +61,7 @@ class Standing:
         self.trial = 0
         self.leaving = False
         self.probing = False
+        self.doubted_s = 0.0
         self.probed_s = 0.0
         self.probe_due_s = 0.0
         self.probe_misses = 0
@@ -294,6 +296,7 @@ class EndpointSet(Generic[E]):
 
     def broke(self, endpoint: E, now: float) -> None:
         """An exchange ended without a whole answer."""
+        endpoint.doubted_s = now + SUSPECT_S
         if endpoint.record.broke() or endpoint.trial:
             self.eject(endpoint, Cause.BROKEN, now)
 
@@ -314,8 +317,10 @@ class EndpointSet(Generic[E]):
             best, second = usable[one], usable[other]
             if best.cost.load(best.outstanding, now) > second.cost.load(second.outstanding, now):
                 best, second = second, best
-            if best.trial and best.outstanding and not second.trial:
-                best = second
+            if (best.trial or best.record.broken) and best.outstanding and not second.trial:
+                # A process that dies loses one connection after the other, and its kernel takes new ones meanwhile.
+                if best.trial or (now < best.doubted_s and not second.record.broken):
+                    best = second
         elif count:
             best = usable[0]
         else:

@@ -11,6 +11,7 @@ from oriel_gateway.discovery import Address
 from oriel_gateway.endpoints import Reach, Standing
 from oriel_gateway.grpc_errors import broken, surely_not_executed
 from oriel_gateway.grpc_model import append_model
+from oriel_wire.engine.large_messages import READ_AHEAD
 
 __all__ = ["GrpcEndpoint"]
 
@@ -20,6 +21,7 @@ _READY, _FAILED = grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANS
 _OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.enable_http_proxy", 0),
+    READ_AHEAD,
     # A connection that was lost is made again soon: calls are parked or sent elsewhere meanwhile.
     ("grpc.initial_reconnect_backoff_ms", 250),
     ("grpc.max_reconnect_backoff_ms", 1000),

@@ -27,6 +27,7 @@ from oriel_gateway.targets import absent, check_model
 from oriel_gateway.tracing import Mark
 from oriel_policies.documents import ApiKey, Pool, Tenant
 from oriel_wire.engine import listener
+from oriel_wire.engine.large_messages import READ_AHEAD
 from oriel_wire.engine.process import connection_places
 from oriel_wire.engine.tls import Certificates
 from oriel_wire.errors import BadMessage
@@ -130,6 +131,7 @@ class GrpcIngress(_GenericHandler):
                 # What nobody reads yet is held back after 64 KiB; a message that is read gets a window of its size.
                 ("grpc.http2.bdp_probe", 0),
                 ("grpc.http2.lookahead_bytes", 64 * 1024),
+                READ_AHEAD,
                 # Compressed messages arrive as they are: see `grpc_folded`.
                 ("grpc.per_message_decompression", 0),
             ),

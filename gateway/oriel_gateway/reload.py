@@ -6,6 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from time import monotonic
 
+from oriel_gateway.compiler import BadFolder
 from oriel_gateway.core import Gateway
 from oriel_gateway.sources import PolicySource, Stamp
 from oriel_policies.documents import Snapshot
@@ -29,6 +30,8 @@ class Reloader:
     half of the tenants would be strangers. It is compiled again at the next look, until it holds still; but a source
     that does not for `CALM_S` is taken as it is, so that a revoked key does not live on for that. What would leave many
     tenants out has to hold still for `SHRUNK_S`: a copy over a network may stall for longer than compiling takes.
+
+    Documents with a mistake leave those in force as they are, but for what they drop: see `documents.withdrawn`.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class Reloader:
         self._spared = 0
         self._now = now
         self._again = False
+        self._mark = ""  # of what was withdrawn: see `BadFolder`
         self._moving_s: float | None = None  # since when what is read does not hold still
 
     def ask(self) -> None:
@@ -108,7 +112,8 @@ class Reloader:
             snapshot = await self._build()
         except BadDocument as error:
             snapshot = error
-        if isinstance(snapshot, Snapshot) and _shrunk(len(gateway.snapshot.tenants), len(snapshot.tenants)):
+        left = snapshot.remaining if isinstance(snapshot, BadFolder) else snapshot
+        if isinstance(left, Snapshot) and _shrunk(gateway.snapshot, left):
             await asyncio.sleep(SHRUNK_S)
         if await self._moved(stamp):
             self._again = True
@@ -121,11 +126,31 @@ class Reloader:
                 _log.error("the policies on disk are not usable, the old ones stay in force: %s", each)
             if len(mistakes) > _LOGGED_MISTAKES:
                 _log.error("and %d more mistakes: `oriel policies check` names them", len(mistakes) - _LOGGED_MISTAKES)
+            if isinstance(bad, BadFolder):
+                self._withdraw(bad)
             return
         gateway.adopt(snapshot)
+        self._mark = ""
         _log.info("new policies are in force: %d tenants, %d pools", len(snapshot.tenants), len(snapshot.pools))
 
+    def _withdraw(self, bad: BadFolder) -> None:
+        """What the folder names no more ends now, whatever is wrong with the rest of it."""
+        if bad.remaining is None or bad.mark == self._mark:
+            return
+        self._mark = bad.mark
+        self._gateway.adopt(bad.remaining, good=False)
+        self._gateway.documents.withdrawn_keys = bad.keys
+        if not bad.mark:
+            _log.warning("what the policies on disk had dropped is there again and counts")
+            return
+        _log.warning(
+            "the policies on disk have mistakes, but what they drop is refused from now on, %d keys in all: %s",
+            bad.keys,
+            ", ".join(bad.withdrawn),
+        )
 
-def _shrunk(before: int, after: int) -> bool:
-    """Whether so many tenants are gone that a file may be half of itself."""
-    return before - after > max(100, before // 10)
+
+def _shrunk(before: Snapshot, after: Snapshot) -> bool:
+    """Whether so many tenants or keys are gone that a file may be half of itself."""
+    counts = ((len(before.tenants), len(after.tenants)), (len(before.keys), len(after.keys)))
+    return any(was - now > max(100, was // 10) for was, now in counts)

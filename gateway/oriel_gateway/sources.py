@@ -44,6 +44,14 @@ class FolderSource:
         return tuple(stamps)
 
     def read(self) -> dict[str, bytes]:
+        documents, unreadable = self.readable()
+        if unreadable:
+            unreadable[0].others = tuple(unreadable[1:])
+            raise unreadable[0]
+        return documents
+
+    def readable(self) -> tuple[dict[str, bytes], list[BadDocument]]:
+        """The files that can be read, and why the others cannot. Raises BadDocument when that is so of the folder."""
         try:
             paths = self._paths()
         except OSError as error:
@@ -53,16 +61,20 @@ class FolderSource:
         if len(paths) > MAX_DOCUMENTS:
             raise BadDocument(self._folder.name, "", f"more than {MAX_DOCUMENTS} documents")
         documents: dict[str, bytes] = {}
+        unreadable: list[BadDocument] = []
         for path in paths:
             bound = _KINDS[path.suffix]
             try:
                 with path.open("rb") as file:
-                    documents[path.name] = file.read(bound + 1)
+                    data = file.read(bound + 1)
             except OSError as error:
-                raise BadDocument(path.name, "", f"cannot be read: {error.strerror}") from error
-            if len(documents[path.name]) > bound:
-                raise BadDocument(path.name, "", f"larger than {bound} bytes")
-        return documents
+                unreadable.append(BadDocument(path.name, "", f"cannot be read: {error.strerror}"))
+                continue
+            if len(data) > bound:
+                unreadable.append(BadDocument(path.name, "", f"larger than {bound} bytes"))
+                continue
+            documents[path.name] = data
+        return documents, unreadable
 
     def _paths(self) -> list[Path]:
         return sorted(

@@ -226,6 +226,7 @@ async def open_unit(
                 limits=HttpLimits(max_body_bytes=settings.max_body_bytes, drain_bytes=settings.max_body_bytes),
                 refuse=frontend.refuse,
                 explain=frontend.explain,
+                views=frontend.views,
             )
         end_control = asyncio.Event()
         async with asyncio.TaskGroup() as group:

@@ -26,6 +26,8 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
+from oriel_cli.units import free_ports
+
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = {"gold": "soak-gold", "silver": "soak-silver", "bronze": "soak-bronze"}
 BODY = b"x" * 1024
@@ -171,12 +173,6 @@ def rss_mib(pid: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 def metric(admin: int, name: str) -> float:
     with urllib.request.urlopen(f"http://127.0.0.1:{admin}/metrics", timeout=10) as answer:
         text = answer.read().decode()
@@ -190,7 +186,7 @@ async def soak(
     with TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as silent:
         server = await asyncio.start_server(upstream, "127.0.0.1", 0)
         documents(Path(folder), server.sockets[0].getsockname()[1])
-        http, grpc, admin = free_port(), free_port(), free_port()
+        http, grpc, admin = free_ports("127.0.0.1", 3)
         environ = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
         environ["XDG_STATE_HOME"] = folder
         if collector == "blackhole":

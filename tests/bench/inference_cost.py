@@ -101,7 +101,7 @@ async def measure(args: argparse.Namespace) -> None:
             server = await serve_http(frontend.handle, sock, limits=HttpLimits())
             connections = []
             for _ in range(args.connections):
-                connection = _Buffered(server, frontend.handle, frontend.refuse, head_refusal)
+                connection = _Buffered(server, frontend.handle, frontend.refuse, head_refusal, frontend.views)
                 connection.connection_made(Transport())  # type: ignore[arg-type]
                 connections.append(connection)
             data = request(args.binary)

@@ -34,12 +34,12 @@ async def answering(answer: bytes, *, hold: bool = False) -> AsyncIterator[int]:
 )
 async def test_an_answer_is_read_or_counts_as_none(answer: bytes, expected: probe.Answer | None) -> None:
     async with answering(answer) as port:
-        assert await probe.get("127.0.0.1", port, "/x", timeout_s=20) == expected
+        assert await probe.get("127.0.0.1", port, "/x", timeout_s=60) == expected
 
 
 async def test_nobody_there_is_none() -> None:
     (port,) = free_ports("127.0.0.1", 1)
-    assert await probe.get("127.0.0.1", port, "/x", timeout_s=20) is None
+    assert await probe.get("127.0.0.1", port, "/x", timeout_s=60) is None
 
 
 async def test_who_never_finishes_is_given_up() -> None:
@@ -50,4 +50,4 @@ async def test_who_never_finishes_is_given_up() -> None:
 async def test_an_endless_answer_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "MAX_ANSWER_BYTES", 1000)
     async with answering(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 100_000, hold=True) as port:
-        assert await probe.get("127.0.0.1", port, "/x", timeout_s=20) is None
+        assert await probe.get("127.0.0.1", port, "/x", timeout_s=60) is None

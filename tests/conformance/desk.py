@@ -51,6 +51,7 @@ class Desk:
         self.tenant = self.snapshot.tenants["t"]
         self._targets = {model: self._target(model) for model in ("m", "big")}
         self.waits: list[float] = []  # seconds that calls waited for their ledger
+        self.tried = 0
 
     def _target(self, model: str):  # type: ignore[no-untyped-def]
         return resolve("POST", f"/v2/models/{model}/infer", "", self.tenant, RouteTable(self.snapshot.routes))
@@ -74,6 +75,7 @@ class Desk:
 
     async def admitted(self, model: str = "m", size: int = 0) -> bool:
         """One call, over at once."""
+        self.tried += 1
         try:
             grant = await self.take(model, size)
         except Refused:

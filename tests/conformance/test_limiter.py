@@ -55,6 +55,18 @@ async def refused(desk: Desk, model: str = "m", size: int = 0) -> Refused:
     return caught.value
 
 
+async def refused_soon(desk: Desk, size: int = 0) -> Refused:
+    """A ledger hears of what was charged within a beat or two."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                grant = await desk.take(size=size)
+            except Refused as no:
+                return no
+            grant.settle(0, False, monotonic())
+            await asyncio.sleep(0.01)
+
+
 async def test_a_burst_is_admitted_and_the_next_told_the_true_wait(make: Make) -> None:
     desk = make("limit = { requests_per_s = 0.1, burst = 3 }")
     for _ in range(3):
@@ -98,7 +110,7 @@ async def test_slots_are_held_until_settled(make: Make) -> None:
     assert no.outcome is Outcome.CONCURRENCY_LIMITED and no.retry_after_s is not None
     for grant in grants:
         grant.settle(0, True, monotonic())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         for _ in range(2):
             while not await _took(desk):
                 await asyncio.sleep(0.005)
@@ -127,18 +139,17 @@ async def test_computing_is_settled_by_its_charge(make: Make) -> None:
     desk = make("limit = { compute_ms_per_month = 1000 }")
     first = await desk.take()
     first.settle(985_000, True, monotonic())
-    await asyncio.sleep(0.2)  # a ledger hears of it within a beat or two
-    no = await refused(desk)
+    no = await refused_soon(desk)
     assert no.outcome is Outcome.QUOTA_EXCEEDED
 
 
 async def test_bytes_are_admitted_by_size_and_answers_paid_later(make: Make) -> None:
     desk = make("limit = { bytes_per_s = 1000, bytes_burst = 5000 }")
+    began = monotonic()
     grant = await desk.take(size=3000)
     grant.move(10_000, monotonic())
-    await asyncio.sleep(0.2)
-    no = await refused(desk, size=10)
-    assert no.retry_after_s in (8, 9) and "bytes per second" in no.message
+    no = await refused_soon(desk, size=10)
+    assert 8.01 - (monotonic() - began) <= (no.retry_after_s or 0) <= 9 and "bytes per second" in no.message
 
 
 async def test_a_call_that_leaves_while_its_limiter_thinks_holds_nothing(make: Make) -> None:
@@ -153,7 +164,7 @@ async def test_a_call_that_leaves_while_its_limiter_thinks_holds_nothing(make: M
         assert not call.answer.done(), "who left is not called"
     else:
         grant.settle(0, False, now)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not await _took(desk):
             await asyncio.sleep(0.005)
 
@@ -161,6 +172,7 @@ async def test_a_call_that_leaves_while_its_limiter_thinks_holds_nothing(make: M
 async def test_a_high_rate_is_leased_and_no_call_waits(make: Make) -> None:
     desk = make("limit = { requests_per_s = 100000, burst = 1000 }")
     await desk.press(0.3)
-    before = len(desk.waits)
-    assert await desk.press(0.3) > 100
+    before, admitted = len(desk.waits), 0
+    while admitted < 200:
+        admitted += await desk.press(0.1)
     assert len(desk.waits) - before <= 5

@@ -90,7 +90,7 @@ class Load:
 
 async def ports_of(process: Process) -> int:
     assert process.stderr is not None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         async for line in process.stderr:
             if b"on HTTP" in line:
                 return int(line.split(b"on HTTP 127.0.0.1:")[1].split()[0])

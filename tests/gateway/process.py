@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from oriel_cli.units import free_ports
+
 from .stack import Client
 
 
@@ -32,14 +34,6 @@ class Process:
         return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def free_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port: int = sock.getsockname()[1]
-        return port
-
-
 @asynccontextmanager
 async def gateway_process(
     folder: Path, files: dict[str, bytes], *words: str, max_files: int | None = None, plain: bool = True
@@ -54,7 +48,7 @@ async def gateway_process(
         if max_files is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))
 
-    http_port, *others = (str(free_port()) for _ in range(3))
+    http_port, *others = (str(port) for port in free_ports("127.0.0.1", 3))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "oriel_cli.main", "gateway", "--policies", str(policies)),
         *("--http-port", http_port, "--grpc-port", others[0], "--admin-port", others[1], *words),

@@ -2,9 +2,13 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from hashlib import sha256
+from typing import Any
+
+import grpc
+from grpc import aio
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.ingress_http import ClientConnection
@@ -92,11 +96,20 @@ class Upstream:
         self.departures = 0
         self.port = 0
         self.answer: Answer = self.ok
+        self._serving: dict[asyncio.Task[None] | None, asyncio.StreamWriter] = {}
 
     async def ok(self, seen: Seen) -> bytes:
         return b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx-up: 1\r\nserver-timing: infer;dur=1.5\r\n\r\nok"
 
+    async def close(self) -> None:
+        """Whoever is served is left, as by a process that ends."""
+        for writer in self._serving.values():
+            writer.transport.abort()
+        await asyncio.gather(*(task for task in self._serving if task is not None), return_exceptions=True)
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        self._serving[task] = writer
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -130,6 +143,7 @@ class Upstream:
             pass
         finally:
             writer.close()
+            del self._serving[task]
 
 
 @asynccontextmanager
@@ -141,6 +155,7 @@ async def upstream() -> AsyncIterator[Upstream]:
         yield up
     finally:
         server.close()
+        await up.close()
 
 
 @asynccontextmanager
@@ -157,6 +172,27 @@ async def gateway(
     finally:
         await server.drain(0.0)
         await gate.close()
+
+
+@asynccontextmanager
+async def grpc_server(handler: "grpc.GenericRpcHandler[Any, Any]") -> AsyncIterator[int]:
+    """The port of a gRPC server that is ended whatever happens: one that is not fails whichever test comes later."""
+    server = aio.server()
+    server.add_generic_rpc_handlers((handler,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(0.0)
+
+
+@contextmanager
+def nobody() -> Iterator[int]:
+    """A port at which connections are refused; it is held, so that no other test listens there meanwhile."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 class Reply:
@@ -191,7 +227,7 @@ class Client:
         head = f"{method} {target} HTTP/1.1\r\nhost: x\r\n{auth}{headers}content-length: {len(body)}\r\n\r\n"
         self.writer.write(head.encode("latin-1") + body)
 
-    async def reply(self, timeout_s: float = 10.0) -> Reply:
+    async def reply(self, timeout_s: float = 60.0) -> Reply:
         async with asyncio.timeout(timeout_s):
             head = await self.reader.readuntil(b"\r\n\r\n")
             reply = Reply(head[:-4], b"")

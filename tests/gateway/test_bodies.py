@@ -176,7 +176,7 @@ async def test_slow_heads_bodies_readers_and_idlers_are_cut_while_others_are_ser
         silent = [Slow(port) for _ in range(5)]
         readers = [Slow(port, HEAD % GOLD.encode() + b"x-large: 1\r\ncontent-length: 0\r\n\r\n") for _ in range(3)]
         sent = iter(b"GET /v2 HTTP/1.1\r\nhost: x\r\nx-long: " + b"x" * 100_000)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not all(slow.cut for slow in (*heads, *bodies, *silent)):
                 byte = bytes([next(sent)])
                 for slow in (*heads, *bodies):
@@ -186,7 +186,7 @@ async def test_slow_heads_bodies_readers_and_idlers_are_cut_while_others_are_ser
                 async with Client(port) as canary:
                     assert (await canary.ask(INFER)).status == 200
                 await asyncio.sleep(0.01)
-            await settle(lambda: idle(core) and core.pools["p"].held_bytes == 0, 10)
+            await settle(lambda: idle(core) and core.pools["p"].held_bytes == 0)
         assert all(slow.got.startswith(b"HTTP/1.1 408 ") for slow in (*heads, *bodies))
         assert not any(slow.got for slow in silent)
         for slow in (*heads, *bodies, *silent, *readers):
@@ -226,7 +226,7 @@ async def _read_of(port: int, core: object, data: bytes) -> int:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(data)
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while await reader.read(65536):
                     pass
         except ConnectionError:

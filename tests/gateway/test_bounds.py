@@ -154,7 +154,7 @@ async def test_grpc_messages_metadata_and_calls_are_bounded(monkeypatch: pytest.
 async def test_a_grpc_connection_that_does_not_begin_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was left open for two minutes."""
     monkeypatch.setattr(GrpcLimits, "GREETING_S", 0.2)
-    async with stack(Backend()) as (address, _), asyncio.timeout(10):
+    async with stack(Backend()) as (address, _), asyncio.timeout(60):
         reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
         writer.write(b"PRI * HTTP/2.0\r\n")
         while await reader.read(1000):
@@ -167,7 +167,7 @@ async def test_grpc_connections_are_bounded_and_do_not_idle_for_ever(monkeypatch
     monkeypatch.setattr(GrpcLimits, "MAX_CONNECTIONS", 2)
     monkeypatch.setattr(GrpcLimits, "IDLE_S", 1.0)
     begun = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
-    async with stack(Backend()) as (address, _), asyncio.timeout(15):
+    async with stack(Backend()) as (address, _), asyncio.timeout(60):
         opened = []
         for _ in range(4):
             reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))

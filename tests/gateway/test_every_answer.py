@@ -41,12 +41,12 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 async def test_a_refusal_says_who_why_and_how_long_and_is_told_once(name: str) -> None:
     data, status, reason = REFUSED[name]
-    limits = HttpLimits(head_timeout_s=0.05, body_timeout_s=0.05)
+    limits = HttpLimits(head_timeout_s=0.05, body_timeout_s=0.05) if status == 408 else HttpLimits()
     async with upstream() as up, gateway(documents([up.port]), limits=limits) as (port, core):
         core.draining = name == "not ready"
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(data)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             head, _, body = (await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n\r\n")
             reply = Reply(head, body)
             if not data.startswith(b"HEAD "):
@@ -78,7 +78,7 @@ async def test_bodies_without_a_valid_key_are_bounded_whatever_they_come_with(he
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         request = head + b"content-length: 30000\r\n\r\n" + bytes(30_000)
         answers = 0
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while answers < 30:
                 writer.write(request)
                 answer = await reader.readuntil(b"\r\n\r\n")

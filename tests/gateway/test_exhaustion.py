@@ -3,6 +3,7 @@
 import asyncio
 import resource
 import socket
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -46,7 +47,7 @@ async def test_idle_connections_without_number_leave_room_for_those_who_ask(tmp_
         assert process.cpu_s() - cpu < 0.5 * (monotonic() - began)
         for writer in idle:
             writer.transport.abort()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while process.files() > files + 20:
                 await asyncio.sleep(0.02)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -201,7 +202,10 @@ async def test_memory_of_bodies_that_wait_stays_in_its_budget_and_is_given_back(
 
 
 async def test_memory_of_grpc_messages_that_wait_stays_in_its_budget_and_is_given_back(tmp_path: Path) -> None:
-    """Four hundred of them grew a gateway by 488 MiB, and half a minute later it still had 329."""
+    """Four hundred of them grew a gateway by 488 MiB, and half a minute later it still had 329.
+
+    Over many connections that stay: what gRPC reads ahead on each of them was a quarter of all.
+    """
     backend = Backend()
     server = aio.server()
     server.add_generic_rpc_handlers((backend,))
@@ -219,7 +223,7 @@ async def test_memory_of_grpc_messages_that_wait_stays_in_its_budget_and_is_give
     answers: list[str] = []
     async with gateway_process(tmp_path, files) as process:
         address = f"127.0.0.1:{process.grpc_port}"
-        channels = [aio.insecure_channel(address, options=options) for _ in range(8)]
+        channels = [aio.insecure_channel(address, options=options) for _ in range(32)]
         calls = [channel.unary_unary("/inference.GRPCInferenceService/ModelInfer") for channel in channels]
 
         async def one(number: int) -> None:
@@ -238,7 +242,9 @@ async def test_memory_of_grpc_messages_that_wait_stays_in_its_budget_and_is_give
             while len(answers) < CALLS - budget // MIB:
                 held = max(held, process.rss_bytes() - before)
                 await asyncio.sleep(0.01)
-        assert 32 * MIB < held <= budget + 128 * MIB
+        # Once more: this loop is busy sending, and may not have come by while they were being received.
+        held = max(held, process.rss_bytes() - before)
+        assert 32 * MIB < held <= budget + 128 * MIB, Counter(answers)
         backend.hold.set()
         await asyncio.gather(*asked)
         assert set(answers) == {"OK", "queue_full"} and answers.count("OK") >= 40

@@ -45,7 +45,7 @@ async def decision(core: Gateway, request_id: str) -> dict[str, Any]:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.001)
 

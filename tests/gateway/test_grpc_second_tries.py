@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
@@ -129,29 +129,28 @@ async def house(route: str = "", *, servers: int = 2, calls: int = 0, probed: bo
     steps: list[Fails | float | None] = []
     scripts = [Script(asked, steps) for _ in range(servers)]
     ports = []
-    for script in scripts:
-        script.server = aio.server()
-        script.server.add_generic_rpc_handlers((script,))
-        ports.append(script.server.add_insecure_port("127.0.0.1:0"))
-        await script.server.start()
-    files = documents(ports, pool='probe = "/v2/health/ready"' if probed else 'probe = ""')
-    if route:
-        files = first_route(files, f'[[routes]]\nmodel = "*"\npool = "p"\n{route}\n')
-    core = Gateway(compile_documents(files), limiter=EmbeddedLimiter(), sink=ListSink())
-    for _ in range(calls):
-        core.pools["p"].retries.requested(monotonic())
-    sock = socket.socket()
-    sock.bind(("127.0.0.1", 0))
-    ingress = await serve_grpc(core, sock)
-    try:
-        async with aio.insecure_channel(f"127.0.0.1:{ingress.port}") as channel:
-            yield House(channel, core, ingress, asked, steps, scripts)
-    finally:
-        await ingress.drain(0.0)
-        await core.close()
+    async with AsyncExitStack() as exits:
         for script in scripts:
-            assert script.server is not None
-            await script.server.stop(0.0)
+            script.server = aio.server()
+            script.server.add_generic_rpc_handlers((script,))
+            ports.append(script.server.add_insecure_port("127.0.0.1:0"))
+            await script.server.start()
+            exits.push_async_callback(script.server.stop, 0.0)
+        files = documents(ports, pool='probe = "/v2/health/ready"' if probed else 'probe = ""')
+        if route:
+            files = first_route(files, f'[[routes]]\nmodel = "*"\npool = "p"\n{route}\n')
+        core = Gateway(compile_documents(files), limiter=EmbeddedLimiter(), sink=ListSink())
+        for _ in range(calls):
+            core.pools["p"].retries.requested(monotonic())
+        sock = socket.socket()
+        sock.bind(("127.0.0.1", 0))
+        ingress = await serve_grpc(core, sock)
+        try:
+            async with aio.insecure_channel(f"127.0.0.1:{ingress.port}") as channel:
+                yield House(channel, core, ingress, asked, steps, scripts)
+        finally:
+            await ingress.drain(0.0)
+            await core.close()
 
 
 @pytest.mark.parametrize("refusal", [FULL, TRITON_FULL], ids=["oriel", "triton"])

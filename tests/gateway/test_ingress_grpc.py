@@ -4,7 +4,7 @@ import asyncio
 import re
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -17,6 +17,7 @@ from tritonclient.grpc import InferInput, service_pb2
 from tritonclient.grpc import aio as triton
 from tritonclient.utils import InferenceServerException
 
+from oriel_cli.units import free_ports
 from oriel_gateway.core import Gateway
 from oriel_gateway.ingress_grpc import serve_grpc
 from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter
@@ -24,7 +25,7 @@ from oriel_gateway.limits.ledger import MemoryLedger
 from oriel_policies.documents import compile_documents
 from oriel_wire.trace import ListSink
 
-from .stack import BRONZE, GOLD, LIMITED, digest, documents
+from .stack import BRONZE, GOLD, LIMITED, digest, documents, grpc_server, nobody
 
 Metadata = dict[str, str]
 
@@ -82,23 +83,19 @@ async def stack(
     shared: bool = False,
     **more: Any,
 ) -> AsyncIterator[tuple[str, Gateway]]:
-    server = aio.server()
-    server.add_generic_rpc_handlers((backend,))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    ledger = MemoryLedger(lambda: monotonic() * 1e6).seat("one")
-    limiter = SharedLimiter(ledger, budget_s=2.0) if shared else EmbeddedLimiter()
-    set_of = files(port) if files else documents([port], **more)
-    core = Gateway(compile_documents(set_of), limiter=limiter, sink=ListSink())
-    sock = socket.socket()
-    sock.bind(("127.0.0.1", 0))
-    ingress = await serve_grpc(core, sock)
-    try:
-        yield f"127.0.0.1:{ingress.port}", core
-    finally:
-        await ingress.drain(0.0)
-        await core.close()
-        await server.stop(0.0)
+    async with grpc_server(backend) as port:
+        ledger = MemoryLedger(lambda: monotonic() * 1e6).seat("one")
+        limiter = SharedLimiter(ledger, budget_s=2.0) if shared else EmbeddedLimiter()
+        set_of = files(port) if files else documents([port], **more)
+        core = Gateway(compile_documents(set_of), limiter=limiter, sink=ListSink())
+        sock = socket.socket()
+        sock.bind(("127.0.0.1", 0))
+        ingress = await serve_grpc(core, sock)
+        try:
+            yield f"127.0.0.1:{ingress.port}", core
+        finally:
+            await ingress.drain(0.0)
+            await core.close()
 
 
 def headers(key: str | None, **more: str) -> Metadata:
@@ -209,11 +206,13 @@ async def test_limits_are_counted_given_back_and_told(shared: bool) -> None:
             request = service_pb2.ModelInferRequest(model_name=model, id="i" * 200, raw_input_contents=[bytes(size)])
             return bytes(request.SerializeToString())
 
+        began = monotonic()
         first = call(message("digits"), metadata=key)
         moved = len(message("digits")) + len(await first)
+        refilled = 1000 * (monotonic() - began)
         trailing = dict(await first.trailing_metadata())
         left = int(re.findall(r'"bytes";r=([0-9]+)', trailing["ratelimit"])[0])
-        assert 1000 - moved <= left <= 1000 - moved + 100, "both ways, and a little has been refilled"
+        assert 1000 - moved <= left <= min(1000, 1000 - moved + refilled), "both ways"
         assert '"concurrency";q=1;qu="concurrent-requests"' in trailing["ratelimit-policy"]
         assert '"model:digits/requests-day";r=0;' in trailing["ratelimit"]
         with pytest.raises(aio.AioRpcError) as caught:
@@ -223,14 +222,14 @@ async def test_limits_are_counted_given_back_and_told(shared: bool) -> None:
         assert told["x-oriel-reason"] == "quota_exceeded" and int(told["retry-after"]) > 0
         backend.hold = asyncio.Event()
         held = call(message("a"), metadata=key)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while len(backend.seen) < 2:
                 await asyncio.sleep(0.001)
         with pytest.raises(aio.AioRpcError, match="at once"):
             await call(message("b"), metadata=key)
         held.cancel()  # who leaves frees the slot
         backend.hold = None
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while True:
                 try:
                     await call(message("c", 5000), metadata=key)
@@ -245,7 +244,7 @@ async def test_limits_are_counted_given_back_and_told(shared: bool) -> None:
         with pytest.raises(aio.AioRpcError, match="bytes per second"):
             await asyncio.sleep(0.2)
             await call(message("d"), metadata=key)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not idle(core):
                 await asyncio.sleep(0.001)
 
@@ -258,17 +257,20 @@ async def test_the_charge_a_server_reports_is_what_a_grpc_call_pays() -> None:
     async with stack(backend, extra=extra) as (address, core), aio.insecure_channel(address) as channel:
         call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         message = service_pb2.ModelInferRequest(model_name="a").SerializeToString()
-        left = []
+        left, took_us = [], []
         for cost_us in ("400000", "-5", "1e6", "400000"):
             backend.cost_us = cost_us
+            began = monotonic()
             sent = call(message, metadata=(("x-api-key", "key-t"),))
             await sent
             trailing = dict(await sent.trailing_metadata())
             assert "x-oriel-cost-us" not in trailing
             meter = core.limiter._accounts["t", "all"].meters[0]  # type: ignore[attr-defined]
+            took_us.append((monotonic() - began) * 1e6)
             left.append(meter.left(monotonic())[0])
-        assert left[0] == 600_000 and 590_000 < left[1] <= 600_000, "what is no number says nothing"
-        assert 580_000 < left[2] <= left[1] and left[3] == left[2] - 400_000
+        assert left[0] == 600_000 and left[3] == left[2] - 400_000
+        # What is no number says nothing: the time of the permit is charged.
+        assert all(0 < left[n - 1] - left[n] <= took_us[n] + 1 for n in (1, 2))
 
 
 async def test_an_upstreams_own_error_passes_through() -> None:
@@ -448,24 +450,17 @@ async def test_a_stream_goes_on_across_new_documents() -> None:
 @asynccontextmanager
 async def several(backends: Sequence[Backend], **more: Any) -> AsyncIterator[tuple[str, Gateway, list[int]]]:
     """A gateway before several backends; one that is None-like (`Backend.gone`) is only an address."""
-    servers, ports = [], []
-    for backend in backends:
-        server = aio.server()
-        server.add_generic_rpc_handlers((backend,))
-        ports.append(server.add_insecure_port("127.0.0.1:0"))
-        await server.start()
-        servers.append(server)
-    core = Gateway(compile_documents(documents(ports, **more)), limiter=EmbeddedLimiter(), sink=ListSink())
-    sock = socket.socket()
-    sock.bind(("127.0.0.1", 0))
-    ingress = await serve_grpc(core, sock)
-    try:
-        yield f"127.0.0.1:{ingress.port}", core, ports
-    finally:
-        await ingress.drain(0.0)
-        await core.close()
-        for server in servers:
-            await server.stop(0.0)
+    async with AsyncExitStack() as exits:
+        ports = [await exits.enter_async_context(grpc_server(backend)) for backend in backends]
+        core = Gateway(compile_documents(documents(ports, **more)), limiter=EmbeddedLimiter(), sink=ListSink())
+        sock = socket.socket()
+        sock.bind(("127.0.0.1", 0))
+        ingress = await serve_grpc(core, sock)
+        try:
+            yield f"127.0.0.1:{ingress.port}", core, ports
+        finally:
+            await ingress.drain(0.0)
+            await core.close()
 
 
 class Without(Backend):
@@ -488,8 +483,7 @@ async def test_over_grpc_a_model_is_found_where_it_is_loaded() -> None:
 
 async def test_over_grpc_a_call_waits_for_the_first_server_and_passes_over_one_that_is_gone() -> None:
     backend = Backend()
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        nowhere = gone.getsockname()[1]
+    (nowhere,) = free_ports("127.0.0.1", 1)
     files = documents([nowhere])
     core = Gateway(compile_documents(files), limiter=EmbeddedLimiter(), sink=ListSink())
     sock = socket.socket()
@@ -502,7 +496,7 @@ async def test_over_grpc_a_call_waits_for_the_first_server_and_passes_over_one_t
         with pytest.raises(InferenceServerException, match="reached before the deadline"):
             await infer(address, "digits", GOLD, extra={"x-request-timeout-ms": "200"})
         waiting = asyncio.create_task(infer(address, "digits", GOLD))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not core.pools["p"].grpc.parked:
                 await asyncio.sleep(0.005)
         assert core.pools["p"].admission.inflight == 0
@@ -510,11 +504,10 @@ async def test_over_grpc_a_call_waits_for_the_first_server_and_passes_over_one_t
         await server.start()
         await waiting
         assert len(backend.seen) >= 1 and idle(core)
-        with socket.create_server(("127.0.0.1", 0)) as other:
-            dead = other.getsockname()[1]
-        core.pools["p"].grpc.assign((("127.0.0.1", nowhere), ("127.0.0.1", dead)))
-        for _ in range(6):
-            await infer(address, "digits", GOLD)
+        with nobody() as dead:
+            core.pools["p"].grpc.assign((("127.0.0.1", nowhere), ("127.0.0.1", dead)))
+            for _ in range(6):
+                await infer(address, "digits", GOLD)
     finally:
         await ingress.drain(0.0)
         await core.close()

@@ -11,7 +11,7 @@ from oriel_gateway.core import Gateway
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.trace import ListSink
 
-from .stack import BRONZE, GOLD, LIMITED, Client, Seen, Upstream, documents, gateway, upstream
+from .stack import BRONZE, GOLD, LIMITED, Client, Seen, Upstream, documents, gateway, nobody, upstream
 
 INFER = "/v2/models/digits/infer"
 
@@ -35,7 +35,7 @@ async def up() -> AsyncIterator[Upstream]:
         yield it
 
 
-async def settle(check: object, timeout_s: float = 5.0) -> None:
+async def settle(check: object, timeout_s: float = 60.0) -> None:
     """Let the loop run until check() holds."""
     assert callable(check)
     async with asyncio.timeout(timeout_s):
@@ -289,14 +289,13 @@ async def test_a_full_queue_refuses_and_a_higher_tier_displaces(up: Upstream) ->
 
 
 async def test_an_unreachable_endpoint_is_passed_over(up: Upstream) -> None:
-    async with upstream() as other:
-        gone = other.port
-    async with gateway(documents([gone, up.port])) as (port, core), Client(port) as client:
-        assert [(await client.ask(INFER)).status for _ in range(4)] == [200] * 4
-    async with gateway(documents([gone])) as (port, core), Client(port) as client:
-        reply = await client.ask(INFER, headers="x-request-timeout-ms: 100\r\n")  # it waits for an endpoint
-        assert reply.status == 502 and reply.headers["retry-after"] == "1"
-        assert json.loads(reply.body)["reason"] == "upstream_unreachable" and idle(core)
+    with nobody() as gone:
+        async with gateway(documents([gone, up.port])) as (port, core), Client(port) as client:
+            assert [(await client.ask(INFER)).status for _ in range(4)] == [200] * 4
+        async with gateway(documents([gone])) as (port, core), Client(port) as client:
+            reply = await client.ask(INFER, headers="x-request-timeout-ms: 100\r\n")  # it waits for an endpoint
+            assert reply.status == 502 and reply.headers["retry-after"] == "1"
+            assert json.loads(reply.body)["reason"] == "upstream_unreachable" and idle(core)
 
 
 async def test_an_upstream_that_breaks_off_is_a_502_and_not_retried(up: Upstream) -> None:

@@ -56,7 +56,7 @@ async def test_a_redis_that_is_not_there_is_no_reason_not_to_start(caplog: pytes
     )
     assert isinstance(limiter, SharedLimiter) and isinstance(limiter.courier._ledger, RedisLedger)
     limiter.courier._breaker._threshold = 1
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while limiter.courier.up:
             await asyncio.sleep(0.01)
     await limiter.close()

@@ -62,14 +62,14 @@ async def test_a_stopped_pod_is_left_alone_within_a_second_and_comes_back(probe:
         one.signal(signal.SIGSTOP)
         # 0.75 to 0.95 s by its timers. On a busy machine the other one may have been ejected as slow just before, and
         # never more than half of a pool are: then its time has to be over first.
-        await settle(lambda: victim not in these.usable, 20.0)
+        await settle(lambda: victim not in these.usable)
         stuck = victim.outstanding
         asked = len(load.answers)
         await settle(lambda: len(load.answers) > asked + 100)
         await settle(lambda: victim.outstanding == 0)  # they expire, and the pod is told
         before, resumed = one.ran.total(), monotonic()
         one.signal(signal.SIGCONT)
-        await settle(lambda: victim in these.usable, 10.0)
+        await settle(lambda: victim in these.usable)
         statuses = await load.stop()
         assert statuses[504] <= max(stuck, 1) <= 8 and set(statuses) <= {200, 504}, statuses
         expired = {b"ran " + body for _, status, body, _ in load.answers if status == 504}
@@ -124,9 +124,10 @@ async def test_a_gateway_that_is_told_to_stop_fails_no_request(tmp_path: Path) -
                 await settle(lambda: bool(closed))
                 assert (await probe.ask("/v2/health/ready", key=None, method="GET")).status == 503
                 assert await idle_client.reader.read() == b""  # closed, not reset
-            await asyncio.wait_for(asyncio.gather(*callers), 10)
+            await asyncio.wait_for(asyncio.gather(*callers), 60)
             assert set(statuses) == {200} and closed
-            assert await asyncio.wait_for(process.wait(), 10) == 0 and monotonic() - told < 5.0
+            assert await asyncio.wait_for(process.wait(), 60) == 0
+            assert monotonic() - told < 15.0  # at once, not when its 30 s are over
         finally:
             if process.returncode is None:
                 process.kill()

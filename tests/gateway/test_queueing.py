@@ -50,7 +50,7 @@ def seen_before(core: Gateway, work: str, seconds: float, *, fastest_s: float = 
 async def test_a_deadline_that_no_call_ever_met_is_refused_before_the_body(up: Upstream) -> None:
     async with gateway(documents([up.port])) as (port, core), Client(port) as client:
         seen_before(core, WORK, 0.5)
-        assert (await client.ask(INFER, b"body", headers="x-request-timeout-ms: 600\r\n")).status == 200
+        assert (await client.ask(INFER, b"body", headers="x-request-timeout-ms: 1900\r\n")).status == 200
         core.pools["p"]._times[WORK].fastest_s = 0.5  # but for that one
         client.writer.write(
             b"POST /v2/models/digits/infer HTTP/1.1\r\nhost: x\r\nauthorization: Bearer key-gold\r\n"
@@ -194,7 +194,7 @@ async def test_a_stream_ends_as_its_tier_says(up: Upstream, rule: str) -> None:
     async with gateway(written(documents([port]), TIER, f"{TIER}\n{rule}")) as (gateway_port, core):
         async with Client(gateway_port) as client:
             client.send(INFER, b"")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await client.reader.readuntil(b"first")
                 try:
                     await client.reader.read(-1)  # until the gateway cuts it
@@ -241,15 +241,15 @@ async def test_a_silent_grpc_stream_ends_as_its_tier_says(monkeypatch: pytest.Mo
 async def test_grpc_is_judged_by_the_same_rules() -> None:
     backend = Backend()
     async with stack(backend) as (address, core):
-        seen_before(core, "model:digits/ModelInfer", 0.5)
+        seen_before(core, "model:digits/ModelInfer", 1.9)
         request = service_pb2.ModelInferRequest(model_name="digits").SerializeToString()
         async with grpc.aio.insecure_channel(address) as channel:
             infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", None, None)
             metadata = tuple(headers(GOLD).items())
             with pytest.raises(grpc.aio.AioRpcError) as raised:
-                await infer(request, timeout=0.2, metadata=metadata)
+                await infer(request, timeout=1.8, metadata=metadata)
             assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED and not backend.seen
             assert ("x-oriel-reason", "deadline_too_short") in tuple(raised.value.trailing_metadata() or ())
             core.pools["p"].asks = True
-            await infer(request, timeout=5.0, metadata=metadata)
+            await infer(request, timeout=30.0, metadata=metadata)
             assert backend.seen[0][2]["endpoint-load-metrics-format"] == "text"

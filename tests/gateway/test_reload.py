@@ -527,3 +527,55 @@ async def test_a_compiler_that_dies_of_what_was_before_begins_from_nothing(tmp_p
         with pytest.raises(BadDocument, match="ended with code 1: .*not a packed snapshot"):
             await folder.compile()
         assert len((await folder.compile()).tenants) == 3
+
+
+async def test_a_mistake_in_another_file_does_not_keep_a_dropped_key_alive(
+    up: Upstream, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Any bad document kept every key of the last good ones in force until somebody had mended it."""
+    base = documents([up.port])["all.toml"].decode()
+    tenant = {name: f'[tenants.{name}]\ntier = "gold"\nmodels = ["*"]\n' for name in ("one", "two")}
+    key = 'keys = [{{ sha256 = "{}", name = "k" }}]\n'
+    keyed = {name: (text + key.format(digest(name))).encode() for name, text in tenant.items()}
+    good = {"all.toml": base.encode(), "one.toml": keyed["one"], "two.toml": keyed["two"]}
+    write(tmp_path, good)
+    source = FolderSource(tmp_path)
+    with FolderCompiler(tmp_path) as folder:
+        await folder.compile()
+        async with gateway(good) as (port, core), Client(port) as one, Client(port) as two:
+            reloader = Reloader(core, source, folder.compile, seen=source.stamp())
+
+            async def statuses() -> tuple[int, int]:
+                return (await one.ask(INFER, key="one")).status, (await two.ask(INFER, key="two")).status
+
+            for _ in range(3):
+                assert await statuses() == (200, 200)
+            write(tmp_path, {"bad.toml": b"[tiers.silver]\nband = 1\n", "new.toml": tenant["one"].encode()})
+            await reloader.look()
+            assert await statuses() == (200, 200) and core.documents.withdrawn_keys == 0
+            write(tmp_path, {"one.toml": tenant["one"].encode()})
+            (tmp_path / "new.toml").unlink()
+            await reloader.look()
+            assert await statuses() == (401, 200)
+            assert "what they drop is refused from now on, 1 keys in all: key 'k' of one" in caplog.text
+            report = await asked(core, "/policies")
+            assert (report["withdrawn_keys"], report["adopted"], len(report["mistakes"])) == (1, 1, 1)
+            assert "oriel_gateway_policy_withdrawn_keys 1.0" in await asked_text(core, "/metrics")
+            in_force = core.snapshot
+            write(tmp_path, {"two.toml": keyed["two"] + b"# a remark\n"})
+            await reloader.look()
+            assert core.snapshot is in_force, "what is left is not taken again"
+            # A file that cannot be read may be half written: it withdraws nothing, and keeps nobody else's key.
+            write(tmp_path, {"two.toml": b"[tenants.two\n"})
+            await reloader.look()
+            assert await statuses() == (401, 200)
+            write(tmp_path, {"one.toml": keyed["one"]})
+            await reloader.look()
+            assert await statuses() == (200, 200) and "there again" in caplog.text
+            (tmp_path / "two.toml").unlink()
+            await reloader.look()
+            assert await statuses() == (200, 401)
+            (tmp_path / "bad.toml").unlink()
+            await reloader.look()
+            assert await statuses() == (200, 401)
+            assert (core.documents.withdrawn_keys, core.documents.adopted) == (0, 2)

@@ -8,6 +8,7 @@ from time import monotonic
 
 import pytest
 
+from oriel_cli.units import free_ports
 from oriel_gateway import watch
 from oriel_gateway.core import Gateway
 from oriel_gateway.discovery import Address, ScriptedDiscovery
@@ -15,7 +16,7 @@ from oriel_gateway.endpoints import Reach
 from oriel_gateway.watch import Watch
 from oriel_policies.documents import Pool
 
-from .stack import GOLD, Client, Seen, Upstream, documents, gateway, upstream
+from .stack import GOLD, Client, Seen, Upstream, documents, gateway, nobody, upstream
 from .test_endpoints import PROBED, served, with_probe
 from .test_ingress_http import INFER, settle
 from .test_special_routes import FLOWN, Held, house, until
@@ -72,8 +73,8 @@ async def test_equal_calls_whose_pool_leaves_while_their_bodies_come_in_are_made
 
 async def test_a_call_that_waits_for_a_server_of_a_removed_pool_is_sent_when_it_comes() -> None:
     """Nobody looked after removed pools: it waited until its deadline."""
-    async with upstream() as late:
-        gone = late.port
+    late = Upstream()
+    (gone,) = free_ports("127.0.0.1", 1)
     async with gateway(documents([gone])) as (port, core), Client(port) as client:
         client.send(INFER, b"x")
         old = core.pools["p"]
@@ -176,9 +177,9 @@ async def test_a_large_pool_that_is_down_does_not_keep_others_from_being_probed(
 
 async def test_calls_that_queued_when_the_last_server_went_hear_that_there_is_none() -> None:
     """Whoever came a moment later was told so; these heard 504, as if the pool were only slow."""
-    async with upstream() as gone:
-        port_gone = gone.port
-    async with gateway(documents([port_gone], max_inflight=1)) as (port, core), AsyncExitStack() as stack:
+    async with AsyncExitStack() as stack:
+        files = documents([stack.enter_context(nobody())], max_inflight=1)
+        port, core = await stack.enter_async_context(gateway(files))
         clients = [await stack.enter_async_context(Client(port)) for _ in range(6)]
         for client in clients:
             client.send(INFER, b"x", headers="x-request-timeout-ms: 300\r\n")

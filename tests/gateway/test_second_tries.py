@@ -51,7 +51,7 @@ def in_turn(ups: list[Upstream], *answers: bytes) -> list[Upstream]:
             if found is HANG:
                 await asyncio.Event().wait()
             if found.startswith(b"late "):
-                await asyncio.sleep(0.15)
+                await asyncio.sleep(0.5)
             return found.removeprefix(b"late ")
 
         return answer
@@ -204,11 +204,13 @@ async def test_time_in_which_a_client_reads_a_stream_is_no_latency() -> None:
 
     async with served(stream) as up, gateway(documents([up])) as (port, core):
         async with Client(port) as client:
+            began = monotonic()
             client.send(INFER)
             await client.reader.readuntil(b"ok\r\n")
+            came_s = monotonic() - began
             await asyncio.sleep(0.3)
         await settle(lambda: idle(core))
-        assert 0.0 < core.pools["p"].endpoints[0].cost.cost_s < 0.2
+        assert 0.0 < core.pools["p"].endpoints[0].cost.cost_s <= came_s
 
 
 async def test_a_copy_for_a_shadow_is_sent_once_and_tells_of_its_server() -> None:

@@ -7,7 +7,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import sys
 import threading
 import zlib
@@ -20,6 +19,8 @@ import httpx
 import pytest
 from tritonclient.utils import InferenceServerException
 
+from oriel_cli.units import free_ports
+
 from .stack import Client, Upstream, digest, documents, upstream
 from .test_ingress_grpc import infer
 from .test_ingress_http import INFER
@@ -28,16 +29,6 @@ from .tokens import issuer_table, jwk, key_set, token
 pytestmark = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="looks at the process in /proc")
 GOLD, REVOKED, WRONG = "oriel_gold-secret-1", "oriel_revoked-secret-2", "oriel_wrong-secret-3"
 PASTED, QUERY, PROXY = "oriel_pasted-secret-4", "oriel_query-secret-5", "oriel_proxy-secret-6"
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for sock in sockets:
-        sock.bind(("127.0.0.1", 0))
-    ports = [sock.getsockname()[1] for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    return ports
 
 
 @contextmanager
@@ -85,7 +76,7 @@ class Running:
 
 @asynccontextmanager
 async def running(folder: Path, **environment: str) -> AsyncIterator[Running]:
-    http, grpc, admin = free_ports(3)
+    http, grpc, admin = free_ports("127.0.0.1", 3)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "oriel_cli.main", "gateway", "--policies", str(folder)),
         *("--http-port", str(http), "--grpc-port", str(grpc), "--admin-port", str(admin)),
@@ -147,7 +138,7 @@ async def busy(it: Running, good: str, bad: str) -> list[bytes]:
     """Calls of every kind, served and refused; what they were answered."""
     answers: list[bytes] = []
     async with Client(it.http) as client:
-        async with asyncio.timeout(20):  # until the issuer's keys are here
+        async with asyncio.timeout(60):  # until the issuer's keys are here
             while (await client.ask(INFER, key=good)).status == 503:
                 await asyncio.sleep(0.01)
         for key in (GOLD, REVOKED, good, GOLD, GOLD, GOLD):
@@ -170,7 +161,7 @@ async def busy(it: Running, good: str, bad: str) -> list[bytes]:
         answers.append(await client.reader.read())
     for key in (GOLD, good, WRONG, bad):  # the upstream speaks no gRPC: all four end in an error
         with pytest.raises(InferenceServerException) as caught:
-            await infer(f"127.0.0.1:{it.grpc}", "digits", key)
+            await infer(f"127.0.0.1:{it.grpc}", "digits", key, extra={"x-request-timeout-ms": "500"})
         answers.append(str(caught.value).encode())
     return answers
 
@@ -181,7 +172,7 @@ async def revoke(it: Running, folder: Path, text: bytes) -> None:
         for _ in range(3):
             assert (await goes.ask(INFER, key=REVOKED)).status == 200
         written(folder, {"all.toml": text.replace(digest(REVOKED).encode(), digest("its successor").encode())})
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (await goes.ask(INFER, key=REVOKED)).status == 200:
                 assert (await stays.ask(INFER, key=GOLD)).status == 200
                 await asyncio.sleep(0.01)
@@ -201,7 +192,7 @@ async def bad_documents(it: Running, folder: Path, text: bytes) -> list[bytes]:
         for number, document in enumerate(wrong, 1):
             written(folder, {"wrong.toml": document.encode()})
             it.process.send_signal(signal.SIGHUP)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while (report := (await admin.get("/policies")).json())["refused"] < number:
                     await asyncio.sleep(0.01)
             assert report["mistakes"] and report["mistakes"][0]["file"] == "wrong.toml"

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from oriel_gateway.limits import EmbeddedLimiter
 from oriel_policies.documents import compile_documents
 from oriel_wire.trace import ListSink
 
-from .stack import GOLD, digest
+from .stack import GOLD, digest, grpc_server
 from .test_ingress_grpc import Backend
 from .test_special_routes import OPERATOR, OTHER, metric, until
 
@@ -55,31 +55,27 @@ class House:
 @asynccontextmanager
 async def house(routes: str) -> AsyncIterator[House]:
     backends = [Backend(), Backend()]
-    servers = []
-    text = "[tiers.gold]\nband = 0\ntarget_ms = 2000\n"
-    for number, backend in enumerate(backends):
-        server = aio.server()
-        server.add_generic_rpc_handlers((backend,))
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        servers.append(server)
-        text += f'[pools.p{number}]\nendpoints = ["127.0.0.1:{port}"]\ngrpc_endpoints = ["127.0.0.1:{port}"]\n'
-        text += 'probe = ""\nlearn_concurrency = false\n'
-    for name, key, scopes in (("g", GOLD, "[]"), ("o", OTHER, "[]"), ("op", OPERATOR, '["operator"]')):
-        text += f'[tenants.{name}]\ntier = "gold"\nmodels = ["*"]\nscopes = {scopes}\n'
-        text += f'keys = [{{ sha256 = "{digest(key)}" }}]\n'
-    core = Gateway(compile_documents({"a.toml": (text + routes).encode()}), limiter=EmbeddedLimiter(), sink=ListSink())
-    sock = socket.socket()
-    sock.bind(("127.0.0.1", 0))
-    ingress = await serve_grpc(core, sock)
-    try:
-        async with aio.insecure_channel(f"127.0.0.1:{ingress.port}") as channel:
-            yield House(channel, core, backends, ingress)
-    finally:
-        await ingress.drain(0.0)
-        await core.close()
-        for server in servers:
-            await server.stop(0.0)
+    async with AsyncExitStack() as exits:
+        text = "[tiers.gold]\nband = 0\ntarget_ms = 2000\n"
+        for number, backend in enumerate(backends):
+            port = await exits.enter_async_context(grpc_server(backend))
+            text += f'[pools.p{number}]\nendpoints = ["127.0.0.1:{port}"]\ngrpc_endpoints = ["127.0.0.1:{port}"]\n'
+            text += 'probe = ""\nlearn_concurrency = false\n'
+        for name, key, scopes in (("g", GOLD, "[]"), ("o", OTHER, "[]"), ("op", OPERATOR, '["operator"]')):
+            text += f'[tenants.{name}]\ntier = "gold"\nmodels = ["*"]\nscopes = {scopes}\n'
+            text += f'keys = [{{ sha256 = "{digest(key)}" }}]\n'
+        core = Gateway(
+            compile_documents({"a.toml": (text + routes).encode()}), limiter=EmbeddedLimiter(), sink=ListSink()
+        )
+        sock = socket.socket()
+        sock.bind(("127.0.0.1", 0))
+        ingress = await serve_grpc(core, sock)
+        try:
+            async with aio.insecure_channel(f"127.0.0.1:{ingress.port}") as channel:
+                yield House(channel, core, backends, ingress)
+        finally:
+            await ingress.drain(0.0)
+            await core.close()
 
 
 async def test_headers_and_split_choose_pool_and_version() -> None:
@@ -197,8 +193,22 @@ async def test_a_founder_that_leaves_fails_nobody_and_an_error_is_its_own() -> N
             assert isinstance(outcome, aio.AioRpcError) and outcome.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert len(backend.seen) == 3  # the second asked for itself
         backend.hold = asyncio.Event()
-        last = asyncio.ensure_future(it.infer(b"last"))
+        # One of those that followed leads once more, and after that each asks for itself.
+        failing = [asyncio.ensure_future(it.infer(model="broken")) for _ in range(5)]
         await until(lambda: len(backend.seen) == 4)
+        flight = next(iter(it.ingress._special._flights._open.values()))
+        await until(lambda: len(flight.members) == 5)
+        hold, backend.hold = backend.hold, asyncio.Event()
+        hold.set()
+        await until(lambda: len(backend.seen) == 5)
+        flight = next(iter(it.ingress._special._flights._open.values()))
+        await until(lambda: len(flight.members) == 4)
+        backend.hold.set()
+        await asyncio.gather(*failing, return_exceptions=True)
+        assert len(backend.seen) == 8
+        backend.hold = asyncio.Event()
+        last = asyncio.ensure_future(it.infer(b"last"))
+        await until(lambda: len(backend.seen) == 9)
         last.cancel()
         await until(lambda: backend.left == 1 and it.idle())
 

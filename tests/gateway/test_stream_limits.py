@@ -119,7 +119,7 @@ async def arrived(core: Gateway, call: object) -> None:
         return identified(*args)  # type: ignore[arg-type]
 
     core.identify = identify  # type: ignore[assignment]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await seen.wait()
     core.identify = identified  # type: ignore[method-assign]
 

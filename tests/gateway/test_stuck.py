@@ -45,7 +45,7 @@ async def test_a_regular_probe_under_way_does_not_put_the_verdict_off(monkeypatc
                     client.send(INFER, b"x")
                     await settle(lambda: victim.outstanding > 0 or len(good.seen) > 0)
                 await settle(lambda: victim.outstanding > 0)
-                await settle(lambda: victim.ejection.cause is Cause.STUCK, 20.0)
+                await settle(lambda: victim.ejection.cause is Cause.STUCK)
                 assert these.usable == [each for each in these if each is not victim]
                 assert victim.probing, "the probe is still waited for"
 
@@ -77,5 +77,5 @@ async def test_a_server_that_has_all_calls_and_answers_none_is_left_alone() -> N
                 one.send(INFER, b"x")
                 two.send(INFER, b"x")
                 await settle(lambda: victim.outstanding == 2)
-                await settle(lambda: victim.ejection.cause is Cause.STUCK, 20.0)
+                await settle(lambda: victim.ejection.cause is Cause.STUCK)
                 assert these.usable == [well]

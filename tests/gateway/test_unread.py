@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oriel_cli.units import free_ports
 from oriel_gateway.tls_pieces import PIECE_BYTES, InPieces
 from oriel_gateway.unread import READER_BYTES, Unread
 from oriel_wire.engine.limits import HttpLimits
 
-from .process import free_port
 from .stack import GOLD, Client, Seen, Upstream, documents, gateway, upstream
 from .test_attacks import ASKED, HEAD, FakeTransport, wired
 from .test_ingress_http import INFER, Gate, idle, settle
@@ -119,7 +119,7 @@ async def test_readers_without_number_share_a_bound_and_everything_comes_back() 
             sock.connect(("127.0.0.1", port))
             sock.sendall(HEAD % GOLD.encode() + b"x-large: 1\r\ncontent-length: 0\r\n\r\n")
             readers.append(sock)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not core.unread.cut:
                 await asyncio.sleep(0.01)
                 assert core.unread.bytes <= 1 << 20
@@ -128,7 +128,7 @@ async def test_readers_without_number_share_a_bound_and_everything_comes_back() 
         assert sum(each.transport.get_write_buffer_size() for each in next(iter(core.fronts)).connections) < 2 << 20
         for sock in readers:
             sock.close()
-        await settle(lambda: idle(core) and not core.unread.bytes, 10)
+        await settle(lambda: idle(core) and not core.unread.bytes, 60)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel for the state of a connection")
@@ -189,7 +189,8 @@ async def test_what_is_read_ahead_of_its_turn_is_bounded() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel for the state of a connection")
 async def test_nor_is_one_that_left_while_no_server_was_there() -> None:
-    up, later = Upstream(), free_port()
+    up = Upstream()
+    (later,) = free_ports("127.0.0.1", 1)
     async with gateway(documents([later])) as (port, core), Client(port) as leaving, Client(port) as stays:
         for client in (leaving, stays):
             client.send(INFER, b"x")

@@ -39,7 +39,7 @@ async def up() -> AsyncIterator[Upstream]:
 
 
 async def waiting(core: Gateway, calls: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(core.pools["p"].admission.queue) != calls:
             await asyncio.sleep(0.001)
 
@@ -79,6 +79,10 @@ async def test_deadlines_and_queues_over_grpc(wall: WallClock, jumps: tuple[floa
     async with stack(backend, max_inflight=1) as (address, core):
         patient = [asyncio.create_task(infer(address, "digits", BRONZE)) for _ in range(4)]
         await waiting(core, 3)
+        # The fourth has its permit; gRPC may still be connecting, and sends its deadline only then (see below).
+        async with asyncio.timeout(30):
+            while not backend.seen:
+                await asyncio.sleep(0.001)
         for jump in jumps:
             wall.ahead_s = jump
             with pytest.raises(InferenceServerException, match="waiting for a permit"):

@@ -98,5 +98,5 @@ def attacked(root: Path) -> Iterator[Server]:
             yield running
         finally:
             process.terminate()
-            process.communicate(timeout=30)
+            process.communicate(timeout=60)
     assert process.returncode == 0

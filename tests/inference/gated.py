@@ -44,6 +44,6 @@ async def gated(
 
 async def until(predicate: Callable[[], bool]) -> None:
     """Let the loop turn until something holds."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not predicate():
             await asyncio.sleep(0.001)

@@ -65,7 +65,7 @@ async def serving(root: Path, mode: str, **more: Any) -> AsyncIterator[Served]:
     settings = Settings(repositories=(root,), cores=2, drain_s=5.0, control_mode=mode, **more)
     async with open_unit(settings, sink=ListSink()) as unit:
         address = f"http://127.0.0.1:{unit.http_port}"
-        async with httpx.AsyncClient(base_url=address, trust_env=False, timeout=20) as client:
+        async with httpx.AsyncClient(base_url=address, trust_env=False, timeout=60) as client:
             yield Served(unit, client)
 
 
@@ -82,11 +82,11 @@ async def test_new_version_takes_over_and_the_old_one_leaves(tmp_path: Path) -> 
         assert lines["double", "2"] == ("READY", "")
         assert await served.answer() == 3
         put(tmp_path, 4, version=2)  # the same version with other files
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await served.answer() != 4:
                 await asyncio.sleep(0.02)
         shutil.rmtree(tmp_path / "double")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await served.lines():
                 await asyncio.sleep(0.02)
         assert (await served.client.post(INFER, json=ROW)).status_code == 404
@@ -98,14 +98,14 @@ async def test_requests_in_flight_finish_on_the_old_version(tmp_path: Path) -> N
     async with serving(tmp_path, "explicit", load_models=("slow",)) as served, asyncio.TaskGroup() as group:
         serving_model = served.unit.catalog.get("slow")
         inflight = [group.create_task(served.client.post("/v2/models/slow/infer", json=row)) for _ in range(4)]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while serving_model.batcher.running == 0:
                 await asyncio.sleep(0.001)
         assert (await served.client.post("/v2/repository/models/slow/unload", json={})).status_code == 200
         assert (await served.lines())["slow", "1"][0] == "UNLOADING"
         assert (await served.client.post("/v2/models/slow/infer", json=row)).status_code == 503
         assert [(await each).status_code for each in inflight] == [200] * 4
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (await served.lines())["slow", "1"] != ("UNAVAILABLE", "unloaded"):
                 await asyncio.sleep(0.02)
 

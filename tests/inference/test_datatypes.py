@@ -50,6 +50,10 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
             [helper.make_node("Identity", ["x"], ["y"])], [("x", kind, ["n", 1])], [("y", kind, ["n", 1])]
         )
         models.put(root, f"{datatype.lower()}-one", one)
+        wide = models.graph(
+            [helper.make_node("Identity", ["x"], ["y"])], [("x", kind, ["n", "w"])], [("y", kind, ["n", "w"])]
+        )
+        models.put(root, f"{datatype.lower()}-wide", wide)
     return root
 
 
@@ -131,3 +135,31 @@ async def test_typed_contents_and_classes_over_grpc(unit: Unit) -> None:
         message.outputs.add(name="y").parameters["classification"].int64_param = 2
         (back,) = decode_infer_response(await call(message)).outputs
         assert back.array.tolist() == [[b"7:1", b"5:2"]]
+
+
+async def test_every_datatype_in_bodies_that_come_in_pieces(unit: Unit, http: httpx.AsyncClient) -> None:
+    """Several on one connection: after the first ones the text is known, and most of a body is read in place."""
+    for datatype, entry in DATATYPES.items():
+        for turn in range(4):
+            count = 400_000 // max(1, entry.size or 5) + turn
+            sent = tensor("x", np.resize(np.roll(values(datatype, (1, 100)), turn), (1, count)), datatype)
+            parts, length = encode_request(InferRequest(model_name="m", inputs=[sent]))
+            answer = await http.post(
+                f"/v2/models/{datatype.lower()}-wide/infer",
+                content=b"".join(parts),
+                headers={"inference-header-content-length": str(length)},
+            )
+            assert answer.status_code == 200, answer.text
+            (back,) = decode_response(answer.content, int(answer.headers["inference-header-content-length"])).outputs
+            assert back.datatype == datatype and np.array_equal(
+                back.array, sent.array, equal_nan=entry.dtype.kind == "f"
+            )
+            if datatype != "BYTES":
+                raw = await http.post(
+                    f"/v2/models/{datatype.lower()}-wide/infer",
+                    content=bytes(parts[1]),
+                    headers={"inference-header-content-length": "0"},
+                )
+                assert raw.status_code == 200, raw.text
+                told = raw.headers["inference-header-content-length"]
+                assert np.array_equal(decode_response(raw.content, int(told)).outputs[0].array, back.array)

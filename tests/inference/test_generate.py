@@ -38,7 +38,7 @@ async def unit(tmp_path: Path, fakes: Fakes) -> AsyncIterator[Unit]:
 
 
 async def until(predicate) -> None:  # type: ignore[no-untyped-def]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not predicate():
             await asyncio.sleep(0.002)
 

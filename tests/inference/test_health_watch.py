@@ -55,7 +55,7 @@ async def test_changes_are_told(unit: Unit) -> None:
 
 
 async def test_stopping_server_tells_its_watchers_and_ends_at_once(settings: Settings) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         async with open_unit(dataclasses.replace(settings, drain_s=60.0), sink=ListSink()) as unit:
             channel = grpc.aio.insecure_channel(f"127.0.0.1:{unit.grpc_port}")
             call = watch(channel, "")

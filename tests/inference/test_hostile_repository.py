@@ -358,7 +358,7 @@ class Server:
         command = [*prefix, sys.executable, "-m", "oriel_cli.main", "inference", "--model-repository", str(root)]
         ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--strict-readiness=false"]
         self.process = subprocess.Popen([*command, *ports, *arguments], stderr=subprocess.PIPE, start_new_session=True)
-        self.client = httpx.Client(trust_env=False, timeout=30)
+        self.client = httpx.Client(trust_env=False, timeout=60)
 
     def __enter__(self) -> "Server":
         assert self.process.stderr is not None
@@ -378,7 +378,7 @@ class Server:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGTERM)
         try:
-            return self.process.communicate(timeout=30)[1].decode(errors="replace")
+            return self.process.communicate(timeout=60)[1].decode(errors="replace")
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
             return self.process.communicate()[1].decode(errors="replace")
@@ -395,7 +395,7 @@ class Server:
         return self.client.post(f"/v2/models/{name}/infer", json=row).status_code
 
     def until(self, predicate: Callable[[dict[tuple[str, str], tuple[str, str]]], bool]) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not predicate(lines := self.lines()):
             assert time.monotonic() < deadline, lines
             time.sleep(0.05)

@@ -258,7 +258,7 @@ class Waits:
         self.came.set()
 
     async def one(self) -> Converted | InferenceError:
-        await asyncio.wait_for(self.came.wait(), 30)
+        await asyncio.wait_for(self.came.wait(), 60)
         self.came.clear()
         return self.results.pop(0)
 

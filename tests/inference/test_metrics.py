@@ -178,15 +178,13 @@ async def test_failures_have_tritons_reasons_and_ours(tmp_path: Path, fake: Fake
     async with gated(tmp_path, fake, max_queue_items=1) as (unit, client), asyncio.TaskGroup() as group:
         first = group.create_task(client.post(INFER, json=ONES))
         await asyncio.to_thread(fake.gate.wait_for_runs, 1)
-        late = group.create_task(client.post(INFER, json=ONES, headers={"x-oriel-timeout-ms": "300"}))
         batcher = unit.catalog.get("double").batcher
-        await until(lambda: batcher.pending == 1)
-        assert (await client.post(INFER, json=ONES)).status_code == 503
-        assert (await late).status_code == 504
         gone = asyncio.create_task(client.post(INFER, json=ONES))
         await until(lambda: batcher.pending == 1)
+        assert (await client.post(INFER, json=ONES)).status_code == 503
         gone.cancel()
         await until(lambda: batcher.pending == 0)
+        assert (await client.post(INFER, json=ONES, headers={"x-oriel-timeout-ms": "30"})).status_code == 504
         fake.gate.open()
         assert (await first).status_code == 200
         fake.sessions[0].fail = True
@@ -343,7 +341,7 @@ async def test_repository_that_cannot_be_read_is_seen_in_the_metrics(tmp_path: P
     async with serving(root, "poll") as served:
         assert (await read(served.unit)).value("oriel_model_repository_up") == 1
         shutil.move(root, tmp_path / "elsewhere")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (await read(served.unit)).value("oriel_model_repository_up"):
                 await asyncio.sleep(0.02)
         assert await served.answer() == 2

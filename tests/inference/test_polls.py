@@ -31,7 +31,7 @@ class Sleeps:
         """Let the sleep under way end, and what follows go on to its next one: how long that is meant to be."""
         if self._ends is not None:
             self._ends.set_result(None)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             seconds, self._ends = await self._begun.get()
         return seconds
 
@@ -58,7 +58,7 @@ def begun(unit: Unit) -> bool:
 
 
 async def until_served(unit: Unit) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not unit.catalog.serves("double", 2):
             await asyncio.sleep(0.01)
 

@@ -61,7 +61,7 @@ def put_life(root: Path, greeting: str, config: str = LIFE) -> None:
 
 
 async def ask(port: int, text: str) -> Any:
-    async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         answer = await client.post(f"http://127.0.0.1:{port}/v2/models/life/infer", json=body(text))
         return answer.json()["outputs"][0]["data"][0] if answer.status_code == 200 else answer.json()["error"]
 
@@ -106,7 +106,7 @@ async def test_a_killed_server_takes_its_models_processes_along(tmp_path: Path) 
             assert line, "the server ended"
             if "ready: HTTP" in line:
                 port = int(line.split("HTTP ")[1].split(",")[0])
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}/v2", trust_env=False, timeout=30) as client:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}/v2", trust_env=False, timeout=60) as client:
             pid = int(await say(client, "pid"))
     finally:
         server.kill()
@@ -165,7 +165,7 @@ class Asked:
         self.back.set()
 
     async def said(self) -> Any:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await self.back.wait()
         if isinstance(self.result, InferenceError):
             return self.result

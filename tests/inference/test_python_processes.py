@@ -72,7 +72,7 @@ class Server:
 
     async def ask(self, *texts: str) -> list[str]:
         base = f"http://127.0.0.1:{await asyncio.to_thread(self.port)}/v2"
-        async with httpx.AsyncClient(base_url=base, trust_env=False, timeout=30) as client:
+        async with httpx.AsyncClient(base_url=base, trust_env=False, timeout=60) as client:
             return [await say(client, text) for text in texts]
 
 

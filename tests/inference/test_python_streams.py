@@ -93,7 +93,7 @@ async def channel(unit: Unit) -> AsyncIterator[grpc.aio.Channel]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def http(unit: Unit) -> AsyncIterator[httpx.AsyncClient]:
     base = f"http://127.0.0.1:{unit.http_port}/v2"
-    async with httpx.AsyncClient(base_url=base, trust_env=False, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=base, trust_env=False, timeout=60) as client:
         yield client
 
 
@@ -185,7 +185,7 @@ async def test_an_unmodified_client_reads_the_stream(unit: Unit) -> None:
             client.async_stream_infer("repeat", [given], request_id="r", enable_empty_final_response=True)
             values = []
             while True:
-                result, error = found.get(timeout=10)
+                result, error = found.get(timeout=60)
                 assert error is None
                 response = result.get_response()
                 if response.outputs:
@@ -208,7 +208,7 @@ async def test_a_reader_that_leaves_is_seen_by_the_sender(channel: grpc.aio.Chan
         (now,) = await told(channel, -1)
         return int(now) % 1000 - before % 1000
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not await stopped():
             await asyncio.sleep(0.01)
 

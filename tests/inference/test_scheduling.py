@@ -131,11 +131,14 @@ async def test_every_scheduler_bounds_its_queue_and_keeps_deadlines(
         batcher = unit.catalog.get("double").batcher
         held = group.create_task(client.post(INFER, json=row))
         await asyncio.to_thread(fake.gate.wait_for_runs, 1)
-        waiting = group.create_task(client.post(INFER, json=row, headers={"x-oriel-timeout-ms": "300"}))
+        waiting = group.create_task(client.post(INFER, json=row))
         await until(lambda: batcher.pending == 1)
         full = await client.post(INFER, json=row)
         assert (full.status_code, full.json()["reason"]) == (503, "queue_full")
-        assert (await waiting).status_code == 504
+        waiting.cancel()
+        await until(lambda: batcher.pending == 0)
+        late = await client.post(INFER, json=row, headers={"x-oriel-timeout-ms": "30"})
+        assert late.status_code == 504
         assert batcher.running == 1
         fake.gate.open()
         assert (await held).status_code == 200
@@ -151,10 +154,13 @@ async def test_a_decoupled_model_bounds_its_queue_and_keeps_deadlines(tmp_path: 
             body = {"text_input": "one"}
             held = group.create_task(client.post(url, json=body))
             await asyncio.to_thread(gate.wait_for_runs, 1)
-            waiting = group.create_task(client.post(url, json=body, headers={"x-oriel-timeout-ms": "300"}))
+            waiting = group.create_task(client.post(url, json=body))
             await until(lambda: batcher.pending == 1)
             assert (await client.post(url, json=body)).json()["reason"] == "queue_full"
-            assert (await waiting).status_code == 504
+            waiting.cancel()
+            await until(lambda: batcher.pending == 0)
+            late = await client.post(url, json=body, headers={"x-oriel-timeout-ms": "30"})
+            assert late.status_code == 504
             assert batcher.running == 1
             gate.open()
             assert (await held).status_code == 200

@@ -131,7 +131,7 @@ async def test_grpc_options_reach_the_server(settings: Settings) -> None:
             with grpc.insecure_channel(f"127.0.0.1:{unit.grpc_port}") as channel:
                 states: list[grpc.ChannelConnectivity] = []
                 channel.subscribe(states.append, try_to_connect=True)
-                channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=10)
+                channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=60)
                 for _ in range(500):
                     if states and states[-1] is grpc.ChannelConnectivity.IDLE:
                         return True
@@ -218,7 +218,7 @@ async def ask_and_stop(running: Server, count: int = 6) -> list[httpx.Response |
     body = np.ones((4, 512), np.float32).tobytes()
     head = b'{"inputs":[{"name":"x","shape":[4,512],"datatype":"FP32","parameters":{"binary_data_size":8192}}]}'
     headers = {"inference-header-content-length": str(len(head))}
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{running.port}", trust_env=False, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{running.port}", trust_env=False, timeout=60) as client:
         calls = [
             asyncio.ensure_future(client.post("/v2/models/slow/infer", content=head + body, headers=headers))
             for _ in range(count)
@@ -234,11 +234,11 @@ async def test_a_stop_drains_and_the_log_shows_the_tables(slow_repository: Path)
         assert running.log.count("--http-thread-count has no effect") == 1
         answers = await ask_and_stop(running)
         assert [answer.status_code for answer in answers if isinstance(answer, httpx.Response)] == [200] * 6
-        assert await asyncio.wait_for(running.process.wait(), 20) == 0
+        assert await asyncio.wait_for(running.process.wait(), 60) == 0
 
 
 async def test_without_time_to_drain_a_stop_cuts(slow_repository: Path) -> None:
     async with server(slow_repository, "--exit-timeout-secs=0") as running:
         answers = await ask_and_stop(running)
         assert any(not isinstance(answer, httpx.Response) or answer.status_code == 503 for answer in answers)
-        await asyncio.wait_for(running.process.wait(), 20)
+        await asyncio.wait_for(running.process.wait(), 60)

@@ -70,7 +70,7 @@ async def test_responses_of_decoupled_models_are_told_apart(tmp_path: Path) -> N
                 given.set_data_from_numpy(np.array([count], np.int32))
                 client.async_stream_infer("count", [given], enable_empty_final_response=True)
                 for _ in range(count + 1):
-                    answers.get(timeout=10)
+                    answers.get(timeout=60)
 
     async with streaming(tmp_path, fakes) as unit:
         await asyncio.to_thread(ask, unit.grpc_port, 3, 1)
@@ -106,7 +106,7 @@ async def test_response_that_nobody_waits_for_is_a_cancelled_one(tmp_path: Path)
                 given.set_data_from_numpy(np.array([5], np.int32))
                 client.async_stream_infer("count", [given])
                 gate.step()
-                answers.get(timeout=10)
+                answers.get(timeout=60)
                 client.stop_stream(cancel_requests=True)
 
         await asyncio.to_thread(leave_after_one)

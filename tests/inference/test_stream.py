@@ -54,7 +54,7 @@ async def channel(unit: Unit) -> AsyncIterator[grpc.aio.Channel]:
 
 
 async def until(predicate) -> None:  # type: ignore[no-untyped-def]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not predicate():
             await asyncio.sleep(0.002)
 
@@ -104,22 +104,22 @@ def with_tritonclient(address: str, headers: dict[str, str] | None = None) -> No
             given.set_data_from_numpy(np.full((1, 4), number, np.float32))
             client.async_stream_infer("double", [given], request_id=str(number))
         for number in range(40):
-            result, error = answers.get(timeout=10)
+            result, error = answers.get(timeout=60)
             assert error is None and result.get_response().id == str(number)
             assert float(result.as_numpy("y")[0, 0]) == 2.0 * number
             assert result.get_response().parameters["triton_final_response"].bool_param
         given.set_shape([4, 1])
         client.async_stream_infer("double", [given])
-        result, error = answers.get(timeout=10)
+        result, error = answers.get(timeout=60)
         assert result is None and "expected [-1, 4]" in error.message()
         repeat = tritonclient.grpc.InferInput("n", [1], "INT32")
         repeat.set_data_from_numpy(np.array([3], np.int32))
         client.async_stream_infer("count", [repeat], enable_empty_final_response=True)
         for number in range(3):
-            result, error = answers.get(timeout=10)
+            result, error = answers.get(timeout=60)
             assert error is None and result.as_numpy("i").tolist() == [number]
             assert not result.get_response().parameters["triton_final_response"].bool_param
-        result, _ = answers.get(timeout=10)
+        result, _ = answers.get(timeout=60)
         assert result.get_response().parameters["triton_final_response"].bool_param
         assert not result.get_response().outputs and result.get_response().model_version == "1"
         client.stop_stream()
@@ -305,7 +305,7 @@ async def test_decoupled_model_waits_for_its_reader_and_others_do_not(
 
 
 async def test_server_that_stops_ends_idle_streams_at_once(tmp_path: Path, fakes: Fakes) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         async with streaming(tmp_path, fakes, drain_s=30.0) as unit:
             channel = grpc.aio.insecure_channel(f"127.0.0.1:{unit.grpc_port}")
             call = stream(channel)
@@ -338,7 +338,7 @@ async def test_tritonclient_error_status(unit: Unit) -> None:
             given = tritonclient.grpc.InferInput("x", [1, 4], "FP32")
             given.set_data_from_numpy(np.zeros((1, 4), np.float32))
             client.async_stream_infer("absent", [given])
-            error = answers.get(timeout=10)
+            error = answers.get(timeout=60)
             assert isinstance(error, InferenceServerException) and error.status() == "StatusCode.NOT_FOUND"
 
     await asyncio.to_thread(go)

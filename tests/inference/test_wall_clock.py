@@ -13,7 +13,7 @@ from . import models
 from .gated import INFER, ROW, gated, until
 
 YEAR_S = 365 * 86_400.0
-QUEUE_TIMEOUT = "default_queue_policy { default_timeout_microseconds: 60000 timeout_action: REJECT }"
+QUEUE_TIMEOUT = "default_queue_policy { default_timeout_microseconds: 500000 timeout_action: REJECT }"
 
 
 class WallClock:

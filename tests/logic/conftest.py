@@ -56,10 +56,10 @@ class FakeInference:
         self._session: Any = None
 
     async def saw_a_call(self) -> None:
-        await asyncio.wait_for(self.arrived.wait(), 20)
+        await asyncio.wait_for(self.arrived.wait(), 60)
 
     async def saw_the_caller_leave(self) -> None:
-        await asyncio.wait_for(self.departed.wait(), 20)
+        await asyncio.wait_for(self.departed.wait(), 60)
 
     def handle(self, exchange: Exchange) -> None:
         _, _, _, model, *rest = exchange.head.path.split("/")

@@ -52,8 +52,14 @@ def until_none_left(stack: Stack) -> None:
 def processes_of(stack: Stack, unit: str) -> list[int]:
     """The processes whose group is led by `unit` (it leads a session of its own)."""
     command_line = f"oriel_cli.main\0{unit}\0".encode()
-    leaders = [pid for pid in stack.processes() if command_line in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    return [pid for pid in leaders if os.getpgid(pid) == pid]
+    leaders = []
+    for pid in stack.processes():
+        try:
+            if command_line in Path(f"/proc/{pid}/cmdline").read_bytes() and os.getpgid(pid) == pid:
+                leaders.append(pid)
+        except (FileNotFoundError, ProcessLookupError):
+            pass  # it has ended since
+    return leaders
 
 
 def test_the_whole_demo_is_a_handful_of_processes(own: Stack) -> None:

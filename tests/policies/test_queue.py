@@ -195,6 +195,19 @@ def test_turns_are_timed_while_a_tenant_waits() -> None:
     assert q.backlog(0, "nobody") == q.backlog(7, "a") == (None, 0, 0)
 
 
+def test_who_waits_beside_a_tenant_or_before_it() -> None:
+    q = queue()
+    assert not q.others_wait(1, "a")
+    own = ticket(1, "a")
+    for each in (ticket(2, "b"), own, ticket(1, "a")):
+        q.push(each)
+    assert not q.others_wait(1, "a") and q.others_wait(1, "b") and q.others_wait(2, "b") and not q.others_wait(0, "b")
+    q.push(ticket(1, "b"))
+    assert q.others_wait(1, "a") and q.others_wait(1, "b")
+    drain(q)
+    assert not q.others_wait(1, "a")
+
+
 def test_idle_tenants_are_forgotten() -> None:
     q = queue(max_items=10)
     for n in range(20_000):

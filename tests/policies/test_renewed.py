@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from oriel_policies.documents import Snapshot, compile_documents
 from oriel_policies.documents import renewed as module
 from oriel_policies.documents.packed import ROW, pack, parts, unpack
-from oriel_policies.documents.renewed import renewed
+from oriel_policies.documents.renewed import renewed, wrong_lines
 from oriel_policies.errors import BadDocument
 
 from .test_packed import DOCUMENT, said
@@ -98,9 +98,12 @@ def test_what_is_renewed_is_what_is_compiled_anew(
             found = again(before, documents)
             try:
                 whole = compile_documents(documents)
-            except BadDocument:
+            except BadDocument as error:
                 assert found is None
+                named = {(bad.file, bad.path, bad.reason) for bad in (error, *error.others)}
+                assert {(bad.file, bad.path, bad.reason) for bad in _wrong(before, documents)} <= named
                 continue
+            assert not _wrong(before, documents)
             if found is not None:
                 same(unpack(found), whole)
                 rows = parts(found)
@@ -108,6 +111,30 @@ def test_what_is_renewed_is_what_is_compiled_anew(
                     digests = [section[at : at + 32] for at in range(0, len(section), ROW)]
                     assert digests == sorted(set(digests))
             before = found if found is not None else block(documents)
+
+
+def _wrong(before: memoryview, documents: dict[str, bytes]) -> list[BadDocument]:
+    """Only ever mistakes that the compiler finds as well."""
+    try:
+        rest = compile_documents({"a.toml": documents["a.toml"]})
+    except BadDocument:
+        return []
+    return wrong_lines(before, documents, rest)
+
+
+def test_a_bad_line_among_many_is_named_without_the_others() -> None:
+    before = block(files(many()))
+    lines = many()
+    lines[7:9] = [line("t7", 107, tier="silver"), b"{", lines[8], line("t7")]
+    rest = compile_documents(files([]))
+    wrong = wrong_lines(before, files(lines), rest)
+    assert [str(each) for each in wrong] == [
+        "t.ndjson:9: not JSON: Input data was truncated",
+        "t.ndjson:8: tenants.t7.tier: no tier is named 'silver'",
+    ]
+    assert wrong_lines(before, files(many()), rest) == []
+    with patch.object(module, "_MANY", 1):
+        assert wrong_lines(before, files(lines), rest) == []
 
 
 @pytest.mark.parametrize("place", [0, 1, 20, 38, 39])

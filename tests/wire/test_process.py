@@ -148,7 +148,7 @@ def test_a_refusal_to_start_is_one_line_and_exit_code_2(start: Start, grouped: b
         sys.exit(run_unit(main, unit="sample"))
         """
     )
-    _, stderr = unit.communicate(timeout=20)
+    _, stderr = unit.communicate(timeout=60)
     assert (unit.returncode, stderr) == (2, "oriel sample: the cellar | is full: empty it\n")
 
 
@@ -161,7 +161,7 @@ def test_a_crash_is_logged_as_one_line_and_exit_code_1(start: Start) -> None:
         sys.exit(run_unit(main))
         """
     )
-    _, stderr = unit.communicate(timeout=20)
+    _, stderr = unit.communicate(timeout=60)
     assert unit.returncode == 1
     assert stderr.count("\n") == 1 and "CRITICAL sample" in stderr and r"ValueError: odd\x1b[31m" in stderr
 

@@ -40,7 +40,7 @@ async def held() -> AsyncIterator[tuple[Held, HttpServer]]:
 
 
 async def until(predicate) -> None:  # type: ignore[no-untyped-def]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not predicate():
             await asyncio.sleep(0.002)
 
@@ -132,7 +132,7 @@ async def test_catching_up_is_called(held: tuple[Held, HttpServer]) -> None:
     while handler.exchanges[0].writable:
         handler.exchanges[0].write(b"x" * 65536)
         await asyncio.sleep(0)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not handler.caught_up:
             await reader.read(1 << 20)
     assert handler.exchanges[0].writable

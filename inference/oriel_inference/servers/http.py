@@ -17,7 +17,7 @@ from oriel_inference.servers import repository_api
 from oriel_inference.servers.encoding import ACCEPTED, Encodings, is_encoded, is_known
 from oriel_inference.servers.generate import generate
 from oriel_inference.servers.http_call import answer, json_object, refuse
-from oriel_inference.servers.http_infer import HttpInfer
+from oriel_inference.servers.http_infer import HEADER_LENGTH, HttpInfer
 from oriel_inference.servers.large_json import LargeJson
 from oriel_inference.servers.not_served import why_not_served
 from oriel_inference.servers.statuses import head_outcome, head_refusal, http_status, identity
@@ -101,6 +101,12 @@ class HttpFrontend:
                 return None  # answered with Retry-After once the body is in
         return None
 
+    def views(self, head: RequestHead) -> bool:
+        """Whether what comes is tensors behind a JSON part: nothing but views of it is made."""
+        route = self._route(head)
+        is_infer = isinstance(route, _Route) and route.kind == "infer"
+        return is_infer and head.content_encoding is None and HEADER_LENGTH in head.by_name()
+
     def handle(self, exchange: Exchange) -> None:
         """Answer one request, now or when its batch has run."""
         route = self._route(exchange.head)
@@ -113,9 +119,9 @@ class HttpFrontend:
             elif route.kind not in _CALLS:
                 self._plain[route.kind](exchange, route)
             elif is_encoded(exchange.head.content_encoding):
-                self._encodings.decompress(exchange.body, lambda body: self._decompressed(exchange, route, body))
+                self._encodings.decompress(bytes(exchange.body), lambda body: self._decompressed(exchange, route, body))
             else:
-                self._call(exchange, route, exchange.body)
+                self._call(exchange, route, bytes(exchange.body))
         except InferenceError as error:
             self._refuse(exchange, route, error)
         except Exception:
@@ -186,7 +192,7 @@ class HttpFrontend:
     def _logging(self, exchange: Exchange, _: _Route) -> None:
         log = self._surface.log
         if exchange.head.method == "POST":
-            log.change(json_object(exchange.body))
+            log.change(json_object(bytes(exchange.body)))
         answer(exchange, msgspec.json.encode(log.shown()))
 
     # Routing ----------------------------------------------------------------------------------------------------

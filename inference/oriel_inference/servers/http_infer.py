@@ -22,7 +22,7 @@ from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.surface import Surface
 from oriel_inference.servers.trail import Trail
 from oriel_wire.context import CallContext
-from oriel_wire.engine.buffered import Exchange
+from oriel_wire.engine.buffered import Body, Exchange
 from oriel_wire.errors import BadMessage, TooLarge
 from oriel_wire.v2.answers import MAX_NUMBERS, BinaryAnswers, JsonAnswers
 from oriel_wire.v2.http import decode_request, encode_response, parse_header_length
@@ -60,7 +60,7 @@ class HttpInfer:
         self._encodings = encodings
         self._large_json = large_json
 
-    def start(self, exchange: Exchange, model: str, version: str, body: bytes) -> None:
+    def start(self, exchange: Exchange, model: str, version: str, body: Body) -> None:
         """Answer one request, now or when its batch has run."""
         surface = self._surface
         plan, ctx, trail = begin(surface, exchange)
@@ -139,7 +139,7 @@ class HttpInfer:
         self,
         exchange: Exchange,
         serving: ServingModel,
-        body: bytes,
+        body: Body,
         length: int | None,
         plan: HeadPlan,
         ctx: CallContext,
@@ -170,7 +170,7 @@ class HttpInfer:
         self,
         exchange: Exchange,
         serving: ServingModel,
-        body: bytes,
+        body: Body,
         length: int | None,
         plan: HeadPlan,
         ctx: CallContext,

@@ -65,7 +65,7 @@ class HttpRepository:
         """Begin to answer. Raises InferenceError."""
         _only_unnamed(repository)
         work = {"repository_index": self._index, "repository_load": self._load, "repository_unload": self._unload}
-        self._surface.control.spawn(self._answer(exchange, work[kind](exchange.body, model)))
+        self._surface.control.spawn(self._answer(exchange, work[kind](bytes(exchange.body), model)))
 
     async def _answer(self, exchange: Exchange, work: Coroutine[Any, Any, bytes]) -> None:
         try:

@@ -19,7 +19,7 @@ from oriel_policies.documents.schema import HttpTable, PoolTable, RouteTable, Sh
 from oriel_policies.documents.tenants import Tenants, check_pattern, unique
 from oriel_policies.errors import BadDocument
 
-__all__ = ["compile_documents"]
+__all__ = ["MAX_MISTAKES", "compile_documents"]
 
 _HEADER = re.compile(r"[a-z0-9-]{1,64}\Z")
 _VERSION = re.compile(r"(?:0|[1-9][0-9]{0,17})\Z")
@@ -30,7 +30,7 @@ _DAY_MS = 24 * 3_600_000
 _ROUTE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 _CREDENTIALS = frozenset({"authorization", "proxy-authorization", "x-api-key"})
 _PROBE_V2 = "/v2/health/ready"
-_MAX_MISTAKES = 100
+MAX_MISTAKES = 100
 _MAX_PRIORITY = 2**31 - 1
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class _Mistakes:
     def check(self) -> None:
         if self.found:
             first = self.found[0]
-            first.others = tuple(self.found[1:_MAX_MISTAKES])
+            first.others = tuple(self.found[1:MAX_MISTAKES])
             raise first
 
 
@@ -114,7 +114,7 @@ def compile_documents(files: Mapping[str, bytes]) -> Snapshot:
             tenants.add(file, f"tenants.{name}", name, tenant)
         except BadDocument as error:
             mistakes.found.append(error)
-        if len(mistakes.found) >= _MAX_MISTAKES:
+        if len(mistakes.found) >= MAX_MISTAKES:
             break  # nobody reads a hundred thousand
     mistakes.check()
     return Snapshot(

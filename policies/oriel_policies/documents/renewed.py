@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
-from oriel_policies.documents.compile import compile_documents
+from oriel_policies.documents.compile import MAX_MISTAKES, compile_documents
 from oriel_policies.documents.packed import ROW, Parts, Rows, encode_head, parts
 from oriel_policies.documents.promises import Snapshot
 from oriel_policies.documents.reading import Reading
@@ -24,13 +24,14 @@ from oriel_policies.documents.schema import TenantTable
 from oriel_policies.documents.tenants import Tenants
 from oriel_policies.errors import BadDocument
 
-__all__ = ["renewed"]
+__all__ = ["old_documents", "renewed", "size_of", "spliced", "unlike", "wrong_lines"]
 
 T = TypeVar("T")
 
 _DIGEST = 32
 _OFFSET = Struct("<Q")
 _FEW = 16  # changed lines that are always few
+_MANY = 10_000
 _CHUNK = 32 * 1024  # compared at a time
 _decode_documents = msgspec.msgpack.Decoder(dict[str, memoryview]).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -42,7 +43,7 @@ def renewed(packed: memoryview, documents: Mapping[str, bytes]) -> Parts | None:
     None: too much has changed, or something is wrong with the documents. Raises ValueError if `packed` is no block.
     """
     before = parts(packed)
-    old = _decode_documents(before.documents)
+    old = old_documents(before)
     old_rest = {name: bytes(data) for name, data in _without_lines(old).items()}
     new_rest = _without_lines(documents)
     if not old_rest:
@@ -71,17 +72,49 @@ def renewed(packed: memoryview, documents: Mapping[str, bytes]) -> Parts | None:
         gone_keys += was.keys
         rows.add(now.tenants, now.keys)
     records = memoryview(before.records)
-    out_of_tenants = _spliced(before.tenants, [sha256(name.encode()).digest() for name in gone_tenants], rows.tenants)
-    out_of_keys = _spliced(before.keys, gone_keys, rows.keys)
+    out_of_tenants = spliced(before.tenants, [sha256(name.encode()).digest() for name in gone_tenants], rows.tenants)
+    out_of_keys = spliced(before.keys, gone_keys, rows.keys)
     if out_of_tenants is None or out_of_keys is None:
         return None
     tenants, left_tenants = out_of_tenants
     keys, left_keys = out_of_keys
-    dead = before.dead + sum(_size(records, offset) for offset in (*left_tenants, *left_keys))
+    dead = before.dead + sum(size_of(records, offset) for offset in (*left_tenants, *left_keys))
     all_records = b"".join((records, rows.records))
     if 2 * dead > len(all_records):
         return None
     return Parts(encode_head(now), keys, tenants, all_records, dead, _encode(documents))
+
+
+def old_documents(block: Parts) -> dict[str, memoryview]:
+    """What `block` was compiled from: file name -> content. Empty if it does not say."""
+    return _decode_documents(block.documents)
+
+
+def wrong_lines(packed: memoryview, documents: Mapping[str, bytes], rest: Snapshot) -> list[BadDocument]:
+    """What is wrong with single lines that came since `packed`, if they are few. rest: the documents without lines."""
+    old = old_documents(parts(packed))
+    reading_of = {}
+    count = 0
+    for file, new in documents.items():
+        if file.endswith(".ndjson"):
+            before = old.get(file, memoryview(b""))
+            first, was, now = _window(before, new)
+            known = set(bytes(before[first:was]).split(b"\n"))
+            came = [b"" if line in known else line for line in new[first:now].split(b"\n")]
+            count += len(came) - came.count(b"")
+            # As many empty lines as stood there, so that each has its number.
+            reading_of[file] = b"\n" * new.count(b"\n", 0, first) + b"\n".join(came)
+    if count > _MANY:
+        return []
+    reading = Reading(reading_of)
+    tenants = Tenants(rest.tiers, set(), _route_names(rest))
+    wrong = []
+    for file, name, table in reading.tenants():
+        try:
+            tenants.add(file, f"tenants.{name}", name, table)
+        except BadDocument as error:
+            wrong.append(error)
+    return (reading.mistakes + wrong)[:MAX_MISTAKES]
 
 
 def _without_lines(documents: Mapping[str, T]) -> dict[str, T]:
@@ -99,7 +132,7 @@ def _changed(old: Mapping[str, memoryview], new: Mapping[str, bytes]) -> tuple[s
     count = 0
     for name in old.keys() | new.keys():
         if name.endswith(".ndjson"):
-            was, now = _unlike(old.get(name, memoryview(b"")), new.get(name, b""))
+            was, now = unlike(old.get(name, memoryview(b"")), new.get(name, b""))
             before.update(was.split(b"\n"))
             lines = now.split(b"\n")
             after.update(lines)
@@ -113,8 +146,14 @@ def _changed(old: Mapping[str, memoryview], new: Mapping[str, bytes]) -> tuple[s
     return came, went
 
 
-def _unlike(old: memoryview, new: bytes) -> tuple[bytes, bytes]:
-    """Both without the lines that they begin and end with alike, which is soon said of most of a long file."""
+def unlike(old: memoryview, new: bytes) -> tuple[bytes, bytes]:
+    """Whole lines: both without those that they begin and end with alike, which is soon said of most of a long file."""
+    first, was, now = _window(old, new)
+    return bytes(old[first:was]), new[first:now]
+
+
+def _window(old: memoryview, new: bytes) -> tuple[int, int, int]:
+    """Where both begin to differ, and where they end to, in `old` and in `new`."""
     most = min(len(old), len(new))
     first = _alike(most, lambda at, to: bytes(old[at:to]) == new[at:to])
     first = new.rfind(b"\n", 0, first) + 1
@@ -123,7 +162,7 @@ def _unlike(old: memoryview, new: bytes) -> tuple[bytes, bytes]:
     if last < now - first or last < was - first:  # the line that the tails begin in may differ before it
         cut = new.find(b"\n", now - last)
         last = 0 if cut < 0 else now - cut
-    return bytes(old[first : was - last]), new[first : now - last]
+    return first, was - last, now - last
 
 
 def _alike(most: int, same: Callable[[int, int], bool]) -> int:
@@ -141,7 +180,7 @@ def _tables(lines: set[bytes]) -> Iterable[tuple[str, str, TenantTable]]:
         raise reading.mistakes[0]
 
 
-def _spliced(
+def spliced(
     section: bytes | memoryview, gone: Iterable[bytes], came: Iterable[bytes]
 ) -> tuple[bytes, list[int]] | None:
     """Sorted rows without those of the digests that are gone, with those that came; and the offsets that were let go.
@@ -178,6 +217,7 @@ def _spliced(
     return b"".join(pieces), left
 
 
-def _size(records: memoryview, offset: int) -> int:
+def size_of(records: memoryview, offset: int) -> int:
+    """Bytes of the record at `offset`."""
     size: int = _OFFSET.unpack_from(records, offset)[0]
     return size + _OFFSET.size

@@ -11,7 +11,7 @@ from oriel_policies.documents.reading import nearest
 from oriel_policies.documents.schema import LimitTable, ScopedLimitTable, TenantTable
 from oriel_policies.errors import BadDocument
 
-__all__ = ["Tenants", "check_pattern", "unique"]
+__all__ = ["Tenants", "check_pattern", "epoch", "unique"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 _PATTERN = re.compile(r"[A-Za-z0-9._*-]{1,128}\Z")
@@ -107,7 +107,7 @@ class Tenants:
             if digest in self.keys:
                 reason = f"this key belongs to tenant {self.keys[digest].tenant.name} already"
                 raise BadDocument(file, f"{path}.keys[{number}]", reason)
-            self.keys[digest] = ApiKey(tenant=compiled, expires_at=_epoch(key.expires), name=key.name)
+            self.keys[digest] = ApiKey(tenant=compiled, expires_at=epoch(key.expires), name=key.name)
         self.compiled[name] = compiled
 
 
@@ -171,7 +171,8 @@ def _allowance(file: str, path: str, name: str, selector: Selector, limit: Limit
     )
 
 
-def _epoch(moment: datetime | None) -> float | None:
+def epoch(moment: datetime | None) -> float | None:
+    """Seconds since 1970; a moment without a zone is UTC."""
     if moment is None:
         return None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

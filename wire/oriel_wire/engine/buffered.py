@@ -7,21 +7,26 @@ from dataclasses import dataclass
 from time import monotonic
 
 import msgspec
+import numpy as np
 
 from oriel_wire.chunked import LAST_CHUNK, chunk
+from oriel_wire.engine.in_place import InPlace
 from oriel_wire.engine.limits import HttpLimits, reason_phrase
 from oriel_wire.engine.listener import HttpServer
-from oriel_wire.engine.server import WAIT, ServerConnection
+from oriel_wire.engine.server import BODY, WAIT, ServerConnection
 from oriel_wire.h1 import RequestHead
 
-__all__ = ["Exchange", "HttpLimits", "HttpServer", "Refusal", "serve"]
+__all__ = ["Body", "Exchange", "HttpLimits", "HttpServer", "Refusal", "serve"]
 
 Headers = Sequence[tuple[str, str]] | str
 Handler = Callable[["Exchange"], None]
 Refuse = Callable[[RequestHead], "Refusal | None"]
 Explain = Callable[[RequestHead | None, int, str], "Refusal"]
+Views = Callable[[RequestHead], bool]
+Body = bytes | memoryview
 _INLINE_BYTES = 64 * 1024
 _INLINE_PARTS = 32  # of at most 256 KiB each
+_IN_PLACE_BYTES = range(64 * 1024, 8 * 1024 * 1024 + 1)  # more is not given on the word of a head alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +46,9 @@ def explain(head: RequestHead | None, status: int, message: str) -> Refusal:
 class Exchange:
     """One request whose body has fully arrived, and the one answer to it: `respond`, or `start`, `write`s and `end`.
 
-    body: the whole body. received_s: monotonic seconds at which its head was complete. on_abort: called once if the
-    client leaves before the answer has ended; `aborted` is set then. on_writable: called when a client that was slow to
-    read what is written has caught up.
+    body: the whole body, read-only; a view only where `serve` was told that it may be one. received_s: monotonic
+    seconds at which its head was complete. on_abort: called once if the client leaves before the answer has ended;
+    `aborted` is set then. on_writable: called when a client that was slow to read what is written has caught up.
     """
 
     __slots__ = (
@@ -59,7 +64,7 @@ class Exchange:
         "started",
     )
 
-    def __init__(self, connection: "_Buffered", head: RequestHead, body: bytes, received_s: float) -> None:
+    def __init__(self, connection: "_Buffered", head: RequestHead, body: Body, received_s: float) -> None:
         self._connection: _Buffered | None = connection
         self.head = head
         self.body = body
@@ -123,10 +128,25 @@ class Exchange:
 
 
 class _Buffered(ServerConnection):
-    __slots__ = ("_exchange", "_explain", "_handler", "_parts", "_received_s", "_refuse_head")
+    __slots__ = (
+        "_body",
+        "_exchange",
+        "_explain",
+        "_handler",
+        "_in_place",
+        "_parts",
+        "_received_s",
+        "_refuse_head",
+        "_views",
+    )
 
-    def __init__(self, server: HttpServer, handler: Handler, refuse: Refuse | None, explain: Explain) -> None:
+    def __init__(
+        self, server: HttpServer, handler: Handler, refuse: Refuse | None, explain: Explain, views: Views | None
+    ) -> None:
         super().__init__(server)
+        self._views = views
+        self._body: memoryview | None = None  # of a large body whose rest is read in place
+        self._in_place: InPlace | None = None
         self._handler = handler
         self._refuse_head = refuse
         self._explain = explain
@@ -137,6 +157,8 @@ class _Buffered(ServerConnection):
     def on_head(self, head: RequestHead) -> None:
         self._received_s = monotonic()
         if head is self._seen.head and head.plan is not None and not head.expect_continue:
+            if not self._whole:
+                self._make_room(head)
             return  # this very head was judged before
         if self._refuse_head is not None:
             refusal = self._refuse_head(head)
@@ -146,6 +168,8 @@ class _Buffered(ServerConnection):
                 return
         if head is not self._seen.head:
             self.authenticated(head)
+        if not self._whole:
+            self._make_room(head)
         if head.expect_continue:
             self.continue_body()
 
@@ -155,13 +179,50 @@ class _Buffered(ServerConnection):
         self._exchange = exchange = Exchange(self, head, data, self._received_s)
         self._handler(exchange)
 
+    def _make_room(self, head: RequestHead) -> None:
+        """Most of a body is yet to come: if it is large, it is read where it stays."""
+        views = self._views
+        if views is None or self.server.secure:
+            return
+        large = head.content_length in _IN_PLACE_BYTES and views(head)
+        if large:
+            self._body = np.empty(head.content_length or 0, np.uint8).data
+        if large is (self._in_place is None) and not self.transport.is_closing():
+            self._in_place = InPlace(self) if large else None
+            self.transport.set_protocol(self._in_place or self)
+            self.transport.pause_reading()  # how it is read is looked at when reading begins
+            self.transport.resume_reading()
+
+    def room(self) -> memoryview | None:
+        """See `InPlace`."""
+        body = self._body
+        return body[-self._left :] if body is not None and self.state == BODY else None
+
+    def placed(self, size: int) -> None:
+        """See `InPlace`."""
+        self._left -= size
+        if self._left:
+            self._came(size)
+        else:
+            self._body_ended(b"")
+
     def on_data(self, data: bytes | memoryview) -> None:
-        self._parts.append(data)
+        body = self._body
+        if body is None:
+            self._parts.append(data)
+        else:
+            end = len(body) - self._left
+            body[end - len(data) : end] = data
 
     def on_end(self) -> None:
         parts, self._parts = self._parts, []
         head = self.head
         assert head is not None
+        if self._body is not None:
+            placed, self._body = self._body, None
+            self._exchange = Exchange(self, head, placed.toreadonly(), self._received_s)
+            self._handler(self._exchange)
+            return
         if len(parts) > _INLINE_PARTS:
             self._join_apart(head, parts)
             return
@@ -186,7 +247,7 @@ class _Buffered(ServerConnection):
         self.server.loop.run_in_executor(self.server.joiner, join).add_done_callback(joined)
 
     def on_lost(self) -> None:
-        self._parts = []
+        self._parts, self._body = [], None
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.abort()
@@ -196,7 +257,7 @@ class _Buffered(ServerConnection):
             self._exchange.on_writable()
 
     def on_refused(self, status: int, message: str) -> None:
-        self._parts = []
+        self._parts, self._body = [], None
         refusal = self._explain(self.head, status, message)
         head_only = self.head is not None and self.head.method == "HEAD"
         self._write(refusal.status, refusal.headers, refusal.body, self.must_close, head_only)
@@ -261,12 +322,14 @@ async def serve(
     limits: HttpLimits | None = None,
     refuse: Refuse | None = None,
     explain: Explain = explain,
+    views: Views | None = None,
 ) -> HttpServer:
     """Serve whole requests on `sock`.
 
     handler: a plain function, called on the loop when a body is complete; it answers at once or keeps the Exchange.
     refuse: judges a head before its body is read. explain: words a framing error (head: None if it was not read).
+    views: whether the body of a head may come as a memoryview.
     """
     server: HttpServer = HttpServer(limits or HttpLimits())
-    await server.open(lambda: _Buffered(server, handler, refuse, explain), sock)
+    await server.open(lambda: _Buffered(server, handler, refuse, explain, views), sock)
     return server

@@ -10,16 +10,14 @@ MAX_DEPTH = 64
 _PIECE = 1 << 18  # bytes looked at in one go: what is made of them stays in the cache
 
 
-def check_depth(body: bytes, length: int | None = None) -> None:
-    """Raise BadMessage if the first `length` bytes (all by default) nest lists and objects deeper than MAX_DEPTH.
+def check_depth(text: bytes) -> None:
+    """Raise BadMessage if the text nests lists and objects deeper than MAX_DEPTH.
 
     Exact for valid JSON; of other texts it only promises to be fast: their parser refuses them. Text without more
     opening brackets than that, which is nearly all, is counted and nothing else.
     """
-    end = len(body) if length is None else length
-    if body.count(b"[", 0, end) + body.count(b"{", 0, end) <= MAX_DEPTH:
+    if text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
         return
-    text = body[:end]
     if b"\\" in text:
         # Left to right a run of backslashes pairs up from its start: what remains before a quote escapes it.
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")

@@ -68,11 +68,11 @@ MAX_VALUES = 1 << 17
 MAX_LISTS = 1 << 16
 
 
-def _check_values(body: bytes, length: int, brackets: int) -> None:
+def _check_values(text: bytes, brackets: int) -> None:
     """By their separators: a text of commas counts as well. Raises TooLarge."""
     if brackets > MAX_LISTS:
         raise TooLarge(f"the JSON part has {brackets} lists and objects, at most {MAX_LISTS} are accepted")
-    if (commas := body.count(b",", 0, length)) >= MAX_VALUES:
+    if (commas := text.count(b",")) >= MAX_VALUES:
         raise TooLarge(
             f"the JSON part has {commas + 1} values, at most {MAX_VALUES} are accepted: send tensors as binary data"
         )
@@ -95,7 +95,7 @@ class DocumentDecoder(Generic[_Document]):
         self._kind = kind
         self.decoder: msgspec.json.Decoder[_Document] = msgspec.json.Decoder(document)
 
-    def decode(self, body: bytes, header_length: int | None, limit: int) -> tuple[_Document, list[Tensor]]:
+    def decode(self, body: bytes | memoryview, header_length: int | None, limit: int) -> tuple[_Document, list[Tensor]]:
         """Raises BadMessage; TooLarge if the JSON part is longer than `limit` bytes or has too many values."""
         length = len(body) if header_length is None else header_length
         if not 0 <= length <= len(body):
@@ -103,21 +103,20 @@ class DocumentDecoder(Generic[_Document]):
         if length > limit:
             raise TooLarge(f"the JSON part has {length} bytes, at most {limit} are accepted: send tensors as binary")
         # Hardly any body has more brackets than levels are allowed: counting here saves the call.
-        if (brackets := body.count(b"[", 0, length) + body.count(b"{", 0, length)) > MAX_DEPTH:
-            check_depth(body, length)
+        head = body if isinstance(body, bytes) and header_length is None else bytes(memoryview(body)[:length])
+        if (brackets := head.count(b"[") + head.count(b"{")) > MAX_DEPTH:
+            check_depth(head)
         if self._bounded and length > MAX_VALUES:
-            _check_values(body, length, brackets)
-        head = body if header_length is None else memoryview(body)[:length]
+            _check_values(head, brackets)
         try:
             document = self.decoder.decode(head)
             lists = None
         except RecursionError as error:
             raise BadMessage("the JSON part is nested too deeply") from error
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            text = bytes(head)
-            if b"NaN" not in text and b"Infinity" not in text:
+            if b"NaN" not in head and b"Infinity" not in head:
                 raise BadMessage(f"the JSON part is not an infer message: {str(error)[:200]}") from error
-            document, lists = self._decode_loosely(text)
+            document, lists = self._decode_loosely(head)
         found: list[TensorEntry] = getattr(document, self._member)
         return document, self._tensors(found, lists, body, length)
 
@@ -145,7 +144,9 @@ class DocumentDecoder(Generic[_Document]):
         except (ValueError, msgspec.MsgspecError) as error:
             raise BadMessage(f"the JSON part is not an infer message: {str(error)[:200]}") from error
 
-    def _tensors(self, found: list[TensorEntry], lists: list[Any] | None, body: bytes, offset: int) -> list[Tensor]:
+    def _tensors(
+        self, found: list[TensorEntry], lists: list[Any] | None, body: bytes | memoryview, offset: int
+    ) -> list[Tensor]:
         tensors: list[Tensor] = []
         names: set[str] = set()
         if len(found) > MAX_TENSORS:

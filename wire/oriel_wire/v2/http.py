@@ -64,7 +64,7 @@ def parse_header_length(value: str | None) -> int | None:
 
 
 def decode_request(
-    model: str, version: str, body: bytes, header_length: int | None, *, json_limit: int = JSON_LIMIT_BYTES
+    model: str, version: str, body: bytes | memoryview, header_length: int | None, *, json_limit: int = JSON_LIMIT_BYTES
 ) -> InferRequest:
     """An infer request from its body.
 
@@ -179,7 +179,7 @@ def decode_response(
     )
 
 
-def to_binary_request(body: bytes, header_length: int | None) -> tuple[BodyParts, int]:
+def to_binary_request(body: bytes | memoryview, header_length: int | None) -> tuple[BodyParts, int]:
     """A request of any size -> the body parts that say the same with binary inputs, and the length of their JSON part.
 
     Only the inputs change: what `decode_request` refuses about the rest it still has to refuse. Takes time and memory

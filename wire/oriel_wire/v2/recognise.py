@@ -91,7 +91,7 @@ class _BinaryTemplate(Template):
             offset += size
         self._size = offset
 
-    def inputs(self, body: bytes) -> dict[str, Array] | None:
+    def inputs(self, body: bytes | memoryview) -> dict[str, Array] | None:
         """The tensors behind the JSON part, as views; None if there are more or fewer bytes than it says."""
         if len(body) != self._size:
             return None
@@ -111,16 +111,16 @@ class Templates:
         self._binary: dict[bytes, _BinaryTemplate] = {}
         self._seen: set[int] = set()
 
-    def find(self, body: bytes, header_length: int | None) -> tuple[Template, dict[str, Array]] | None:
+    def find(self, body: bytes | memoryview, header_length: int | None) -> tuple[Template, dict[str, Array]] | None:
         """The template of `body` and the inputs it holds, read-only; None for the full decoder.
 
         Raises BadMessage for BYTES that are not what the JSON part says.
         """
         if header_length is not None:
-            known = self._binary.get(body[:header_length]) if header_length <= MAX_FIXED_BYTES else None
+            known = self._binary.get(bytes(body[:header_length])) if header_length <= MAX_FIXED_BYTES else None
             inputs = known.inputs(body) if known is not None else None
             return None if known is None or inputs is None else (known, inputs)
-        if len(body) > MAX_BYTES:
+        if len(body) > MAX_BYTES or not isinstance(body, bytes):
             return None
         start = body.find(b"[", body.find(b'"data"'))
         template = self._lists.get(body[:start])
@@ -132,10 +132,13 @@ class Templates:
         inputs = template.inputs(body[start:stop])
         return None if inputs is None else (template, inputs)
 
-    def learn(self, body: bytes, header_length: int | None, request: InferRequest) -> Template | None:
+    def learn(self, body: bytes | memoryview, header_length: int | None, request: InferRequest) -> Template | None:
         """Remember the text of `request`, just decoded from `body`, if it came before and is fit to be recognised."""
         if header_length is not None:
-            return self._learn_binary(body[:header_length], request) if 0 < header_length <= MAX_FIXED_BYTES else None
+            known = 0 < header_length <= MAX_FIXED_BYTES
+            return self._learn_binary(bytes(body[:header_length]), request) if known else None
+        if not isinstance(body, bytes):
+            return None
         start = body.find(b"[", body.find(b'"data"'))
         stop = body.find(b"]", start) + 1
         if start < 0 or not stop or start + len(body) - stop > MAX_FIXED_BYTES:

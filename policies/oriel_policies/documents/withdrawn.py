@@ -1,0 +1,143 @@
+"""What no longer counts of the last good documents while those on disk have a mistake somewhere.
+
+Documents are taken whole or not at all. A key is dropped because somebody may have it who should not, and that must not
+wait until somebody else has mended another file. So while there is a mistake, the last good documents stay in force,
+less what the files on disk name no more: keys, tenants with all their keys and tokens, and issuers. A key that ends
+earlier than it did ends then; one that has gone to another tenant is nobody's. All else stays, and nothing new counts.
+
+Of a file that cannot be read (not TOML, not JSON, tables of another form; it may be half written) the last good version
+speaks, so nothing is withdrawn by it. A file that is gone names nothing.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from datetime import datetime
+from hashlib import sha256
+from math import inf
+from typing import Any, NamedTuple
+
+import msgspec
+
+from oriel_policies.documents.packed import Parts, Rows, encode_head, parts, unpack
+from oriel_policies.documents.promises import ApiKey
+from oriel_policies.documents.renewed import old_documents, size_of, spliced, unlike
+from oriel_policies.documents.tenants import epoch
+
+__all__ = ["Withdrawn", "withdrawn"]
+
+
+class Withdrawn(NamedTuple):
+    """parts: a block of what is left. names: for people. keys: how many. mark: "" for nothing, else the same for the
+    same."""
+
+    parts: Parts
+    names: list[str]
+    keys: int
+    mark: str
+
+
+class _Key(msgspec.Struct):
+    sha256: str
+    expires: datetime | None = None
+
+
+class _Tenant(msgspec.Struct):
+    keys: list[_Key] = []
+
+
+class _Line(_Tenant, kw_only=True):
+    name: str
+
+
+class _Document(msgspec.Struct):
+    tenants: dict[str, _Tenant] = {}
+    issuers: dict[str, Any] = {}
+
+
+_decode_line = msgspec.json.Decoder(_Line).decode
+
+
+class _Named:
+    """What files name. keys: (digest in hex, tenant) -> when it ends, epoch seconds."""
+
+    def __init__(self) -> None:
+        self.keys: dict[tuple[str, str], float] = {}
+        self.tenants: set[str] = set()
+        self.issuers: set[str] = set()
+
+    def read(self, file: str, data: bytes) -> None:
+        """Raises DecodeError or UnicodeDecodeError, and then nothing of it is taken."""
+        found: list[tuple[str, _Tenant]]
+        if file.endswith(".ndjson"):
+            lines = [_decode_line(line) for line in data.split(b"\n") if line.strip()]
+            found = [(line.name, line) for line in lines]
+        else:
+            document = msgspec.toml.decode(data, type=_Document)
+            found = list(document.tenants.items())
+            self.issuers |= document.issuers.keys()
+        for name, tenant in found:
+            self.tenants.add(name)
+            for key in tenant.keys:
+                ends = epoch(key.expires)
+                self.keys[key.sha256.lower(), name] = inf if ends is None else ends
+
+
+def withdrawn(packed: memoryview, documents: Mapping[str, bytes], unreadable: Collection[str] = ()) -> Withdrawn:
+    """What is left of `packed`, whose documents were good, while `documents` are not.
+
+    unreadable: files that are there, but not in `documents`. Raises ValueError if `packed` is no block.
+    """
+    block = parts(packed)
+    before, after = _Named(), _Named()
+    old = old_documents(block)
+    for file in sorted(old.keys() | documents.keys()):
+        if file.endswith(".json") or file in unreadable:
+            continue
+        was, now = bytes(old.get(file, b"")), documents.get(file, b"")
+        if was == now:
+            continue
+        if file.endswith(".ndjson"):
+            was, now = unlike(memoryview(was), now)
+        try:
+            after.read(file, now)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue
+        before.read(file, was)
+    return _without(packed, block, before, after)
+
+
+def _without(packed: memoryview, block: Parts, before: _Named, after: _Named) -> Withdrawn:
+    snapshot = unpack(packed)
+    gone_tenants = sorted(before.tenants - after.tenants)
+    gone_issuers = sorted(before.issuers - after.issuers)
+    gone_keys = sorted(before.keys.keys() - after.keys.keys())
+    earlier = {key: after.keys[key] for key in before.keys if after.keys.get(key, inf) < before.keys[key]}
+    if not (gone_tenants or gone_issuers or gone_keys or earlier):
+        return Withdrawn(block._replace(documents=b"\x80"), [], 0, "")
+    ending: dict[bytes, ApiKey] = {}
+    names = [f"tenant {name}" for name in gone_tenants] + [f"issuer {name}" for name in gone_issuers]
+    for (digest, tenant), ends in sorted((*dict.fromkeys(gone_keys, inf).items(), *earlier.items())):
+        key = snapshot.keys[bytes.fromhex(digest)]
+        if ends < inf:
+            ending[bytes.fromhex(digest)] = replace(key, expires_at=ends)
+        if tenant not in gone_tenants:
+            names.append(f"key {key.name!r} of {tenant}" if key.name else f"a key of {tenant}")
+    rows = Rows(len(block.records))
+    rows.add({}, ending)
+    digests = [bytes.fromhex(digest) for digest, _ in (*gone_keys, *earlier)]
+    keys, left_keys = _certainly(spliced(block.keys, digests, rows.keys))
+    tenants, left = _certainly(spliced(block.tenants, [sha256(name.encode()).digest() for name in gone_tenants], ()))
+    records = memoryview(block.records)
+    dead = block.dead + sum(size_of(records, offset) for offset in (*left_keys, *left))
+    kept = {name: issuer for name, issuer in snapshot.issuers.items() if name not in gone_issuers}
+    head = encode_head(replace(snapshot, issuers=kept)) if gone_issuers else block.head
+    mark = sha256(repr((gone_tenants, gone_issuers, gone_keys, sorted(earlier.items()))).encode()).hexdigest()
+    left_over = Parts(head, keys, tenants, b"".join((records, rows.records)), dead, b"\x80")
+    return Withdrawn(left_over, names, len(digests), mark)
+
+
+def _certainly(found: tuple[bytes, list[int]] | None) -> tuple[bytes, list[int]]:
+    """Raises ValueError: a block that does not hold what its documents name."""
+    if found is None:
+        raise ValueError("not the block of its documents")
+    return found

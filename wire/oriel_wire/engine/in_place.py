@@ -1,0 +1,52 @@
+"""Large bodies read into memory of their length: no piece of them is copied again, and none is joined.
+
+A connection that has sent a large body is read through `InPlace` from then on, until it sends a small one: most of the
+next body then goes where it stays, also what the kernel has of it when its head comes.
+"""
+
+import asyncio
+from typing import Protocol
+
+__all__ = ["InPlace"]
+
+_BETWEEN_BYTES = 8192
+
+
+class _Placing(Protocol):
+    """The connection read for."""
+
+    def room(self) -> memoryview | None:
+        """Where the rest of the current body belongs; None: what comes is no part of a body in place."""
+
+    def placed(self, size: int) -> None:
+        """So many bytes are there (at least one)."""
+
+    def data_received(self, data: bytes) -> None: ...
+    def eof_received(self) -> bool | None: ...
+    def pause_writing(self) -> None: ...
+    def resume_writing(self) -> None: ...
+    def connection_lost(self, exc: Exception | None) -> None: ...
+
+
+class InPlace(asyncio.BufferedProtocol):
+    """A transport's protocol in the place of `connection`, which hears of everything as before."""
+
+    def __init__(self, connection: _Placing) -> None:
+        self._connection = connection
+        self._between = memoryview(bytearray(_BETWEEN_BYTES))
+        self._in_body = False
+        self.eof_received = connection.eof_received  # type: ignore[method-assign]
+        self.pause_writing = connection.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = connection.resume_writing  # type: ignore[method-assign]
+        self.connection_lost = connection.connection_lost  # type: ignore[method-assign]
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        room = self._connection.room()
+        self._in_body = room is not None
+        return self._between if room is None else room
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._in_body:
+            self._connection.placed(nbytes)
+        else:
+            self._connection.data_received(bytes(self._between[:nbytes]))
