@@ -3,8 +3,9 @@
     python tests/bench/gateway_refusals.py [--seconds 3] [--rounds 5]
 
 One gateway, 32 keep-alive connections of `wrk`. Forwarded: to a trivial upstream. Refused: to a pool whose only permit
-is held and where nothing may wait (`queue_full`), and for a tenant whose rate is used up (`rate_limited`). They take
-turns and the medians are compared. Needs `wrk` on PATH and Linux.
+is held and where nothing may wait (`queue_full`), and for a tenant whose rate is used up (`rate_limited`). Limited:
+forwarded for a tenant with a rate and a concurrency limit that it keeps. They take turns and the medians are compared.
+Needs `wrk` on PATH and Linux.
 """
 
 import argparse
@@ -22,7 +23,13 @@ from gateway_bench.contenders import PEERS, cpu_s, free_port, running
 
 CONNECTIONS = 32
 
-KINDS = {"forwarded": ("quick", "any"), "queue_full": ("held", "any"), "rate_limited": ("quick", "poor")}
+SERVED = {"forwarded": ("quick", "any"), "limited": ("quick", "rich")}
+KINDS = {**SERVED, "queue_full": ("held", "any"), "rate_limited": ("quick", "poor")}
+LIMITS = {
+    "any": "",
+    "rich": "limit = { requests_per_s = 1000000, burst = 1000000, concurrency = 64 }",
+    "poor": "limit = { requests_per_s = 0.001, burst = 1 }",
+}
 SCRIPT = """
 wrk.method = "POST"
 wrk.body = string.rep("x", 1024)
@@ -33,7 +40,7 @@ wrk.headers["Content-Type"] = "application/json"
 
 def policies(folder: Path, quick: int, held: int) -> Path:
     lines = ["[tiers.t]", "band = 0", "target_ms = 1000", "give_up_ms = 86000000"]
-    for tenant, limit in (("any", ""), ("poor", "limit = { requests_per_s = 0.001, burst = 1 }")):
+    for tenant, limit in LIMITS.items():
         digest = sha256(f"bench-{tenant}".encode()).hexdigest()
         lines += [f"[tenants.{tenant}]", 'tier = "t"', 'models = ["*"]', f'keys = [{{ sha256 = "{digest}" }}]', limit]
     lines += ["[pools.quick]", f'endpoints = ["127.0.0.1:{quick}"]', "max_inflight = 64"]
@@ -75,7 +82,7 @@ def main() -> None:
             b"content-length: 1\r\n\r\nx"
         )
         scripts = {}
-        for tenant in ("any", "poor"):
+        for tenant in LIMITS:
             scripts[tenant] = folder / f"{tenant}.lua"
             scripts[tenant].write_text(SCRIPT.format(tenant=tenant))
         costs: dict[str, list[float]] = {kind: [] for kind in KINDS}
@@ -83,7 +90,7 @@ def main() -> None:
             for kind, (model, tenant) in KINDS.items():
                 before = cpu_s(pid)
                 answers, others = offered(port, model, args.seconds if number else 1, scripts[tenant])
-                if others < 0.999 * answers if kind != "forwarded" else others:
+                if others < 0.999 * answers if kind not in SERVED else others:
                     sys.exit(f"{kind}: {others} of {answers} were refused")
                 if number:  # the first is a warm-up
                     costs[kind].append((cpu_s(pid) - before) * 1e6 / answers)
