@@ -1,8 +1,8 @@
 """One tenant's waiting tickets, and which of all that wait is due next. Parts of `queue`, which has the rules.
 
 A flow keeps its tickets by `Ticket.order`. That is the deadline for almost all of them, so the earliest deadline of a
-flow is its head's; only a flow that holds others too has a heap of deadlines. `Expiry` has an entry per flow and not
-per ticket: in a long queue nothing is sorted twice, and a ticket that was popped is nowhere any more.
+flow is its head's; only a flow that holds others too has a heap of deadlines. `Expiry` has an entry per flow, not per
+ticket: in a long queue nothing is sorted twice, and a ticket that was popped is nowhere any more.
 """
 
 from collections import deque
@@ -179,7 +179,7 @@ class _Heap:
 
 
 class Flow:
-    """One tenant inside one band. key: of its entry among the band's active flows, 0 without one.
+    """One tenant inside one band. key: of its entry among the band's active flows, or 0. watched: see `Expiry`.
 
     watched: see `Expiry`. waiting: tickets, of which `behind` were found to be late. backlog: only if turns are timed.
     """
