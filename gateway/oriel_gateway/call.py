@@ -59,8 +59,8 @@ class Call(Recovery):
         """Some bytes of the body."""
         size = len(data)
         pending = self._pending
-        if pending is None:
-            pending = self._pending = []
+        if pending is None or isinstance(pending, bytes):
+            pending = self._pending = [pending] if pending else []
         if size >= _PIECE:
             pending.append(data)
         elif pending and isinstance(last := pending[-1], bytearray) and len(last) < _SMALL:
@@ -78,7 +78,7 @@ class Call(Recovery):
         """Take bytes from the pool's budget; False: there are none, and the call is refused."""
         gate = self._gate
         if gate.hold(size, urgent=self.tenant.tier.band == self._gateway.top_band):
-            self._held_bytes += size
+            self._held_bytes = self._held_bytes + size if self._held_bytes else size
             return True
         retry_after_s = gate.admission.retry_after_s()
         self.refuse(Refused(Outcome.QUEUE_FULL, "too many bytes wait for this pool", retry_after_s=retry_after_s))
@@ -86,7 +86,7 @@ class Call(Recovery):
 
     def whole(self, data: bytes, now: float = 0.0) -> None:
         """The whole body at once. now: see `enter`."""
-        self._pending = [data]
+        self._pending = data
         self._pending_bytes = len(data)
         if self.extras is None and ((grant := self.grant) is None or grant.ready):
             self.enter(now)
@@ -111,7 +111,7 @@ class Call(Recovery):
             else:
                 connection.transport.pause_reading()
             if self.state == ANSWERING:
-                loan = self._loan = self._loan or Loan(self._gate)
+                loan = self._loan = self._loan or Loan(self._gate, self.tenant)
                 loan.busy() if writable else loan.idle()
 
     # Admission -------------------------------------------------------------------------------------------------
@@ -139,11 +139,11 @@ class Call(Recovery):
 
     def body(self) -> bytes:
         """The whole body, while the call has not been sent."""
-        pending = self._pending
-        if not pending:
+        body = self._pending
+        if body is None:
             return b""
-        body = bytes(pending[0]) if len(pending) == 1 else b"".join(pending)
-        self._pending = [body]
+        if not isinstance(body, bytes):
+            body = self._pending = b"".join(body)
         return body
 
     def hold_body(self) -> bool:
@@ -263,15 +263,17 @@ class Call(Recovery):
         if self.client.forwarded:
             tail += self.client.forwarded
         line, host, more = self.target.line, connection.endpoint.host_line, tail.encode("latin-1")
-        pending = self._pending
-        if pending is None or self._pending_bytes <= _SMALL:
-            body = b"" if not pending else pending[0] if len(pending) == 1 else b"".join(pending)
-            request = b"\r\n".join((line, host, lines, more, body))
+        body = self._pending
+        if body is None or self._pending_bytes <= _SMALL:
+            pieces = (body,) if isinstance(body, bytes) else body or (b"",)
+            whole = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            request = b"\r\n".join((line, host, lines, more, whole))
             connection.request_bytes = len(request)
             connection.transport.write(request)
         else:
             connection.request_bytes = -1
-            connection.transport.writelines((b"\r\n".join((line, host, lines, more, b"")), *pending))
+            pieces = (body,) if isinstance(body, bytes) else body
+            connection.transport.writelines((b"\r\n".join((line, host, lines, more, b"")), *pieces))
             self._pending = None
         connection.request_done = True
 

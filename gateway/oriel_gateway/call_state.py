@@ -123,7 +123,7 @@ class CallState:
         self.tried: tuple[HttpEndpoint, ...] = ()
         self._endpoint: HttpEndpoint | None = None  # only while it is the call's
         self._connection: UpstreamConnection | None = None
-        self._pending: list[bytes | bytearray | memoryview] | None = None  # the body
+        self._pending: bytes | list[bytes | bytearray | memoryview] | None = None  # the body: whole, or in pieces
         self._pending_bytes = self._held_bytes = 0  # of the body, and of them on the pool's byte budget
         self._ticket: Ticket | None = None
         self._tries: Tries | None = None

@@ -58,9 +58,13 @@ class Extras:
             return False
         if not call.hold_body():
             return True  # no bytes to wait with: the queue decides
-        self._flight = join(call, key, body)
-        self._work = routing.flight_calls.get(self._flight.key)
+        self.fly(call, key, body)
         return False
+
+    def fly(self, call: "Call", key: bytes, body: bytes, *, again: bool = False) -> None:
+        """Wait with all equal calls for one answer; again: after a flight that failed."""
+        self._flight = join(call, key, body, again=again)
+        self._work = call.gateway.routing.flight_calls.get(self._flight.key)
 
     def response(self, call: "Call", head: ResponseHead, data: bytes) -> None:
         """The upstream's head is about to be passed on."""

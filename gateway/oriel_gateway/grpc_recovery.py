@@ -79,12 +79,7 @@ class GrpcRecovery:
         Raises AioRpcError as the upstream ended it, or Refused."""
         tried: tuple[GrpcEndpoint, ...] = ()
         while True:
-            if not self._gate.grpc.usable:
-                tried = ()
-                await self._permit_again()
-            await self._know_model()
-            endpoint = self._pick(tried)
-            self._count_sent()
+            endpoint, tried = await self._next(tried)
             hedged = self.target.plan.hedge_s and self._attempts == 1 and len(message) <= REPLAY_BYTES
             try:
                 return await (self._hedged if hedged else self._ask)(endpoint, method, message)
@@ -96,6 +91,17 @@ class GrpcRecovery:
                         self._in_vain(endpoint)
                     raise
                 self._in_vain(endpoint)
+
+    async def _next(self, tried: tuple[GrpcEndpoint, ...]) -> tuple[GrpcEndpoint, tuple[GrpcEndpoint, ...]]:
+        """Whom to ask after `tried`, and whom of those not to ask again: nobody, if it had to wait for any to be there.
+        Raises Refused."""
+        if not self._gate.grpc.usable:
+            tried = ()
+            await self._permit_again()
+        await self._know_model()
+        endpoint = self._pick(tried)
+        self._count_sent()
+        return endpoint, tried
 
     async def _know_model(self) -> None:
         """Ask everybody for the model if nothing is known of it."""
@@ -116,12 +122,7 @@ class GrpcRecovery:
         """An endpoint with a connection, for a stream: its messages could not be sent again. Raises Refused."""
         tried: tuple[GrpcEndpoint, ...] = ()
         while True:
-            if not self._gate.grpc.usable:
-                tried = ()
-                await self._permit_again()
-            await self._know_model()
-            endpoint = self._pick(tried)
-            self._count_sent()
+            endpoint, tried = await self._next(tried)
             if await self._reached(endpoint):
                 return endpoint
             self._in_vain(endpoint)

@@ -7,6 +7,7 @@ neither kept nor copied: their first message chooses route and side, and they st
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from enum import Enum
 from hashlib import blake2b
 from time import monotonic
 
@@ -58,14 +59,21 @@ class _Detached(GrpcCall):
         """Whoever it works for is counted."""
 
 
+class _Failed(Enum):
+    """What becomes of those who followed a flight that failed."""
+
+    FLY_AGAIN = "fly again"
+    GO_ALONE = "go alone"
+
+
 class _Member:
-    """One caller in a flight. answer: the bytes, or None for "go on alone"."""
+    """One caller in a flight."""
 
     __slots__ = ("answer", "call")
 
     def __init__(self, call: GrpcCall) -> None:
         self.call = call
-        self.answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        self.answer: asyncio.Future[bytes | _Failed] = asyncio.get_running_loop().create_future()
 
 
 class GrpcSpecial:
@@ -115,24 +123,30 @@ class GrpcSpecial:
             call.bytes_out = len(found[0].body)
             call.end(Outcome.ANSWERED)
             return found[0].body
+        answer = await self._flown(call, key, message)
+        if answer is _Failed.FLY_AGAIN:
+            answer = await self._flown(call, key, message, again=True)
+        return await self._forward(call, message) if isinstance(answer, _Failed) else answer
+
+    async def _flown(self, call: GrpcCall, key: bytes, message: bytes, *, again: bool = False) -> bytes | _Failed:
+        """The answer that all equal calls get, or what to do because there is none. Raises Refused, AioRpcError."""
         place = (key, call.tenant.tier.band, call.gate)
         member = _Member(call)
         flight, founded = self._flights.join(place, member)
         call.queued_s = monotonic()
         if founded:
-            self._work[place] = asyncio.create_task(self._fly(flight, member, key, message))
+            self._work[place] = asyncio.create_task(self._fly(flight, member, key, message, again))
         try:
             async with asyncio.timeout(max(0.0, call.deadline - call.queued_s)):
-                answer = await member.answer
+                return await member.answer
         except TimeoutError:
             late = "the deadline passed while waiting for the answer to an equal request"
             raise Refused(Outcome.DEADLINE_EXCEEDED, late) from None
         finally:
             if self._flights.leave(flight, member):
                 self._work.pop(place).cancel()
-        return answer if answer is not None else await self._forward(call, message)
 
-    async def _fly(self, flight: Flight[_Member], founder: _Member, key: bytes, message: bytes) -> None:
+    async def _fly(self, flight: Flight[_Member], founder: _Member, key: bytes, message: bytes, again: bool) -> None:
         """The one call for all members. It may take as long as the tier allows: they have their own deadlines."""
         call = founder.call
         plan, routing, tenant = call.target.plan, self._gateway.routing, call.tenant
@@ -146,7 +160,7 @@ class GrpcSpecial:
                 if member is founder:
                     member.answer.set_exception(error)
                 else:
-                    member.answer.set_result(None)
+                    member.answer.set_result(_Failed.GO_ALONE if again else _Failed.FLY_AGAIN)
         else:
             if plan.cache_s and len(answer) <= KEPT_BYTES:
                 owner = "" if plan.cache_shared else tenant.name

@@ -2,7 +2,7 @@
 
 from math import ceil, inf
 from time import monotonic
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from oriel_gateway.endpoints import EndpointSet, HttpEndpoint, Standing
 from oriel_gateway.errors import Outcome, Refused
@@ -17,6 +17,9 @@ from oriel_policies.documents import Pool, Tenant
 from oriel_policies.feasibility import AnswerTimes, Verdict
 from oriel_policies.queue import Pushed, SlaQueue, Ticket
 from oriel_wire.h1_response import ResponseMemo
+
+if TYPE_CHECKING:
+    from oriel_gateway.loan import Loan
 
 __all__ = ["PoolGate", "Waiter"]
 
@@ -78,6 +81,7 @@ class PoolGate:
         self.grpc_sticky = StickyChoice[GrpcEndpoint](_name)
         self.shadows = 0  # copies that hold a permit or wait for one
         self.calls = 0  # that have not ended, whatever they do
+        self.unread: dict[Loan, None] = {}  # permits of readers that do not read now, the longest first
 
     def adopt(self, pool: Pool, *, most_s: float = inf) -> None:
         """The documents say something else of this pool: what waits and runs goes on, by the new bounds.
@@ -264,11 +268,28 @@ class PoolGate:
     def pump(self) -> None:
         """Hand out the permits that are free."""
         admission = self.admission
-        if not len(admission.queue) or admission.inflight >= admission.limit:
+        if not len(admission.queue) or (admission.inflight >= admission.limit and not self.unread):
             return
         now = monotonic()
-        while (ticket := admission.next_admitted(now)) is not None:
+        while True:
+            while admission.inflight >= admission.limit:
+                if not self.unread or not self._lend():
+                    return
+            if (ticket := admission.next_admitted(now)) is None:
+                return
             ticket.payload.admitted()
+
+    def _lend(self) -> bool:
+        """Take the permit of a reader that does not read for somebody of a more urgent tier, or another tenant."""
+        queue, tenant = self.admission.queue, None
+        for loan in self.unread:
+            if loan.tenant is not tenant:
+                tenant = loan.tenant
+                assert tenant is not None
+                if queue.others_wait(tenant.tier.band, tenant.name):
+                    loan.lend()
+                    return True
+        return False
 
     def give_back(self, ticket: Ticket | None) -> None:
         """Give a permit back that was not used: nobody could be asked."""

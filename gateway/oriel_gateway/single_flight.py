@@ -7,8 +7,13 @@ the queue.
 Theory of operation. The first call founds a flight and starts a `FlightCall`, which belongs to nobody; all callers wait
 as its members (state JOINED), each with its own deadline and free to leave. When nobody is left, it is given up. Its
 answer, if it is a 200 that may be shared, is kept; the oldest member takes the whole call over with its permit and its
-times, as if it had made it, and the others get the same bytes with their own ids. Any other answer (errors, streams,
-large ones, cookies) is for the founder alone: the rest go on their own, as they would have without the flight.
+times, as if it had made it, and the others get the same bytes with their own ids.
+
+An error is for the founder alone. The oldest of the rest then leads once more and the others follow it: all at once
+they would be what the flight was to keep from a server that has just failed. If that fails as well, each goes on its
+own: in line they would only pass their deadlines. A good answer that is not for all (streams, large ones, cookies) will
+not be next time either, so the rest go on their own at once. nginx (`proxy_cache_lock`) and Varnish (waiting lists,
+hit-for-miss) do much the same.
 """
 
 import asyncio
@@ -98,16 +103,16 @@ def answer_from(call: Call, answer: KeptAnswer, how: str, age_s: float) -> None:
     client.answered(close=close)
 
 
-def join(call: Call, key: bytes, body: bytes) -> Flight[Call]:
-    """Become a member of the flight for `key`, and start its work if there is none."""
+def join(call: Call, key: bytes, body: bytes, *, again: bool = False) -> Flight[Call]:
+    """Become a member of the flight for `key`, and start its work if there is none; again: after one that failed."""
     gateway = call.gateway
     routing = gateway.routing
     place = (key, call.tenant.tier.band, call.gate)  # two pools in turn may have had one name
     call.state = JOINED
-    call.queued_s = monotonic()
+    call.queued_s = call.queued_s or monotonic()
     flight, founded = routing.flights.join(place, call)
     if founded:
-        work = FlightCall(call, flight, key)
+        work = FlightCall(call, flight, key, again)
         routing.flight_calls[place] = work
         work.whole(body)
     else:
@@ -118,7 +123,7 @@ def join(call: Call, key: bytes, body: bytes) -> Flight[Call]:
 class FlightCall(DetachedCall):
     """The one call that is made for all members of a flight."""
 
-    def __init__(self, founder: Call, flight: Flight[Call], key: bytes) -> None:
+    def __init__(self, founder: Call, flight: Flight[Call], key: bytes, again: bool) -> None:
         gateway = founder.gateway
         super().__init__(
             gateway,
@@ -134,6 +139,7 @@ class FlightCall(DetachedCall):
         self.founder = founder
         self._flight = flight
         self._key = key
+        self._again = again
         self._head: ResponseHead | None = None
         self._body: list[bytes] = []
         self._body_bytes = 0
@@ -177,7 +183,7 @@ class FlightCall(DetachedCall):
             founder = members.pop(0)
             founder.inherit(self)
             founder.refuse(refused)
-        _in_turns(members, _alone)
+        self._go_on(members)
 
     def client_left(self) -> None:
         """Nobody is left who wants the answer, or the gateway closes."""
@@ -216,15 +222,28 @@ class FlightCall(DetachedCall):
     def _give_away(self, head: ResponseHead, data: bytes, complete: bool) -> None:
         """An answer for one: the founder, or for a good one the oldest member that is left."""
         members = self._land()
-        taker = members[0]
-        if taker is self.founder or head.status < 400:
+        taker, good = members[0], head.status < 400
+        if taker is self.founder or good:
             self._hand_over(taker, head, data, complete)
             del members[0]
         else:
             if self._endpoint is not None:
                 note_answer(self._gate.endpoints, self._endpoint, head, self.response_s, self.response_s - self.sent_s)
             self._end(Outcome.CLIENT_LEFT)
-        _in_turns(members, _alone)
+        if good:
+            _in_turns(members, _alone)
+        else:
+            self._go_on(members)
+
+    def _go_on(self, members: list[Call]) -> None:
+        """After a failure: the oldest leads and the others follow, or each alone if it was led again already."""
+        key = self._key
+
+        def follow(member: Call) -> None:
+            assert member.extras is not None
+            member.extras.fly(member, key, member.body(), again=True)
+
+        _in_turns(members, _alone if self._again or len(members) < 2 else follow)
 
     def _land(self) -> list[Call]:
         routing = self._gateway.routing

@@ -181,7 +181,7 @@ class _Heap:
 class Flow:
     """One tenant inside one band. key: of its entry among the band's active flows, or 0. watched: see `Expiry`.
 
-    waiting: tickets, of which `behind` were found to be late. backlog: only if its turns are timed.
+    watched: see `Expiry`. waiting: tickets, of which `behind` were found to be late. backlog: only if turns are timed.
     """
 
     __slots__ = ("_by_deadline", "_tickets", "backlog", "behind", "key", "virtual", "waiting", "watched")

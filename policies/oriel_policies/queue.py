@@ -150,6 +150,15 @@ class SlaQueue:
         flow = found.flows.get(tenant) if found else None
         return (flow.backlog, flow.waiting, flow.behind) if flow else (None, 0, 0)
 
+    def others_wait(self, band: int, tenant: str) -> bool:
+        """Whether somebody waits in a more urgent band than `band`, or another tenant than this one in it."""
+        if not self._waiting:
+            return False
+        if (first := self._waiting[0]) != band:
+            return first < band
+        flow = self._bands[band].flows.get(tenant)
+        return self._bands[band].items > (flow.waiting if flow else 0)
+
     def takes(self, band: int, size_bytes: int) -> bool:
         """Whether `push` would queue a ticket like this that takes room."""
         room = self._bounded < self.max_items and self.size_bytes + size_bytes <= self.max_bytes

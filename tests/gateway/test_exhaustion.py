@@ -242,6 +242,8 @@ async def test_memory_of_grpc_messages_that_wait_stays_in_its_budget_and_is_give
             while len(answers) < CALLS - budget // MIB:
                 held = max(held, process.rss_bytes() - before)
                 await asyncio.sleep(0.01)
+        # Once more: this loop is busy sending, and may not have come by while they were being received.
+        held = max(held, process.rss_bytes() - before)
         assert 32 * MIB < held <= budget + 128 * MIB, Counter(answers)
         backend.hold.set()
         await asyncio.gather(*asked)

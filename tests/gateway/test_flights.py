@@ -89,7 +89,7 @@ async def test_many_callers_of_one_flight_are_told_some_at_a_time(status: str, m
         for _ in clients:
             held.go.release()
         replies = [await client.reply() for client in clients]
-        assert max(turns.values()) <= 2 and turns.total() == 7
+        assert max(turns.values()) <= 2 and turns.total() == (7 if status == "200 OK" else 6)  # one leads again
         assert {reply.status for reply in replies} == {int(status[:3])}
         assert {reply.body for reply in replies} == {b"x" * 70_000}
     await until(it.idle)

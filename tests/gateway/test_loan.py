@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,6 +12,7 @@ import pytest
 from grpc import aio
 
 from oriel_gateway import loan as loan_module
+from oriel_gateway.core import Gateway
 from oriel_gateway.loan import Loan
 from oriel_gateway.pools import PoolGate
 from oriel_policies.documents import compile_documents
@@ -102,7 +103,11 @@ async def test_idle_streams_of_a_low_tier_keep_no_permit_from_a_higher_one() -> 
             await settle(lambda: idle(core))
 
 
-async def test_a_stream_that_goes_on_waits_for_its_turn() -> None:
+@asynccontextmanager
+async def waiting_stream(
+    callers: int,
+) -> AsyncIterator[tuple[Backend, Gateway, Messages, Any, list[asyncio.Task[bytes]]]]:
+    """A stream that lent the only permit and wants to go on, behind so many unary calls; the first is at the server."""
     backend = Backend()
     async with AsyncExitStack() as clients:
         async with stack(backend, max_inflight=1) as (address, core):
@@ -112,79 +117,121 @@ async def test_a_stream_that_goes_on_waits_for_its_turn() -> None:
             backend.hold = asyncio.Event()
             async with aio.insecure_channel(address) as channel:
                 unary = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", None, None)
-                busy = [
-                    asyncio.ensure_future(unary(infer("digits"), metadata=(("x-api-key", GOLD),), timeout=60))
-                    for _ in range(2)
-                ]
-                await settle(lambda: len(backend.seen) == 2 and len(admission.queue) == 1)
+
+                async def one() -> bytes:
+                    answer: bytes = await unary(infer("digits"), metadata=(("x-api-key", GOLD),), timeout=60)
+                    return answer
+
+                busy = [asyncio.create_task(one()) for _ in range(callers)]
+                await settle(lambda: len(backend.seen) == 2 and len(admission.queue) == callers - 1)
                 messages.send(infer("digits"))
-                await settle(lambda: len(admission.queue) == 2)
-                backend.hold.set()
-                assert await call.read() is not aio.EOF
-                await asyncio.gather(*busy)
-                assert [kind for kind, *_ in backend.seen] == [
-                    "ModelStreamInfer",
-                    "ModelInfer",
-                    "ModelInfer",
-                    "ModelStreamInfer",
-                ]
-            messages.send(None)
-            assert await call.read() is aio.EOF and await call.code() is grpc.StatusCode.OK
-            await settle(lambda: idle(core))
+                await settle(lambda: len(admission.queue) == callers)
+                yield backend, core, messages, call, busy
+            await settle(lambda: idle(core) and admission.inflight == 0)
+
+
+async def test_a_stream_that_goes_on_waits_for_its_turn() -> None:
+    async with waiting_stream(2) as (backend, _, messages, call, busy):
+        assert backend.hold is not None
+        backend.hold.set()
+        assert await call.read() is not aio.EOF
+        await asyncio.gather(*busy)
+        assert [kind for kind, *_ in backend.seen] == [
+            "ModelStreamInfer",
+            "ModelInfer",
+            "ModelInfer",
+            "ModelStreamInfer",
+        ]
+        messages.send(None)
+        assert await call.read() is aio.EOF and await call.code() is grpc.StatusCode.OK
 
 
 async def test_a_stream_that_waits_for_its_turn_leaves_the_queue_with_its_client() -> None:
-    backend = Backend()
-    async with AsyncExitStack() as clients:
-        async with stack(backend, max_inflight=1) as (address, core):
-            messages, call = await opened(clients, address, BRONZE)
-            admission = core.pools["p"].admission
-            await settle(lambda: admission.inflight == 0)
-            backend.hold = asyncio.Event()
-            async with aio.insecure_channel(address) as channel:
-                unary = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", None, None)
-                busy = asyncio.ensure_future(unary(infer("digits"), metadata=(("x-api-key", GOLD),), timeout=60))
-                await settle(lambda: len(backend.seen) == 2)
-                messages.send(infer("digits"))
-                await settle(lambda: len(admission.queue) == 1)
-                call.cancel()
-                await settle(lambda: len(admission.queue) == 0)
-                backend.hold.set()
-                await busy
-            await settle(lambda: idle(core) and admission.inflight == 0)
+    async with waiting_stream(1) as (backend, core, _, call, busy):
+        assert backend.hold is not None
+        call.cancel()
+        await settle(lambda: len(core.pools["p"].admission.queue) == 0)
+        backend.hold.set()
+        await asyncio.gather(*busy)
+
+
+SIZE = 8 << 20
+
+
+@asynccontextmanager
+async def reader(port: int, key: str) -> AsyncIterator[socket.socket]:
+    """Who asks for 8 MiB and reads nothing of it."""
+    raw = socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    raw.connect(("127.0.0.1", port))
+    raw.sendall(f"POST {INFER} HTTP/1.1\r\nhost: x\r\nx-api-key: {key}\r\ncontent-length: 3\r\n\r\nbig".encode())
+    raw.setblocking(False)
+    try:
+        yield raw
+    finally:
+        raw.close()
+
+
+async def big_or_small(seen: Seen) -> bytes:
+    data = bytes(SIZE) if seen.body == b"big" else b"ok"
+    return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data)
 
 
 async def test_a_client_that_does_not_read_keeps_no_permit_from_others() -> None:
     async with upstream() as up, gateway(documents([up.port], max_inflight=1)) as (port, core):
-        size = 8 << 20
-
-        async def answer(seen: Seen) -> bytes:
-            big = seen.body == b"big"
-            return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % (size if big else 2) + (
-                b"x" * size if big else b"ok"
-            )
-
-        up.answer = answer
+        up.answer = big_or_small
         admission = core.pools["p"].admission
-        raw = socket.socket()
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        raw.connect(("127.0.0.1", port))
-        head = f"POST {INFER} HTTP/1.1\r\nhost: x\r\nx-api-key: {BRONZE}\r\ncontent-length: 3\r\n\r\nbig"
-        raw.sendall(head.encode())
-        await settle(lambda: len(up.seen) == 1 and admission.inflight == 0)
-        async with Client(port) as client:
-            assert (await client.ask(INFER, b"x", key=GOLD)).status == 200
-        raw.setblocking(False)
-        loop, got = asyncio.get_running_loop(), 0
-        while got < size:
-            got += len(await loop.sock_recv(raw, 1 << 20))
-        raw.close()
+        async with reader(port, BRONZE) as raw:
+            await settle(lambda: len(up.seen) == 1 and admission.inflight == 0)
+            async with Client(port) as client:
+                assert (await client.ask(INFER, b"x", key=GOLD)).status == 200
+            loop, got = asyncio.get_running_loop(), 0
+            while got < SIZE:
+                got += len(await loop.sock_recv(raw, 1 << 20))
         await settle(lambda: idle(core) and admission.inflight == 0)
+
+
+@pytest.mark.parametrize("asks_before", [False, True])
+@pytest.mark.parametrize("tier", ["bronze", "gold"])
+async def test_another_tenant_has_the_permit_of_who_does_not_read_at_once(
+    monkeypatch: pytest.MonkeyPatch, tier: str, asks_before: bool
+) -> None:
+    """It waited as long as a stream may pause, 48 times as long as alone; the reader's own tenant still does."""
+    monkeypatch.setattr(loan_module, "LENT_AFTER_S", 1000.0)
+    async with upstream() as up:
+        text = documents([up.port], max_inflight=1)["all.toml"]
+        text = text.replace(b'tier = "bronze"', f'tier = "{tier}"'.encode())
+        async with gateway({"all.toml": text}) as (port, core):
+            gate = core.pools["p"]
+            go = asyncio.Event()
+
+            async def answer(seen: Seen) -> bytes:
+                if seen.body == b"big":
+                    await go.wait()
+                return await big_or_small(seen)
+
+            up.answer = answer
+            async with reader(port, BRONZE), Client(port) as same, Client(port) as other:
+                await settle(lambda: len(up.seen) == 1)
+                same.send(INFER, b"own", key=BRONZE)
+                await settle(lambda: len(gate.admission.queue) == 1)
+                if asks_before:
+                    other.send(INFER, b"x", key=GOLD)
+                    await settle(lambda: len(gate.admission.queue) == 2)
+                go.set()
+                if not asks_before:
+                    await settle(lambda: len(gate.unread) == 1)
+                    assert len(up.seen) == 1 and len(gate.admission.queue) == 1
+                    other.send(INFER, b"x", key=GOLD)
+                replies = asyncio.gather(other.reply(), same.reply())
+                assert [reply.status for reply in await replies] == [200, 200]
+                assert not gate.unread
+            await settle(lambda: idle(core) and gate.admission.inflight == 0)
 
 
 def test_what_was_lent_is_not_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds that a client did not read are neither in the charge nor in how long calls are thought to take."""
-    gate = SimpleNamespace(admission=SimpleNamespace(inflight=1), pump=lambda: None)
+    gate = SimpleNamespace(admission=SimpleNamespace(inflight=1), pump=lambda: None, unread={})
     now = 100.0
     monkeypatch.setattr(loan_module, "monotonic", lambda: now)
     loan = Loan(cast(PoolGate, gate))

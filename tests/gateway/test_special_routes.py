@@ -424,20 +424,57 @@ async def test_members_keep_their_own_deadlines() -> None:
         await until(it.idle)
 
 
-async def test_an_error_is_for_the_founder_and_the_others_go_on_their_own() -> None:
+async def test_an_error_is_for_the_founder_and_one_of_the_others_leads_them_again() -> None:
+    """All of them went to a server that had just failed, at once."""
     async with house(FLOWN) as it:
         up = it.ups[0]
         held = up.answer = Held(ok(b"request first failed", status="500 Oops"))
         first = asyncio.ensure_future(ask(it.port, headers="x-request-id: first\r\n"))
         await until(lambda: bool(up.seen))
-        rest = [asyncio.ensure_future(ask(it.port, headers=f"x-request-id: r{n}\r\n")) for n in range(3)]
-        await until(lambda: it.members() == 4)
-        up.answer = answering(ok(b"fine"))
+        rest = [asyncio.ensure_future(ask(it.port, headers=f"x-request-id: r{n}\r\n")) for n in range(4)]
+        await until(lambda: it.members() == 5)
+        once_more = up.answer = Held(ok(b"fine"))
         held.go.release()
         assert (await first).status == 500
-        assert [(await reply).body for reply in rest] == [b"fine"] * 3
-        assert [seen.get("x-request-id") for seen in up.seen][:1] == ["first"] and len(up.seen) == 4
+        await until(lambda: it.members() == 4 and len(up.seen) == 2)
+        once_more.go.release()
+        replies = await asyncio.gather(*rest)
+        assert [reply.body for reply in replies] == [b"fine"] * 4 and len(up.seen) == 2
+        assert sorted(reply.headers["x-oriel-cache"] for reply in replies) == ["joined"] * 3 + ["miss"]
         await until(it.idle)
+
+
+async def test_after_two_errors_each_goes_on_its_own() -> None:
+    """One after the other they would pass their deadlines in line."""
+    async with house(FLOWN) as it:
+        up = it.ups[0]
+        held = up.answer = Held(ok(b"no", status="500 Oops"))
+        asking = [asyncio.ensure_future(ask(it.port)) for _ in range(5)]
+        await until(lambda: it.members() == 5 and len(up.seen) == 1)
+        once_more = up.answer = Held(ok(b"no", status="500 Oops"))
+        held.go.release()
+        await until(lambda: it.members() == 4 and len(up.seen) == 2)
+        up.answer = alone = Held(ok(b"fine"))
+        once_more.go.release()
+        await until(lambda: len(up.seen) == 5 and it.members() == 0)
+        for _ in range(3):
+            alone.go.release()
+        assert sorted([(await reply).status for reply in asking]) == [200, 200, 200, 500, 500]
+        await until(it.idle)
+
+
+async def test_a_good_answer_that_is_not_for_all_is_not_waited_for_twice() -> None:
+    async with house(FLOWN) as it:
+        up = it.ups[0]
+        held = up.answer = Held(ok(b"mine", "set-cookie: a=b\r\n"))
+        asking = [asyncio.ensure_future(ask(it.port)) for _ in range(4)]
+        await until(lambda: it.members() == 4 and len(up.seen) == 1)
+        up.answer = others = Held(ok(b"mine", "set-cookie: a=b\r\n"))
+        held.go.release()
+        await until(lambda: len(up.seen) == 4)
+        for _ in range(3):
+            others.go.release()
+        assert [(await reply).body for reply in asking] == [b"mine"] * 4 and it.idle()
 
 
 async def test_an_error_for_a_founder_that_left_is_for_nobody() -> None:
@@ -475,11 +512,12 @@ async def test_an_upstream_that_breaks_twice_fails_the_founder_only_with_its_own
         held = it.ups[0].answer = Held(b"")
         first = asyncio.ensure_future(ask(it.port))
         await until(lambda: bool(it.ups[0].seen))
-        second = asyncio.ensure_future(ask(it.port))
-        await until(lambda: it.members() == 2)
+        rest = [asyncio.ensure_future(ask(it.port)) for _ in range(3)]
+        await until(lambda: it.members() == 4)
         it.ups[0].answer = broken_again
         held.go.release()
-        assert (await first).status == 502 and (await second).body == b"fine"
+        assert (await first).status == 502 and {(await reply).body for reply in rest} == {b"fine"}
+        assert len(it.ups[0].seen) <= 4, "they did not all go at once"
         await until(it.idle)
 
 

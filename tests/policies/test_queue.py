@@ -2,6 +2,7 @@
 
 import weakref
 from collections import Counter
+from random import Random
 from typing import Any
 
 from hypothesis import given, settings
@@ -194,12 +195,42 @@ def test_turns_are_timed_while_a_tenant_waits() -> None:
     assert q.backlog(0, "nobody") == q.backlog(7, "a") == (None, 0, 0)
 
 
+def test_who_waits_beside_a_tenant_or_before_it() -> None:
+    q = queue()
+    assert not q.others_wait(1, "a")
+    own = ticket(1, "a")
+    for each in (ticket(2, "b"), own, ticket(1, "a")):
+        q.push(each)
+    assert not q.others_wait(1, "a") and q.others_wait(1, "b") and q.others_wait(2, "b") and not q.others_wait(0, "b")
+    q.push(ticket(1, "b"))
+    assert q.others_wait(1, "a") and q.others_wait(1, "b")
+    drain(q)
+    assert not q.others_wait(1, "a")
+
+
 def test_idle_tenants_are_forgotten() -> None:
     q = queue(max_items=10)
     for n in range(20_000):
         q.push(ticket(tenant=f"t{n}", deadline=float(n)))
         q.pop()
     assert len(q._bands[0].flows) < 5_000
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.randoms(use_true_random=False), st.sampled_from([0, 3, 300]))
+def test_a_long_line_keeps_its_order_whoever_leaves_it(random: Random, late_by: int) -> None:
+    """Deadlines that rise, but for some that are earlier than those before them."""
+    q = queue(max_items=400, max_bytes=1 << 30)
+    came = [ticket(deadline=float(n - random.randint(0, late_by))) for n in range(400)]
+    for each in came:
+        q.push(each)
+    gone = set(map(id, random.sample(came, 250)))
+    for each in came:
+        if id(each) in gone:
+            assert q.remove(each)
+    line = q._bands[0].flows["a"]._tickets
+    assert len(line.line) + len(line.sorted) < 310, "those that left are forgotten"
+    assert drain(q) == sorted([each for each in came if id(each) not in gone], key=lambda each: each.deadline)
 
 
 OPERATIONS = st.lists(
@@ -250,13 +281,15 @@ def test_any_order_of_operations_keeps_the_rules(operations: list[Any], floor: f
                     finished.append(t)
             case ("pop", moment):
                 shown = q.peek(moment)
+                owed = {f: f.virtual for f in q._bands[shown.band].flows.values() if f.waiting} if shown else {}
                 taken = q.pop(moment)
                 assert taken is shown
                 if taken is None:
                     assert not waiting
                 else:
                     peers = [w for w in waiting if w.band == taken.band and w.tenant == taken.tenant]
-                    assert taken.order == min(w.order for w in peers)
+                    assert taken is min(peers, key=lambda w: w.order)  # and the first of equals
+                    assert owed[q._bands[taken.band].flows[taken.tenant]] == min(owed.values())
                     if floor == 0.0:
                         assert taken.band == min(w.band for w in waiting)
                     waiting.remove(taken)

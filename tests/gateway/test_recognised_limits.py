@@ -1,0 +1,158 @@
+"""Limits of a tenant whose heads are recognised: counted exactly, and told in the words that others hear."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from itertools import count
+
+import pytest
+
+from oriel_gateway import call, ingress_http
+from oriel_gateway.core import Gateway
+from oriel_gateway.limits import SharedLimiter
+from oriel_gateway.limits.ledger import MemoryLedger
+
+from .stack import Client, Seen, Upstream, gateway, upstream
+from .test_limits import INFER, on, tenant_t
+
+HEAD = f"POST {INFER} HTTP/1.1\r\nhost: x\r\nx-api-key: key-t\r\n"
+KINDS = {
+    "rate": ("limit = { requests_per_s = 0.01, burst = 4 }", 4),
+    "quota": ("limit = { requests_per_day = 4 }", 4),
+    "bytes": ("limit = { bytes_per_s = 1, bytes_burst = 24 }", 4),  # 4 there and 2 back
+    "both": ("limit = { requests_per_s = 0.01, burst = 4, concurrency = 3 }", 4),
+    "scoped": (
+        'limit = { requests_per_s = 9, burst = 9 }\nlimits = [{ model = "digits", requests_per_s = 0.01, burst = 4 }]',
+        4,
+    ),
+}
+
+
+@pytest.fixture
+async def up() -> AsyncIterator[Upstream]:
+    async with upstream() as it:
+        yield it
+
+
+def looks(core: Gateway, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows whenever a head of a known sender is looked at as a whole."""
+    seen: list[int] = []
+    numbers, judge = count(), core.deadline
+
+    def deadline(*args: object) -> float:
+        seen.append(next(numbers))
+        return judge(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(core, "deadline", deadline)
+    return seen
+
+
+async def raw(client: Client, head: str, body: bytes) -> bytes:
+    """The whole answer, without what is another's for every request."""
+    client.writer.write(head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
+    answer = await client.reader.readuntil(b"\r\n\r\n")
+    length = re.search(rb"content-length: (\d+)", answer)
+    assert length is not None
+    answer += await client.reader.readexactly(int(length[1]))
+    answer = re.sub(rb"traceresponse: 00-[0-9a-f]{32}-[0-9a-f]{16}-", b"traceresponse: ", answer)
+    return re.sub(rb"(dur=)[0-9.]+|[0-9a-f]{16}", rb"\1", answer)
+
+
+@pytest.mark.parametrize("ids", ["", "x-request-id: mine\r\n"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_answers_are_those_of_heads_that_are_looked_at(
+    up: Upstream, monkeypatch: pytest.MonkeyPatch, kind: str, ids: str
+) -> None:
+    """Byte by byte, on a clock that stands: the first connection asks again and again, the others ask once."""
+    limits, allowed = KINDS[kind]
+    for module in (ingress_http, call):
+        monkeypatch.setattr(module, "monotonic", lambda: 1e6)
+    told = []
+    for again in (True, False):
+        async with gateway(on(up.port, tenant_t(limits))) as (port, core):
+            seen, answers = looks(core, monkeypatch), []
+            async with Client(port) as first:
+                for _ in range(allowed + 3):
+                    if again:
+                        answers.append(await raw(first, HEAD + ids, b"body"))
+                    else:
+                        async with Client(port) as client:
+                            answers.append(await raw(client, HEAD + ids, b"body"))
+            assert len(seen) == (2 if again else allowed + 3)
+            assert core.decisions.where(reason="answered", limit=100)[allowed - 1 :][0].status == 200
+            told.append(answers)
+    assert told[0] == told[1]
+    statuses = [answer.split()[1] for answer in told[0]]
+    assert statuses == [b"200"] * allowed + [b"429"] * 3
+    for answer in told[0]:
+        assert b"ratelimit:" in answer and b"ratelimit-policy:" in answer and b"x-request-id: " in answer
+        assert b"server-timing: gateway-queue;dur=" in answer
+        assert (b'"reason":"' in answer and b"retry-after: " in answer) is (b" 429 " in answer)
+
+
+async def test_a_rate_counts_each_request_once_whatever_its_body_comes_with(
+    up: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bodies whole, in two pieces, of other lengths, and none at all."""
+    async with gateway(on(up.port, tenant_t("limit = { requests_per_s = 0.01, burst = 40 }"))) as (port, core):
+        seen, statuses = looks(core, monkeypatch), []
+        async with Client(port) as client:
+            for number in range(60):
+                size = (4, 900, 0)[number % 3]
+                head = HEAD.encode() + b"content-length: %d\r\n\r\n" % size
+                if number % 2 and number < 40:  # a refused request whose body is not here ends its connection
+                    client.writer.write(head)
+                    async with asyncio.timeout(5):
+                        while core.pools["p"].calls < (size > 0):
+                            await asyncio.sleep(0)
+                    head = b""
+                client.writer.write(head + b"b" * size)
+                statuses.append((await client.reply()).status)
+        assert statuses == [200] * 40 + [429] * 20 and len(up.seen) == 40
+        assert len(seen) < 6, "it was looked at again"
+        assert core.pools["p"].calls == 0 and core.stats.refused["rate_limited"] == 20
+
+
+async def test_slots_are_held_and_come_back(up: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = asyncio.Event()
+
+    async def answer(_: Seen) -> bytes:
+        await gate.wait()
+        return b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+
+    up.answer = answer
+    async with gateway(on(up.port, tenant_t("limit = { concurrency = 2 }"))) as (port, core):
+        clients = [Client(port) for _ in range(5)]
+        for client in clients:
+            await client.__aenter__()
+        gate.set()
+        for client in clients:
+            for _ in range(3):
+                assert (await client.ask(INFER, b"x", key="key-t")).status == 200
+        seen = looks(core, monkeypatch)
+        for _ in range(3):
+            gate.clear()
+            for client in clients:
+                client.send(INFER, b"x", key="key-t")
+            for client in clients[2:]:
+                reply = await client.reply()
+                assert reply.status == 429 and b"concurrency_limited" in reply.body
+                assert reply.headers["ratelimit"] == '"concurrency";r=0;t=1'
+            gate.set()
+            for client in clients[:2]:
+                reply = await client.reply()
+                assert reply.status == 200 and reply.headers["ratelimit"].startswith('"concurrency";r=')
+        assert not seen
+        for client in clients:
+            await client.__aexit__(None, None, None)
+
+
+async def test_a_ledger_that_others_share_is_asked_for_recognised_heads_as_well(
+    up: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limiter = SharedLimiter(MemoryLedger(lambda: 0.0).seat("one"), budget_s=30.0)
+    files = on(up.port, tenant_t("limit = { requests_per_s = 0.001, burst = 6 }"))
+    async with gateway(files, limiter=limiter) as (port, core), Client(port) as client:
+        seen = looks(core, monkeypatch)
+        statuses = [(await client.ask(INFER, b"x", key="key-t")).status for _ in range(9)]
+        assert statuses == [200] * 6 + [429] * 3 and len(seen) == 2
