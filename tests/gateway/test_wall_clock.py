@@ -80,7 +80,7 @@ async def test_deadlines_and_queues_over_grpc(wall: WallClock, jumps: tuple[floa
         patient = [asyncio.create_task(infer(address, "digits", BRONZE)) for _ in range(4)]
         await waiting(core, 3)
         # The fourth has its permit; gRPC may still be connecting, and sends its deadline only then (see below).
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not backend.seen:
                 await asyncio.sleep(0.001)
         for jump in jumps:
