@@ -53,7 +53,7 @@ def documents(logic_port: int, http_port: int, grpc_port: int) -> dict[str, byte
         "all.toml": f"""
 [tiers.gold]
 band = 0
-target_ms = 20000
+target_ms = 60000
 [pools.logic]
 endpoints = ["127.0.0.1:{logic_port}"]
 [pools.models]
