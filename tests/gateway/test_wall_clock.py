@@ -63,7 +63,7 @@ async def test_deadlines_and_queues_over_http(up: Upstream, wall: WallClock, jum
         await waiting(core, 3)
         for jump in jumps:
             wall.ahead_s = jump
-            late = await ask(port, "x-request-timeout-ms: 30")
+            late = await ask(port, "x-request-timeout-ms: 300")
             assert late.status == 504 and b"waiting for a permit" in late.body
             assert len(core.pools["p"].admission.queue) == 3 and not any(each.done() for each in patient)
             assert len(core.pools["p"].endpoints.usable) == 1
@@ -86,7 +86,7 @@ async def test_deadlines_and_queues_over_grpc(wall: WallClock, jumps: tuple[floa
         for jump in jumps:
             wall.ahead_s = jump
             with pytest.raises(InferenceServerException, match="waiting for a permit"):
-                await infer(address, "digits", BRONZE, extra={"x-request-timeout-ms": "30"})
+                await infer(address, "digits", BRONZE, extra={"x-request-timeout-ms": "300"})
             assert len(core.pools["p"].admission.queue) == 3 and not any(each.done() for each in patient)
             assert len(core.pools["p"].grpc.usable) == 1
         # gRPC asks Python for the time of day when it tells its core a deadline, and the core's clock has not jumped.
