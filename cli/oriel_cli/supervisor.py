@@ -33,7 +33,7 @@ REAP_S = 1.0
 class Timings:
     """How patient a supervisor is, in seconds."""
 
-    start_s: float = 60.0
+    start_s: float = 180.0
     prepare_s: float = 120.0
     probe_every_s: float = 0.05
     probe_timeout_s: float = 2.0

@@ -15,7 +15,7 @@ from oriel_wire.engine.process import listen
 from oriel_wire.errors import StartFailed
 
 FAKE = Path(__file__).with_name("fake_unit.py")
-QUICK = Timings(start_s=30, probe_every_s=0.01, first_delay_s=0.01, longest_delay_s=0.05, grace_s=30)
+QUICK = Timings(start_s=120, probe_every_s=0.01, first_delay_s=0.01, longest_delay_s=0.05, grace_s=30)
 
 
 def spec(name: str, *how: str, prepare: tuple[str, ...] = ()) -> UnitSpec:
@@ -97,7 +97,7 @@ async def test_a_unit_that_dies_is_started_again_and_said() -> None:
 
 
 async def test_restarts_of_a_unit_that_keeps_dying_come_slower_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = Stage(spec("one"), timings=Timings(start_s=30, probe_every_s=0.01, grace_s=30))
+    stage = Stage(spec("one"), timings=Timings(start_s=120, probe_every_s=0.01, grace_s=30))
     slept: list[float] = []
     real_sleep, loop = asyncio.sleep, asyncio.get_running_loop()
 

@@ -1,6 +1,6 @@
 """Writes docs/http-differences.md: what Oriel's gateway, nginx and h11 make of the same bytes. Needs nginx on PATH.
 
-    PYTHONPATH=wire:policies:gateway:tests .venv/bin/python tests/fuzz/http1_differences.py
+    PYTHONPATH=wire:policies:gateway:cli:tests .venv/bin/python tests/fuzz/http1_differences.py
 
 The gateway and nginx (proxy_pass, every line of its configuration below) stand before the same scripted upstream, which
 answers 200 and keeps what reached it. `test_http1_differences` compares the page with what happens.
@@ -16,6 +16,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from oriel_cli.units import free_ports
+
 if __package__:
     from ..gateway.stack import Seen, Upstream, documents, gateway, upstream
     from .http1 import with_h11
@@ -27,18 +29,19 @@ else:  # run as a script
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "http-differences.md"
 NGINX = shutil.which("nginx")
-QUIET_S = 1.5  # all ask at once, and the machine may have other work
+QUIET_S = 1.5
+TOGETHER_S = 6.0  # all ask at once, and the machine may have other work
 _SHORT = {"/v2/models/digits/infer": "…/infer"}
 
 
-async def ask(port: int, data: bytes) -> str:
+async def ask(port: int, data: bytes, quiet_s: float = QUIET_S) -> str:
     """The statuses of what comes back until nothing does, and whether the connection was closed."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(data)
     got, closed = b"", False
     try:
         while not closed:
-            async with asyncio.timeout(QUIET_S):
+            async with asyncio.timeout(quiet_s):
                 piece = await reader.read(65536)
             got += piece
             closed = not piece
@@ -91,10 +94,7 @@ async def by_nginx(cases: Sequence[Case]) -> list[str]:
     assert NGINX is not None
     ups = [upstream() for _ in cases]
     opened = [await each.__aenter__() for each in ups]
-    socks = [socket.create_server(("127.0.0.1", 0)) for _ in cases]
-    ports = [sock.getsockname()[1] for sock in socks]
-    for sock in socks:
-        sock.close()
+    ports = free_ports("127.0.0.1", len(cases))
     servers = "\n".join(
         f"server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass http://127.0.0.1:{up.port}; }} }}"
         for port, up in zip(ports, opened, strict=True)
@@ -115,7 +115,9 @@ async def by_nginx(cases: Sequence[Case]) -> list[str]:
                     break
                 except OSError:
                     await asyncio.sleep(0.05)
-            said = await asyncio.gather(*(ask(port, case.data) for port, case in zip(ports, cases, strict=True)))
+            said = await asyncio.gather(
+                *(ask(port, case.data, TOGETHER_S) for port, case in zip(ports, cases, strict=True))
+            )
         finally:
             process.terminate()
             process.wait(10)

@@ -5,6 +5,7 @@ import logging
 import shutil
 import socket
 import ssl
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import grpc
@@ -80,13 +81,16 @@ class TlsClient(Client):
 
 
 async def test_both_ports_serve_over_tls_and_change_to_a_new_certificate(files: Pair, pairs: dict[str, Pair]) -> None:
-    async with upstream() as up:
+    async with upstream() as up, AsyncExitStack() as exits:
         core = Gateway(compile_documents(documents([up.port])), limiter=EmbeddedLimiter(), sink=ListSink())
+        exits.push_async_callback(core.close)
         certificates = Certificates(*files)
         server = HttpServer(HttpLimits())
         sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
         await server.open(lambda: ClientConnection(server, core), sockets[0], tls=certificates.context)
+        exits.push_async_callback(server.drain, 0.0)
         ingress = await serve_grpc(core, sockets[1], certificates)
+        exits.push_async_callback(ingress.drain, 0.0)
         context = trusting(*pairs.values())
 
         async def health(name: str) -> bytes:
@@ -111,9 +115,6 @@ async def test_both_ports_serve_over_tls_and_change_to_a_new_certificate(files: 
             with pytest.raises(grpc.aio.AioRpcError):
                 await health("first")
             assert (await old.ask(INFER, b"y")).status == 200  # open connections go on
-        await server.drain(0.0)
-        await ingress.drain(0.0)
-        await core.close()
 
 
 async def test_old_versions_of_tls_and_plain_http_are_cut(files: Pair) -> None:

@@ -52,7 +52,7 @@ class Served:
 
     async def until(self, predicate: Any) -> dict[tuple[str, str], tuple[str, str]]:
         """Wait for the index; what serves must answer all the while."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not predicate(lines := await self.lines()):
                 await self.answer()
                 await asyncio.sleep(0.02)

@@ -102,11 +102,11 @@ async def test_cancelled_call_leaves_the_queue(unit: Unit, channel: grpc.aio.Cha
     cores = batcher._cores
     held, cores.free = cores.free, 0  # nothing can run
     call = infer(channel)(ones())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not batcher.pending:
             await asyncio.sleep(0.001)
     call.cancel()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while batcher.pending:
             await asyncio.sleep(0.001)
     cores.release(held)

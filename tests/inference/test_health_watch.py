@@ -37,7 +37,7 @@ def watch(channel: grpc.aio.Channel, service: str):  # type: ignore[no-untyped-d
 async def test_first_message_is_the_state_now(kept_unit: Unit, service: str, status: int) -> None:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{kept_unit.grpc_port}") as channel:
         call = watch(channel, service)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             assert (await call.read()).status == status
         call.cancel()
 
@@ -45,7 +45,7 @@ async def test_first_message_is_the_state_now(kept_unit: Unit, service: str, sta
 async def test_changes_are_told(unit: Unit) -> None:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{unit.grpc_port}") as channel:
         call = watch(channel, "")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             assert (await call.read()).status == Status.SERVING
             unit.catalog.loading = True
             assert (await call.read()).status == Status.NOT_SERVING

@@ -122,11 +122,11 @@ async def test_caller_that_leaves_frees_its_place(unit: Unit, channel: grpc.aio.
     cores = batcher._cores
     held, cores.free = cores.free, 0  # nothing can run
     call = channel.unary_unary(f"/{SERVICE}/ModelInfer")(wire(1))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not batcher.pending:
             await asyncio.sleep(0.001)
     call.cancel()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while batcher.pending:
             await asyncio.sleep(0.001)
     cores.release(held)

@@ -218,7 +218,7 @@ async def test_a_load_under_way_does_not_hold_the_servers_end_up(tmp_path: Path)
     settings = Settings(
         repositories=(tmp_path,), http_port=0, grpc_port=0, metrics_port=0, drain_s=60.0, control_mode="explicit"
     )
-    async with asyncio.timeout(30), httpx.AsyncClient(trust_env=False, timeout=60) as client:
+    async with asyncio.timeout(60), httpx.AsyncClient(trust_env=False, timeout=60) as client:
         async with open_unit(settings, sink=ListSink()) as unit:
             address = f"http://127.0.0.1:{unit.http_port}/v2/repository/models/behave/load"
             loading = asyncio.create_task(client.post(address))

@@ -261,7 +261,7 @@ async def test_a_model_that_never_stops_talking_is_stopped(
     call = stream(channel, metadata=(("x-oriel-timeout-ms", "1000"),))
     await call.write(repeat(-6, "silent"))
     await call.done_writing()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         found = await said(call)
     # The model may have noticed in time, and ended it without an error.
     assert found and all("deadline" in each for each in found if isinstance(each, str))

@@ -50,7 +50,7 @@ async def talk(port: int, data: bytes, *, until: Callable[[bytes], bool] | None 
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(data)
     got = b""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while until is None or not until(got):
             more = await reader.read(65536)
             if not more:

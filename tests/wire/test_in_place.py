@@ -79,7 +79,7 @@ async def test_requests_of_all_sizes_in_any_pieces_are_read_as_they_were_sent(
 
     sending = asyncio.create_task(send())
     got = b""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while got.count(b";") < len(sent) and (piece := await reader.read(65_536)):
             got += piece
     await sending
@@ -110,7 +110,7 @@ async def test_a_client_that_leaves_within_a_large_body_or_behind_it_is_noticed(
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(data)
         await writer.drain()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(handler.bodies) < bodies or not server.connections:
                 await asyncio.sleep(0.001)
             writer.close()
@@ -135,7 +135,7 @@ async def test_continue_is_said_before_a_large_body_and_the_next_request_waits_f
     writer.write(whole[:-LARGE])
     assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
     writer.write(whole[-LARGE:] + post(b"abc", "/bytes") + post(bytes(LARGE)))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         for said in (b"/views 200000;", b"/bytes 3;", b"/views 200000;"):
             assert (await reader.readuntil(b";")).endswith(said)
     writer.close()

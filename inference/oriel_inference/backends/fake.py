@@ -16,7 +16,7 @@ from oriel_wire.v2.messages import Array
 
 __all__ = ["FakeBackend", "FakeRequestSession", "FakeSession", "FakeStreamSession", "Gate"]
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 
 
 class Gate:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -85,17 +86,35 @@ async def test_answers_past_the_target_count_against_attainment_not_against_good
     assert gold["good"] == 99 and gold["attainment"] == 0 and gold["goodput_per_s"] == 0
 
 
+def busy_at(number: int, seconds: float) -> Handler:
+    """Answers at once; at the request of that number the whole process does something else."""
+    count = 0
+
+    def handler(exchange: Exchange) -> None:
+        nonlocal count
+        count += 1
+        if count == number:
+            time.sleep(seconds)
+        at_once(exchange)
+
+    return handler
+
+
 class Stalling:
-    """Answers at once, but for `stall_s` after `after_s`, when it holds everything back."""
+    """Answers at once, but for `stall_s` from `after_s` after the first request, when it holds everything back."""
 
     def __init__(self, after_s: float, stall_s: float) -> None:
-        loop = asyncio.get_running_loop()
+        self._after_s, self._stall_s = after_s, stall_s
         self._held: list[Exchange] | None = None
+        self._begun = False
         self.delayed = 0
-        loop.call_later(after_s, self._begin)
-        loop.call_later(after_s + stall_s, self._stop)
 
     def __call__(self, exchange: Exchange) -> None:
+        if not self._begun:
+            self._begun = True
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._after_s, self._begin)
+            loop.call_later(self._after_s + self._stall_s, self._stop)
         if self._held is None:
             at_once(exchange)
         else:
@@ -127,8 +146,7 @@ async def test_a_stall_is_charged_to_every_request_it_delayed() -> None:
 
 
 async def test_a_generator_that_lags_is_found_out_and_still_charges_the_schedule() -> None:
-    async with serving(at_once) as port:
-        asyncio.get_running_loop().call_later(0.25, time.sleep, 0.2)
+    async with serving(busy_at(40, 0.2)) as port:
         asked = scenario(port, max_lag_ms=10)
         record = await offer(asked)
     found = as_document(asked, record, version="0")["phases"][0]
@@ -151,8 +169,7 @@ async def test_what_exceeds_the_places_is_counted_as_the_generators_fault() -> N
 
 async def test_what_is_hopelessly_late_is_counted_and_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generator, "TOO_LATE_S", 0.05)
-    async with serving(at_once) as port:
-        asyncio.get_running_loop().call_later(0.2, time.sleep, 0.2)
+    async with serving(busy_at(20, 0.2)) as port:
         found = await phase_of(scenario(port))
     gold = found["tiers"]["gold"]
     assert 10 < gold["unsent"]["too late"] <= 99
@@ -179,10 +196,9 @@ async def test_refusals_are_told_apart_by_status_and_reason() -> None:
 
 
 async def test_nobody_there_and_connections_cut_are_failures() -> None:
-    sock = listen("127.0.0.1", 0, "x")
-    port = sock.getsockname()[1]
-    sock.close()
-    gold = (await phase_of(scenario(port, seconds=0.1)))["tiers"]["gold"]
+    with socket.socket() as held:  # it does not listen, and nobody else can
+        held.bind(("127.0.0.1", 0))
+        gold = (await phase_of(scenario(held.getsockname()[1], seconds=0.1)))["tiers"]["gold"]
     assert gold["failed"] == {"unreachable": 19}
 
     async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
