@@ -162,7 +162,7 @@ class Watch:
     def _others_are_well(self, these: EndpointSet[Any], stuck: Standing, now: float) -> bool:
         """Another one has answered just now, or has nothing to answer: then all calls hang where they hang."""
         return not self._late and any(
-            m is not stuck and m.record.answers and (not m.outstanding or now - m.record.heard_s < SUSPECT_S)
+            m is not stuck and (not m.outstanding or (m.record.answers and now - m.record.heard_s < SUSPECT_S))
             for m in these.usable
         )
 

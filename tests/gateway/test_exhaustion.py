@@ -13,7 +13,7 @@ from grpc import aio
 from tritonclient.grpc import service_pb2
 
 from .process import gateway_process
-from .stack import BRONZE, GOLD, Client, Seen, Upstream, documents, upstream
+from .stack import BRONZE, GOLD, Client, Seen, Upstream, documents, grpc_server, upstream
 from .test_attacks import HEAD
 from .test_ingress_grpc import Backend
 from .test_ingress_http import INFER
@@ -207,50 +207,46 @@ async def test_memory_of_grpc_messages_that_wait_stays_in_its_budget_and_is_give
     Over many connections that stay: what gRPC reads ahead on each of them was a quarter of all.
     """
     backend = Backend()
-    server = aio.server()
-    server.add_generic_rpc_handlers((backend,))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    files = documents([port], max_inflight=2)
-    budget = 64 * MIB
-    files["all.toml"] = files["all.toml"].replace(
-        b"max_queue = 100\nmax_body_bytes = 1000000",
-        b"max_queue = 1000\nmax_body_bytes = 2000000\nmax_queue_bytes = %d" % budget,
-    )
-    files["all.toml"] = files["all.toml"].replace(b"target_ms = 2000", b"target_ms = 15000")
-    body = service_pb2.ModelInferRequest(model_name="digits", raw_input_contents=[bytes(MIB)]).SerializeToString()
-    options = (("grpc.use_local_subchannel_pool", 1),)
-    answers: list[str] = []
-    async with gateway_process(tmp_path, files) as process:
-        address = f"127.0.0.1:{process.grpc_port}"
-        channels = [aio.insecure_channel(address, options=options) for _ in range(32)]
-        calls = [channel.unary_unary("/inference.GRPCInferenceService/ModelInfer") for channel in channels]
+    async with grpc_server(backend) as port:
+        files = documents([port], max_inflight=2)
+        budget = 64 * MIB
+        files["all.toml"] = files["all.toml"].replace(
+            b"max_queue = 100\nmax_body_bytes = 1000000",
+            b"max_queue = 1000\nmax_body_bytes = 2000000\nmax_queue_bytes = %d" % budget,
+        )
+        files["all.toml"] = files["all.toml"].replace(b"target_ms = 2000", b"target_ms = 15000")
+        body = service_pb2.ModelInferRequest(model_name="digits", raw_input_contents=[bytes(MIB)]).SerializeToString()
+        options = (("grpc.use_local_subchannel_pool", 1),)
+        answers: list[str] = []
+        async with gateway_process(tmp_path, files) as process:
+            address = f"127.0.0.1:{process.grpc_port}"
+            channels = [aio.insecure_channel(address, options=options) for _ in range(32)]
+            calls = [channel.unary_unary("/inference.GRPCInferenceService/ModelInfer") for channel in channels]
 
-        async def one(number: int) -> None:
-            try:
-                await calls[number % len(calls)](body, metadata=(("x-api-key", BRONZE),))
-                answers.append("OK")
-            except aio.AioRpcError as error:
-                answers.append(dict(error.trailing_metadata() or ()).get("x-oriel-reason", error.code().name))  # type: ignore[arg-type]
+            async def one(number: int) -> None:
+                try:
+                    await calls[number % len(calls)](body, metadata=(("x-api-key", BRONZE),))
+                    answers.append("OK")
+                except aio.AioRpcError as error:
+                    answers.append(dict(error.trailing_metadata() or ()).get("x-oriel-reason", error.code().name))  # type: ignore[arg-type]
 
-        await one(0)
-        before = process.rss_bytes()
-        backend.hold = asyncio.Event()
-        asked = [asyncio.ensure_future(one(number)) for number in range(CALLS)]
-        held = 0
-        async with asyncio.timeout(30):
-            while len(answers) < CALLS - budget // MIB:
-                held = max(held, process.rss_bytes() - before)
-                await asyncio.sleep(0.01)
-        # Once more: this loop is busy sending, and may not have come by while they were being received.
-        held = max(held, process.rss_bytes() - before)
-        assert 32 * MIB < held <= budget + 128 * MIB, Counter(answers)
-        backend.hold.set()
-        await asyncio.gather(*asked)
-        assert set(answers) == {"OK", "queue_full"} and answers.count("OK") >= 40
-        async with asyncio.timeout(30):
-            while process.rss_bytes() - before > 0.2 * held:
-                await asyncio.sleep(0.05)
-        for channel in channels:
-            await channel.close()
-    await server.stop(0.0)
+            await one(0)
+            before = process.rss_bytes()
+            backend.hold = asyncio.Event()
+            asked = [asyncio.ensure_future(one(number)) for number in range(CALLS)]
+            held = 0
+            async with asyncio.timeout(30):
+                while len(answers) < CALLS - budget // MIB:
+                    held = max(held, process.rss_bytes() - before)
+                    await asyncio.sleep(0.01)
+            # Once more: this loop is busy sending, and may not have come by while they were being received.
+            held = max(held, process.rss_bytes() - before)
+            assert 32 * MIB < held <= budget + 128 * MIB, Counter(answers)
+            backend.hold.set()
+            await asyncio.gather(*asked)
+            assert set(answers) == {"OK", "queue_full"} and answers.count("OK") >= 40
+            async with asyncio.timeout(30):
+                while process.rss_bytes() - before > 0.2 * held:
+                    await asyncio.sleep(0.05)
+            for channel in channels:
+                await channel.close()
