@@ -17,7 +17,8 @@ __all__ = ["forwarded_for"]
 
 MAX_HOPS = 64
 Networks = tuple[IPv4Network | IPv6Network, ...]
-_ELEMENT = re.compile(r'(?:[^,"]|"[^"]*")+')
+_PAIR = r'[A-Za-z0-9!#$%&\'*+.^_`|~-]+=(?:[^\s";,\\]*|"(?:[^"\\]|\\.)*")'
+_ELEMENT = re.compile(rf"[ \t]*{_PAIR}(?:[ \t]*;[ \t]*{_PAIR})*;?[ \t]*")
 _FOR = re.compile(r'(?:^|;)[ \t]*for=(?:"([^"]*)"|([^";,]*))', re.IGNORECASE)
 _PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[0-9.]+)(?::[0-9]{1,5})?\Z")
 _HOST = re.compile(r"(?:[A-Za-z0-9._~-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?\Z")
@@ -38,10 +39,12 @@ def forwarded_for(head: RequestHead, peer: str, *, secure: bool, networks: Netwo
             else:
                 others.append(f"{field.name}: {field.value}")
     listed = ",".join(passed.get("x-forwarded-for", ()))
-    described = ", ".join(value for value in passed.get("forwarded", ()) if value)
+    elements = _elements(passed.get("forwarded", ()))
+    described = ", ".join(elements)
     by_list = _client([each.strip() for each in listed.rsplit(",", MAX_HOPS)[-MAX_HOPS:]], peer, networks)
-    by_description = _client(_described(described), peer, networks)
-    found = [address for text, address in ((listed, by_list), (described, by_description)) if text]
+    by_description = _client([_named(each) for each in elements], peer, networks)
+    found = [by_list] if listed else []
+    found += [by_description] if any(passed.get("forwarded", ())) else []
     client = found[0] if found and all(address == found[0] for address in found) else peer
     proto = _one(passed.get("x-forwarded-proto"), {"http", "https"}) or ("https" if secure else "http")
     given_host = passed.get("x-forwarded-host", [""])
@@ -71,13 +74,27 @@ def _client(chain: Sequence[str], peer: str, networks: Networks) -> str:
     return address
 
 
-def _described(text: str) -> list[str]:
-    elements = _ELEMENT.findall(text)[-MAX_HOPS:]
-    found = []
-    for element in elements:
-        match = _FOR.search(element.strip())
-        found.append((match[1] or match[2] or "").strip() if match else "")
-    return found
+def _elements(lines: Sequence[str]) -> list[str]:
+    """The last elements of a `Forwarded`, up to what is none: a quote that a client leaves open in its part must not
+    swallow what a proxy appends, so each is the shortest piece behind a comma that is a whole one."""
+    found: list[str] = []
+    for line in reversed(lines):
+        element = ""
+        for piece in reversed(line.rsplit(",", MAX_HOPS)[-MAX_HOPS:]):
+            element = f"{piece},{element}" if element else piece
+            if _ELEMENT.fullmatch(element):
+                found.append(element.strip())
+                element = ""
+            elif not element.strip():
+                element = ""
+        if element or len(found) >= MAX_HOPS:
+            break
+    return found[::-1]
+
+
+def _named(element: str) -> str:
+    match = _FOR.search(element)
+    return (match[1] or match[2] or "").strip() if match else ""
 
 
 def _parsed(text: str) -> str | None:

@@ -1,8 +1,9 @@
 """Proxies in front: whose word about the client counts, and what the next hop is told."""
 
+import re
 from ipaddress import ip_network
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from oriel_gateway.forwarded import forwarded_for
@@ -86,6 +87,23 @@ def test_whatever_a_client_writes_its_own_address_is_named(forged: str, client: 
     assert told("10.0.0.1", f"x-forwarded-for: {forged}, {true}")[0] == client
     assert told("10.0.0.1", f"x-forwarded-for: {forged}", f"x-forwarded-for: {true}")[0] == client
     assert told(client, f"x-forwarded-for: {forged}", f"forwarded: {forged}")[0] == client
+
+
+_QUOTED = st.text(alphabet=st.characters(min_codepoint=32, max_codepoint=126), max_size=20).map(
+    lambda text: '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+)
+
+
+@given(_TEXT, st.sampled_from(["8.8.8.8", '"[2001:db8::1]"', '"8.8.8.8:99"']), st.lists(_QUOTED, max_size=2))
+@example('for=6.6.6.6;x="', '"[2001:db8::1]"', [])
+def test_whatever_a_client_describes_its_own_address_is_named(forged: str, client: str, more: list[str]) -> None:
+    """The proxy appends an element to the client's text, with values in quotes: also what it copies of the request."""
+    element = ";".join([f"for={client}", *(f"host={value}" for value in more), "proto=http"])
+    for lines in ([f"forwarded: {forged}, {element}"], [f"forwarded: {forged}", f"forwarded: {element}"]):
+        address, passed = told("10.0.0.1", *lines)
+        assert address == client.strip('"').removesuffix(":99").strip("[]")
+        # Whoever reads what is passed on from its left sees no open quote either.
+        assert re.sub(r'"(?:[^"\\]|\\.)*"', "", passed["forwarded"]).count('"') == 0
 
 
 @given(_TEXT, st.sampled_from(["10.0.0.1", "8.8.4.4", "fd00::1", "unix"]))
