@@ -11,7 +11,7 @@ from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.grpc_errors import broken, reported_cost_us
 from oriel_gateway.grpc_recovery import GrpcRecovery
-from oriel_gateway.limits import Grant
+from oriel_gateway.limits import Grant, StreamGrant
 from oriel_gateway.loan import Loan
 from oriel_gateway.pools import PoolGate
 from oriel_gateway.targets import Target
@@ -133,6 +133,7 @@ class GrpcCall(GrpcRecovery):
         self._first_s = self._heard_s = 0.0  # of a stream: its first answer, its latest message either way
         self._unanswered = 0  # messages of a stream without an answer each
         self._loan: Loan | None = None
+        self._stream: StreamGrant | None = None  # of one whose tenant has limits
         self._slot = 0
 
     @property
@@ -219,28 +220,44 @@ class GrpcCall(GrpcRecovery):
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
-    def moved(self, message: bytes) -> None:
-        """Bytes that the limiter has not counted yet: an answer, a later message of a stream."""
-        if self.grant is not None:
-            self.grant.move(len(message), monotonic())
+    def moved(self, answer: bytes) -> None:
+        """Bytes that the limiter has not counted yet."""
+        if self._stream is not None:
+            self._stream.answered(len(answer), monotonic())
+        elif self.grant is not None:
+            self.grant.move(len(answer), monotonic())
 
     async def further(self, tenant: Tenant, target: Target, size_bytes: int) -> float:
         """Count a later message of the stream: 0.0, or the seconds until its rate allows it. Raises Refused."""
-        got = self._gateway.limiter.further(tenant, target, size_bytes, monotonic())
-        if got is None or isinstance(got, float):
-            return got or 0.0
-        answer = _Answer()
-        got.waiter = answer
+        if self._stream is None:  # limits that its tenant has had since a moment ago
+            self._stream = StreamGrant(self.grant, monotonic())
+        got = self._gateway.limiter.further(tenant, target, size_bytes, monotonic(), self._stream.held)
+        if isinstance(got, float):
+            return got
+        took = False
         try:
-            await answer.heard
+            if not got.ready:
+                got.waiter = answer = _Answer()
+                await answer.heard
+            self._clock(self._unanswered > 0)
+            if not self._ended:
+                self._stream.took(got, monotonic())
+                took = True
         except Refused as refused:
             if refused.outcome is not Outcome.RATE_LIMITED:
                 raise
             return _ASK_AGAIN_S
         finally:
-            if not got.ready:
+            if not took:
                 got.settle(0, False, monotonic())
         return 0.0
+
+    def _clock(self, worked: bool) -> None:
+        """What the server did for the stream since the last time, for its limits; nothing while the permit was lent."""
+        if self._stream is not None:
+            now = monotonic()
+            until_s = self._loan.held_until_s(now) if self._loan is not None else now
+            self._stream.worked(until_s if worked else 0.0, 1.0 / max(1, self._gate.admission.inflight), now)
 
     def displaced(self) -> None:
         self._fail(
@@ -289,6 +306,8 @@ class GrpcCall(GrpcRecovery):
         endpoint.outstanding += 1
         try:
             self.sent_s = now = monotonic()
+            if self.tenant.allowances:
+                self._stream = StreamGrant(self.grant, now)
             longest_s = max(0.0, self.deadline - now) + tier.stream_max_s
             call = endpoint.channel.stream_stream(method, None, None)(
                 self._heard(messages), timeout=longest_s, metadata=self._onward()
@@ -312,6 +331,7 @@ class GrpcCall(GrpcRecovery):
                 while answer is not None:
                     endpoint.heard = True
                     self.bytes_out += len(answer)
+                    self._clock(True)
                     self._unanswered = max(0, self._unanswered - 1)  # a decoupled model sends more
                     loan.busy()
                     loan.idle()  # until the client has taken it, or sends more
@@ -447,6 +467,7 @@ class GrpcCall(GrpcRecovery):
             self._ticket.payload = None
         self._count(outcome, now, error)
         cost_s = 0.0
+        self._clock(self._unanswered > 0)
         if self.permit_s:
             lent_s = self._loan.end() if self._loan is not None else 0.0
             good = None if outcome is Outcome.CLIENT_LEFT else outcome is Outcome.ANSWERED and self.status < 500
@@ -462,7 +483,10 @@ class GrpcCall(GrpcRecovery):
         if (grant := self.grant) is not None:
             executed = self.sent_s > 0.0 or outcome is Outcome.ANSWERED
             self.limits = grant.headers(now) if outcome is Outcome.ANSWERED else ()
-            grant.settle(round(cost_s * 1e6), executed, now)
+            if self._stream is None:
+                grant.settle(round(cost_s * 1e6), executed, now)
+        if self._stream is not None:
+            self._stream.settle(round(cost_s * 1e6), now)
 
 
 def answer_metadata(mark: Mark, queue_s: float, upstream_s: float) -> tuple[tuple[str, str], ...]:

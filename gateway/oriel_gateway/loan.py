@@ -41,6 +41,10 @@ class Loan:
         """Somebody else may have the permit."""
         return self._lent_s > 0.0
 
+    def held_until_s(self, now: float) -> float:
+        """`now`, or when the permit was lent."""
+        return self._lent_s or now
+
     def idle(self) -> None:
         """The stream waits for its client from now on. Cheap: one timer per half a second, not per message."""
         gate = self._gate
