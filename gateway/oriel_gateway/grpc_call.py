@@ -9,6 +9,7 @@ from grpc import aio
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.grpc_again import go_on
 from oriel_gateway.grpc_errors import broken, reported_cost_us
 from oriel_gateway.grpc_recovery import GrpcRecovery
 from oriel_gateway.limits import Grant, StreamGrant
@@ -61,26 +62,6 @@ class _Answer:
     def refuse(self, refused: Refused) -> None:
         if not self.heard.done():
             self.heard.set_exception(refused)
-
-
-class _Again:
-    """A stream whose permit was lent waits for one."""
-
-    def __init__(self, loan: Loan, gate: PoolGate) -> None:
-        self._loan = loan
-        self._gate = gate
-        self.answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def admitted(self) -> None:
-        self._loan.regained()
-        if not self.answer.done():
-            self.answer.set_result(None)
-
-    def displaced(self) -> None:
-        if not self.answer.done():
-            retry_after_s = self._gate.admission.retry_after_s()
-            text = "a more urgent call took the place in the queue"
-            self.answer.set_exception(Refused(Outcome.DISPLACED, text, retry_after_s=retry_after_s))
 
 
 class GrpcCall(GrpcRecovery):
@@ -308,6 +289,7 @@ class GrpcCall(GrpcRecovery):
             self.sent_s = now = monotonic()
             if self.tenant.allowances:
                 self._stream = StreamGrant(self.grant, now)
+            loan = self._loan = Loan(self._gate, self.tenant, stream=True)
             longest_s = max(0.0, self.deadline - now) + tier.stream_max_s
             call = endpoint.channel.stream_stream(method, None, None)(
                 self._heard(messages), timeout=longest_s, metadata=self._onward()
@@ -326,7 +308,6 @@ class GrpcCall(GrpcRecovery):
                 endpoint.answered(self._first_s, self._first_s - self.sent_s)
             slot = self._gateway.watch(self, self._stream_ends_s(), self._first_s)
             self._slot = slot
-            loan = self._loan = Loan(self._gate)
             try:
                 while answer is not None:
                     endpoint.heard = True
@@ -337,7 +318,7 @@ class GrpcCall(GrpcRecovery):
                     loan.idle()  # until the client has taken it, or sends more
                     yield answer
                     if self._unanswered > 0:
-                        loan.busy()
+                        loan.answered()
                     answer = await anext(answers, None)
                     self._heard_s = monotonic()
             finally:
@@ -367,38 +348,13 @@ class GrpcCall(GrpcRecovery):
         async for message in messages:
             self._heard_s = monotonic()
             self._unanswered += 1
-            if self._loan is not None:
-                try:
-                    await self._go_on(self._loan)
-                except Refused as refused:
-                    self.refuse(refused)
-                    return
+            assert self._loan is not None
+            try:
+                await go_on(self._loan, self._gate, self.tenant, self.target, self.size_bytes)
+            except Refused as refused:
+                self.refuse(refused)
+                return
             yield message
-
-    async def _go_on(self, loan: Loan) -> None:
-        """The stream has work again; if its permit was lent, it queues for one like any other call. Raises Refused."""
-        if not loan.lent:
-            loan.busy()
-            return
-        gate, now = self._gate, monotonic()
-        if gate.admission.enter():
-            loan.regained()
-            return
-        again = _Again(loan, gate)
-        give_up_s = self.tenant.tier.give_up_s
-        ticket = gate.wait(
-            again, self.tenant, self.target, received_s=now, deadline=now + give_up_s, size_bytes=self.size_bytes
-        )
-        gate.pump()
-        try:
-            async with asyncio.timeout(give_up_s):
-                await again.answer
-        except TimeoutError:
-            raise Refused(Outcome.DEADLINE_EXCEEDED, "the deadline passed while waiting for a permit") from None
-        finally:
-            gate.forget(ticket)
-            gate.admission.queue.settle(ticket, 0.0)  # the stream is charged at its end
-            ticket.payload = None
 
     def refuse(self, refused: Refused) -> None:
         """A later message of a stream is not allowed: stop the upstream's half; `forward_stream` raises `refused`.
