@@ -1,4 +1,4 @@
-"""A gRPC stream whose permit was lent goes on: it queues for one like any other call."""
+"""A gRPC stream with nothing to do, whose permit was lent, goes on: it queues for one like any other call."""
 
 import asyncio
 from time import monotonic
@@ -35,7 +35,7 @@ class _Again:
 
 async def go_on(loan: Loan, gate: PoolGate, tenant: Tenant, target: Target, size_bytes: int) -> None:
     """The stream has more work. Raises Refused; cancelled, it waits no more."""
-    if loan.lent and not gate.admission.enter():
+    if loan.free and not gate.admission.enter():
         now, give_up_s = monotonic(), tenant.tier.give_up_s
         again = _Again(loan, gate)
         ticket = gate.wait(again, tenant, target, received_s=now, deadline=now + give_up_s, size_bytes=size_bytes)
@@ -50,6 +50,6 @@ async def go_on(loan: Loan, gate: PoolGate, tenant: Tenant, target: Target, size
             gate.forget(ticket)
             gate.admission.queue.settle(ticket, 0.0)  # the stream is charged at its end
             ticket.payload = None
-    elif loan.lent:
+    elif loan.free:
         loan.regained()
     loan.asked()

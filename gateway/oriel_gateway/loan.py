@@ -11,7 +11,8 @@ Calls of the reader's own tenant do not, or the upstream would hold an answer fo
 A message that its model answers with nothing looks like one that takes long. So a gRPC stream whose server has said
 nothing for LENT_AFTER_S, with messages unanswered, lends its permit to those same others if they would have to wait.
 But it may be at work: that time is charged, and the permit is owed (`PoolGate.owed`). When it is free and none of those
-others waits, it goes back to the stream, not to the next call of the stream's tenant.
+others waits, it goes back to the stream, not to the next call of the stream's tenant. Its further messages pass: a
+stream has one permit for all of them anyway.
 """
 
 import asyncio
@@ -58,6 +59,11 @@ class Loan:
         self._turn: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def free(self) -> bool:
+        """It is lent, of a stream that has nothing to do."""
+        return self._free_s > 0.0
+
     def held_until_s(self, now: float) -> float:
         """`now`, or when the permit was lent of a stream that has nothing to do."""
         return self._free_s or now
@@ -84,13 +90,8 @@ class Loan:
 
     def asked(self) -> None:
         """The stream sent a message. While others are unanswered that is no sign of work: a silent one stays so."""
-        if self._over:
-            return
-        if not self._moved_s:
+        if not self._moved_s and not self._over:
             self.answered()
-        elif self._timer is None:
-            self._gate.lendable[self] = None
-            self._gate.pump()
 
     def answered(self) -> None:
         """The server said something, and messages are unanswered."""
@@ -116,8 +117,7 @@ class Loan:
         self._gate.lendable[self] = None
 
     def queues(self, turn: "asyncio.Future[None]") -> None:
-        """It is owed nothing: it waits for a permit like any call, and is told if it has one."""
-        self._gate.owed.pop(self, None)
+        """It waits for a permit, and is told if an answer has taken it back before."""
         self._turn = turn
 
     def regained(self) -> None:

@@ -10,13 +10,18 @@ from typing import Any, cast
 import grpc
 import pytest
 from grpc import aio
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
 from oriel_gateway import loan as loan_module
 from oriel_gateway.core import Gateway
 from oriel_gateway.loan import Loan
 from oriel_gateway.pools import PoolGate
+from oriel_gateway.targets import Target, resolve_grpc
 from oriel_policies.documents import Tenant, compile_documents
+from oriel_policies.queue import Ticket
+from oriel_policies.routing import RouteTable
 
 from .stack import BRONZE, GOLD, Client, Seen, documents, gateway, upstream
 from .test_ingress_grpc import Backend, idle, stack
@@ -158,16 +163,18 @@ async def test_a_stream_that_waits_for_its_turn_leaves_the_queue_with_its_client
 
 
 class Mute(Backend):
-    """Its model `mute` answers nothing, as a decoupled one may, until `hold` is set."""
+    """Its model `mute` answers nothing, as a decoupled one may; or slowly: when `late` is set."""
+
+    late: asyncio.Event | None = None
 
     async def stream(self, messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         async for message in messages:
             request = service_pb2.ModelInferRequest.FromString(message)
             self.seen.append(("ModelStreamInfer", request, {}, 0.0))
             if request.model_name == "mute":
-                if self.hold is None:
+                if self.late is None:
                     continue
-                await self.hold.wait()
+                await self.late.wait()
             answer = service_pb2.ModelInferResponse(model_name=request.model_name)
             yield service_pb2.ModelStreamInferResponse(infer_response=answer).SerializeToString()
 
@@ -241,39 +248,67 @@ async def test_streams_whose_messages_are_never_answered_keep_no_permit_from_oth
 async def test_slow_messages_get_their_tenant_no_more_of_the_pool() -> None:
     """Their permits are lent while they are at work; what comes back is theirs again, not the next one's."""
     backend = Mute()
-    backend.hold = asyncio.Event()
+    backend.late = asyncio.Event()
     async with mute_streams(backend, "bronze", "digits") as (address, core, held):
         gate = core.pools["p"]
         more = [asks(address, BRONZE) for _ in range(2)]
         await settle(lambda: len(gate.admission.queue) == 2)
+        backend.hold = asyncio.Event()
         urgent = [asks(address, GOLD) for _ in range(2)]
         await settle(lambda: len(backend.seen) == 6 and gate.admission.inflight == 2 and len(gate.owed) == 2)
-        assert [kind for kind, *_ in backend.seen[4:]] == ["ModelInfer"] * 2
-        backend.hold.set()  # the streams' answers take their permits back, and all end
+        assert [metadata["x-oriel-tier"] for _, _, metadata, _ in backend.seen[4:]] == ["gold", "gold"]
+        backend.hold.set()
+        await asyncio.gather(*urgent)
+        await settle(lambda: not gate.owed)
+        assert len(backend.seen) == 6 and gate.admission.inflight == 2 and len(gate.admission.queue) == 2
+        backend.late.set()
         for messages, call in held:
             assert await call.read() is not aio.EOF
             messages.send(None)
-        await asyncio.gather(*urgent, *more)
+        await asyncio.gather(*more)
+
+
+class Twice(Backend):
+    """It answers a message once more when told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = asyncio.Event()
+
+    async def stream(self, messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        async for message in messages:
+            async for answer in super().stream(_one(message), context):
+                yield answer
+                await self.more.wait()
+                yield answer
+
+
+async def _one(message: bytes) -> AsyncIterator[bytes]:
+    yield message
 
 
 async def test_an_answer_that_overtakes_a_streams_turn_takes_one_permit() -> None:
-    """A stream that queues for the permit it lent hears of an earlier message."""
-    backend = Mute()
-    backend.hold = asyncio.Event()
-    async with mute_streams(backend, "bronze", "digits") as (address, core, held):
-        gate = core.pools["p"]
-        urgent = [asks(address, GOLD) for _ in range(2)]
-        await settle(lambda: len(gate.owed) == 2)
-        for messages, _ in held:
+    """A stream that queues for the permit it lent hears of an earlier message: it waited for itself, or had two."""
+    backend = Twice()
+    async with AsyncExitStack() as clients:
+        async with stack(backend, max_inflight=1) as (address, core):
+            messages, call = await opened(clients, address, BRONZE)
+            admission = core.pools["p"].admission
+            await settle(lambda: admission.inflight == 0)
+            backend.hold = asyncio.Event()
+            urgent = asks(address, GOLD)
+            await settle(lambda: len(backend.seen) == 2)
             messages.send(infer("digits"))
-        await settle(lambda: len(gate.admission.queue) == 2 and not gate.owed)
-        backend.hold.set()
-        for messages, call in held:
-            for _ in range(2):
+            await settle(lambda: len(admission.queue) == 1)
+            backend.more.set()
+            for _ in range(3):  # while the other call still has the only permit
                 assert await call.read() is not aio.EOF
+            assert not urgent.done()
             messages.send(None)
             assert await call.read() is aio.EOF
-        await asyncio.gather(*urgent)
+            backend.hold.set()
+            await urgent
+            await settle(lambda: idle(core))
 
 
 SIZE = 8 << 20
@@ -362,3 +397,85 @@ def test_what_was_lent_is_not_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     assert loan.lent and gate.admission.inflight == 0
     now += 5.0
     assert loan.end() == 5.0 and gate.admission.inflight == 1
+
+
+class _Call:
+    """One at a gate: a stream or a short call."""
+
+    def __init__(self, gate: PoolGate, tenant: Tenant, target: Target, stream: bool) -> None:
+        self.gate, self.tenant, self.target = gate, tenant, target
+        self.ticket: Ticket | None = None
+        self.loan = Loan(gate, tenant, stream=True) if stream else None
+        self.has = gate.admission.enter()
+        if not self.has:
+            self.ticket = gate.wait(self, tenant, target, received_s=0.0, deadline=1e12, size_bytes=0)
+            gate.pump()
+
+    def admitted(self) -> None:
+        self.has = True
+
+    def displaced(self) -> None:
+        raise AssertionError
+
+    def silent(self) -> None:
+        """What its timer would find."""
+        if self.has and self.loan is not None and not self.loan.lent:
+            self.loan._moved_s, self.loan._since_s = 1e-9, 0.0
+            self.loan._look()
+
+    def answered(self) -> None:
+        if self.has and self.loan is not None:
+            self.loan.busy()
+
+    def end(self) -> None:
+        if self.has:
+            if self.loan is not None:
+                self.loan.end()
+            self.gate.leave(self.target, self.tenant, self.ticket, 0.01, -1, -1, True)
+        else:
+            assert self.ticket is not None and self.gate.forget(self.ticket)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["stream", "stream", "call", "silent", "silent", "answered", "end", "end"]),
+            st.integers(0, 2),
+            st.integers(0, 30),
+        ),
+        max_size=120,
+    )
+)
+def test_whoever_is_silent_the_permits_are_right(operations: list[tuple[str, int, int]]) -> None:
+    """Every permit is somebody's, none is free while anybody waits, and the lowest tenant has no more than the pool's."""
+    text = documents([1], max_inflight=3)["all.toml"]
+    snapshot = compile_documents({"all.toml": text})
+    gate = PoolGate(snapshot.pools["p"])
+    tenants = sorted(snapshot.tenants.values(), key=lambda each: each.tier.band)
+    assert {each.tier.name for each in tenants} == {"gold", "bronze"}
+    target = resolve_grpc("model", "digits", "", "ModelStreamInfer", tenants[0], RouteTable(snapshot.routes))
+    calls: list[_Call] = []
+    for what, whose, number in operations:
+        if what in ("stream", "call"):
+            calls.append(_Call(gate, tenants[whose % len(tenants)], target, what == "stream"))
+        elif calls:
+            call = calls[number % len(calls)]
+            if what == "end":
+                calls.remove(call)
+                call.end()
+            else:
+                getattr(call, what)()
+        lent = [call for call in calls if call.loan is not None and call.loan.lent]
+        assert gate.admission.inflight == sum([call.has for call in calls]) - len(lent)
+        assert set(gate.owed) == {call.loan for call in lent}
+        assert sum([call.has for call in calls if call.tenant is tenants[-1]]) <= 3
+        waiting = [call for call in calls if not call.has]
+        assert len(waiting) == len(gate.admission.queue)
+        if waiting or gate.owed:
+            assert gate.admission.inflight >= 3
+        urgent = min([call.tenant.tier.band for call in waiting], default=9)
+        assert not [each for each in gate.lendable if each.tenant.tier.band > urgent], "it would be lent"
+    for call in calls:
+        call.end()
+    assert not gate.owed and not gate.lendable and gate.admission.inflight == 0
