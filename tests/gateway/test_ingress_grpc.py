@@ -376,6 +376,34 @@ async def test_statistics_of_all_models_are_the_operators() -> None:
         assert [request.name for _, request, _, _ in backend.seen] == ["digits", ""]
 
 
+@pytest.mark.parametrize("scope", ["tenant", "operator"])
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer", "ModelReady", "ModelMetadata", "ModelConfig"])
+async def test_no_name_is_no_model(method: str, scope: str) -> None:
+    """Whoever may use all models, with a route for all of them, has still named none."""
+    backend = Backend()
+    files = operator if scope == "operator" else None
+    async with stack(backend, files=files) as (address, core), aio.insecure_channel(address) as channel:
+        call = channel.stream_stream(f"/inference.GRPCInferenceService/{method}", None, None)
+        metadata = (("x-api-key", GOLD),)
+        for message in (b"", service_pb2.ModelInferRequest(model_version="1").SerializeToString()):
+            with pytest.raises(aio.AioRpcError) as caught:
+                await call(iter([message]), metadata=metadata).read()
+            assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+            assert dict(caught.value.trailing_metadata() or ())["x-oriel-reason"] == "not_found"
+        assert not backend.seen
+        if method == "ModelStreamInfer":
+            named = service_pb2.ModelInferRequest(model_name="digits").SerializeToString()
+            stream = call(metadata=metadata)
+            await stream.write(named)
+            assert await stream.read() is not aio.EOF
+            await stream.write(b"")
+            with pytest.raises(aio.AioRpcError) as caught:
+                await stream.read()
+            assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+            assert [request.model_name for _, request, _, _ in backend.seen] == ["digits"]
+        assert idle(core)
+
+
 async def test_nothing_of_the_callers_own_hop_reaches_the_upstream() -> None:
     backend = Backend()
     forged = {
