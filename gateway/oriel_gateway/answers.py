@@ -7,7 +7,7 @@ import msgspec
 from oriel_gateway.errors import Outcome, Refused
 from oriel_wire.engine.limits import reason_phrase
 
-__all__ = ["STATUS", "refusal_bytes", "small_answer", "with_retry_after"]
+__all__ = ["STATUS", "refusal_body", "refusal_bytes", "small_answer", "with_retry_after"]
 
 CLOSE = "connection: close\r\n"
 
@@ -34,6 +34,17 @@ STATUS = {
 }
 
 
+def refusal_body(refused: Refused, request_id: str, *, v2: bool) -> bytes:
+    """JSON in one line. v2 clients read `error` as a string; everyone else gets an object with `reason` in it."""
+    reason = refused.outcome.value
+    error: dict[str, Any]
+    if v2:
+        error = {"error": refused.message, "reason": reason, "request_id": request_id}
+    else:
+        error = {"error": {"message": refused.message, "reason": reason, "request_id": request_id}}
+    return msgspec.json.encode(error)
+
+
 def refusal_bytes(
     refused: Refused,
     *,
@@ -45,14 +56,8 @@ def refusal_bytes(
     close: bool,
     head_only: bool,
 ) -> bytes:
-    """A whole answer. v2 clients read `error` as a string; everyone else gets an object with `reason` in it."""
-    reason = refused.outcome.value
-    error: dict[str, Any]
-    if v2:
-        error = {"error": refused.message, "reason": reason, "request_id": request_id}
-    else:
-        error = {"error": {"message": refused.message, "reason": reason, "request_id": request_id}}
-    body = msgspec.json.encode(error)
+    """A whole answer; v2: see `refusal_body`."""
+    body = refusal_body(refused, request_id, v2=v2)
     more = "".join([f"{name}: {value}\r\n" for name, value in refused.headers]) if refused.headers else ""
     if refused.retry_after_s is not None:
         more += f"retry-after: {refused.retry_after_s}\r\n"

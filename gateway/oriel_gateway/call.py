@@ -21,6 +21,7 @@ from oriel_gateway.attempts import note_answer
 from oriel_gateway.call_state import ANSWERING, COLLECT, DONE, JOINED, QUEUED, SENDING, YOUNG
 from oriel_gateway.cors import dressed
 from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.events import cut, events_of
 from oriel_gateway.heads import answer_start, head_lines, with_retry
 from oriel_gateway.hedge import Hedge
 from oriel_gateway.loan import Loan
@@ -311,7 +312,7 @@ class Call(Recovery):
             if self.extras is not None:
                 head = head.copy()
                 self.extras.response(self, head, data)
-            start = self._begin(head, len(data), complete, now)
+            start = self._begin(head, data, complete, now)
             if self._rechunk and data:
                 data = chunk(data)
         limits = ""
@@ -336,8 +337,8 @@ class Call(Recovery):
         elif not client.keeps_up:
             client.on_writable(False)
 
-    def _begin(self, head: ResponseHead, size_bytes: int, complete: bool, now: float) -> bytes:
-        """The first lines of an answer that is not like most; size_bytes: of the body that came with it."""
+    def _begin(self, head: ResponseHead, data: bytes, complete: bool, now: float) -> bytes:
+        """The first lines of an answer that is not like most; data: of the body, came with it."""
         client = self.client
         close = client.must_close
         lines = dressed(head.forward, client.cors) if client.cors else [*head.forward]
@@ -347,13 +348,14 @@ class Call(Recovery):
         if head.status == 204:
             length = None
         elif length is None and complete and head.status != 304 and not self.target.head_only:
-            length = size_bytes
+            length = len(data)
         if length is not None:
             lines.append(b"content-length: %d" % length)
         elif not complete:
             if self.head.line.minor:
                 lines.append(b"transfer-encoding: chunked")
                 self._rechunk = True
+                self._events = events_of(head, data)
             else:
                 close = True
             self._streaming = True
@@ -380,6 +382,8 @@ class Call(Recovery):
         self.bytes_out += len(data)
         if self._streaming:
             self._data_s = monotonic()
+            if self._events is not None:
+                self._events.sent(data)
         if self.grant is not None:
             self.grant.move(len(data), monotonic())
         if self._rechunk:
@@ -400,7 +404,7 @@ class Call(Recovery):
     # The end ---------------------------------------------------------------------------------------------------
 
     def refuse(self, refused: Refused) -> None:
-        """End the call with an error; once the answer has begun, all that is left is to cut the connection."""
+        """End the call with an error; once the answer has begun, all that is left is to cut it."""
         if self.state == DONE:
             return
         begun = self.state == ANSWERING
@@ -409,10 +413,11 @@ class Call(Recovery):
         if not begun:
             self.status = STATUS[refused.outcome]
         self._end(refused.outcome, str(refused))
+        v2 = self.target.kind != "service"
         if begun:
-            client.transport.abort()
+            cut(client, self._events, refused, self.mark.request_id, v2=v2)
         else:
-            client.write_refusal(refused, self.mark, v2=self.target.kind != "service", queued_s=queued_s)
+            client.write_refusal(refused, self.mark, v2=v2, queued_s=queued_s)
             client.answered(close=client.must_close)
 
     def end_unsent(self, status: int, outcome: Outcome = Outcome.ANSWERED, error: str = "") -> None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from oriel_gateway.attempts import Tries
     from oriel_gateway.core import Gateway
     from oriel_gateway.endpoints import HttpEndpoint
+    from oriel_gateway.events import Events
     from oriel_gateway.extras import Extras
     from oriel_gateway.hedge import Hedge
     from oriel_gateway.ingress_http import ClientConnection
@@ -46,6 +47,7 @@ class CallState:
         "_connection",
         "_data_s",
         "_endpoint",
+        "_events",
         "_gate",
         "_gateway",
         "_hedge",
@@ -134,6 +136,7 @@ class CallState:
         self._asked = False  # for a load report
         self._close = False  # the answer that has begun ends its connection
         self._rechunk = self._streaming = False
+        self._events: Events | None = None  # what an answer of events has come to
         self.slot = YOUNG
         young = gateway.young
         if not young:
