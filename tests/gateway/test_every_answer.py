@@ -177,3 +177,31 @@ async def test_a_503_of_an_upstream_says_when_to_come_back_in_seconds(said: str,
         assert [line[13:] for line in head.lower().split(b"\r\n") if line.startswith(b"retry-after:")] == [
             heard.encode()
         ]
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "heard"),
+    [(500, "7", None), (504, "7", None), (429, "", "1"), (429, "7200", "7200"), (429, "0", "1"), (200, "7", "7")],
+)
+async def test_other_answers_of_an_upstream_say_when_to_come_back_where_that_helps(
+    status: int, said: str, heard: str | None
+) -> None:
+    async with upstream() as up, gateway(documents([up.port])) as (port, _), Client(port) as client:
+
+        async def answer(_: Seen) -> bytes:
+            line = f"Retry-After: {said}\r\n" if said else ""
+            return f"HTTP/1.1 {status} Some\r\n{line}content-length: 0\r\n\r\n".encode()
+
+        up.answer = answer
+        for _ in range(3):
+            assert (await client.ask("/v2/models/digits/infer", b"x")).headers.get("retry-after") == heard
+
+
+async def test_what_an_upstream_says_of_limits_is_not_the_gateways_word() -> None:
+    async with upstream() as up, gateway(documents([up.port])) as (port, _), Client(port) as client:
+
+        async def answer(_: Seen) -> bytes:
+            return b'HTTP/1.1 200 OK\r\nRateLimit: "x";r=0\r\nratelimit-policy: "x";q=1\r\ncontent-length: 0\r\n\r\n'
+
+        up.answer = answer
+        assert not {"ratelimit", "ratelimit-policy"} & set((await client.ask("/v2/models/digits/infer")).headers)

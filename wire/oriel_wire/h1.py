@@ -99,6 +99,9 @@ _RESPONSE_KINDS: dict[str, int] = {
     "server-timing": Kind.SERVER_TIMING,
     "x-oriel-cost-us": Kind.COST,
     "endpoint-load-metrics": Kind.INTERNAL,
+    # Whoever keeps the limits says what they are.
+    "ratelimit": Kind.INTERNAL,
+    "ratelimit-policy": Kind.INTERNAL,
 }
 _REQUEST_KINDS = {name: int(kind) for name, kind in _REQUEST_KINDS.items()}
 _RESPONSE_KINDS = {name: int(kind) for name, kind in _RESPONSE_KINDS.items()}

@@ -18,7 +18,6 @@ _CONNECTION = int(Kind.CONNECTION)
 _SERVER_TIMING = int(Kind.SERVER_TIMING)
 _COST = int(Kind.COST)
 _MAX_KEPT_HEAD = 1024
-_MAX_FIELDS = 256
 _MAX_HEADS = 32
 _MAX_FIELDS = 256
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [\x20-\x7e\x80-\xff\t]*)?\Z")
