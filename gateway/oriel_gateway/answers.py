@@ -43,6 +43,7 @@ def refusal_bytes(
     request_id: str,
     trace: str,
     timing: str,
+    date_line: bytes,
     close: bool,
     head_only: bool,
 ) -> bytes:
@@ -61,9 +62,9 @@ def refusal_bytes(
     head = (
         f"HTTP/1.1 {status} {reason_phrase(status)}\r\ncontent-length: {len(body)}\r\n"
         f"content-type: application/json\r\n{more}x-request-id: {request_id}\r\ntraceresponse: {trace}\r\n"
-        f"server-timing: {timing}\r\n{CLOSE if close else ''}\r\n"
+        f"server-timing: {timing}\r\n{CLOSE if close else ''}"
     ).encode("latin-1")
-    return head if head_only else head + body
+    return b"%b%b\r\n%b" % (head, date_line, b"" if head_only else body)
 
 
 def with_retry_after(lines: list[bytes], status: int, said: str | None) -> list[bytes]:
@@ -80,10 +81,8 @@ def with_retry_after(lines: list[bytes], status: int, said: str | None) -> list[
     return [*others, b"retry-after: %d" % seconds]
 
 
-def small_answer(
-    status: int, headers: list[tuple[str, str]], body: bytes, *, close: bool, head_only: bool = False
-) -> bytes:
-    """A whole JSON answer; only its head for an answer to HEAD."""
+def small_answer(status: int, headers: list[tuple[str, str]], body: bytes, date_line: bytes, *, close: bool) -> bytes:
+    """A whole JSON answer."""
     lines = [f"HTTP/1.1 {status} {reason_phrase(status)}"]
     if status != 204:
         lines.append(f"content-length: {len(body)}")
@@ -92,4 +91,4 @@ def small_answer(
     lines += [f"{name}: {value}" for name, value in headers]
     if close:
         lines.append("connection: close")
-    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + (b"" if head_only else body)
+    return b"%b\r\n%b\r\n%b" % ("\r\n".join(lines).encode("latin-1"), date_line, body)

@@ -50,6 +50,7 @@ class Kind(IntEnum):
     COST = 14
     CONTENT_ENCODING = 15
     FORWARDED = 16  # what proxies say of the client: true only from a proxy that is trusted
+    DATE = 17
 
 
 _REQUEST_KINDS: dict[str, int] = {
@@ -96,6 +97,7 @@ _RESPONSE_KINDS: dict[str, int] = {
     "transfer-encoding": Kind.TRANSFER_ENCODING,
     "x-request-id": Kind.REQUEST_ID,
     "traceresponse": Kind.TRACEPARENT,
+    "date": Kind.DATE,
     "server-timing": Kind.SERVER_TIMING,
     "x-oriel-cost-us": Kind.COST,
     "endpoint-load-metrics": Kind.INTERNAL,
