@@ -315,6 +315,8 @@ class Call(Recovery):
             start = self._begin(head, data, complete, now)
             if self._rechunk and data:
                 data = chunk(data)
+        if not head.dated:
+            start += client.server.date_line
         limits = ""
         if (grant := self.grant) is not None:
             grant.move(self.bytes_out, now)

@@ -51,6 +51,7 @@ class Kind(IntEnum):
     COST = 14
     CONTENT_ENCODING = 15
     FORWARDED = 16  # what proxies say of the client: true only from a proxy that is trusted
+    DATE = 17
 
 
 _REQUEST_KINDS: dict[str, int] = {
@@ -97,9 +98,13 @@ _RESPONSE_KINDS: dict[str, int] = {
     "transfer-encoding": Kind.TRANSFER_ENCODING,
     "x-request-id": Kind.REQUEST_ID,
     "traceresponse": Kind.TRACEPARENT,
+    "date": Kind.DATE,
     "server-timing": Kind.SERVER_TIMING,
     "x-oriel-cost-us": Kind.COST,
     "endpoint-load-metrics": Kind.INTERNAL,
+    # Whoever keeps the limits says what they are.
+    "ratelimit": Kind.INTERNAL,
+    "ratelimit-policy": Kind.INTERNAL,
 }
 _REQUEST_KINDS = {name: int(kind) for name, kind in _REQUEST_KINDS.items()}
 _RESPONSE_KINDS = {name: int(kind) for name, kind in _RESPONSE_KINDS.items()}
