@@ -159,6 +159,9 @@ class Call(Recovery):
         """Take a permit or queue for one. now: monotonic seconds, 0.0 if the caller has not looked."""
         gate = self._gate
         self.queued_s = now = now or monotonic()
+        if now >= self.deadline:
+            self.expired()
+            return
         if not gate.endpoints.usable:
             self._park()
             return
@@ -455,12 +458,14 @@ class Call(Recovery):
         if state >= SENDING:
             if self._connection is not None or not self.sent_s:
                 self._drop_first(now)
-            good = None if outcome is Outcome.CLIENT_LEFT else outcome is Outcome.ANSWERED and self.status < 500
+            late = outcome is not Outcome.ANSWERED and now >= self.deadline and not self._streaming
+            left = outcome is Outcome.CLIENT_LEFT and not late
+            good = None if left else outcome is Outcome.ANSWERED and self.status < 500
             size_bytes = -1 if self._streaming or self.status >= 300 else self._pending_bytes
             held_s = now - self.permit_s
             if self._loan is not None:
                 held_s -= self._loan.end()
-            cost_s = gate.leave(self.target, tenant, ticket, held_s, self.cost_us, size_bytes, good)
+            cost_s = gate.leave(self.target, tenant, ticket, held_s, self.cost_us, size_bytes, good, late)
         elif ticket is not None:
             gate.forget(ticket)
         elif self._parked:

@@ -216,11 +216,13 @@ class PoolGate:
         cost_us: int,
         size_bytes: int,
         good: bool | None,
+        late: bool = False,
     ) -> float:
         """Give a permit back; the answer is what the call is charged, in seconds.
 
         held_s: from the permit to the upstream's last byte; cost_us: what it reported, or -1; size_bytes: of the
         request, -1 if how long it took says nothing (a stream); good: answered; None: the caller ended it.
+        late: its deadline passed before it was.
         """
         admission = self.admission
         share_s = held_s / (admission.inflight or 1)
@@ -242,7 +244,7 @@ class PoolGate:
                     self._full = True
                     learned.calm()
                     admission.limit = learned.limit
-                if good is not None and learned.ended(held_s, monotonic(), good=good):
+                if good is not None and learned.ended(held_s, monotonic(), good=good, late=late):
                     admission.limit = learned.limit
                     self.asks = True
             self.pump()

@@ -69,7 +69,13 @@ class Recovery(CallState):
             self._end(Outcome.CLIENT_LEFT)
             self.client.transport.abort()
             return
-        self.permit_s = now = monotonic()
+        now = monotonic()
+        if now >= self.deadline:  # the permit came first: both have waited for the loop
+            ticket, self._ticket = self._ticket, None
+            self._gate.give_back(ticket)
+            self.expired()
+            return
+        self.permit_s = now
         self.state = SENDING
         self._send(now)
 
