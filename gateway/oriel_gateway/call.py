@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from oriel_gateway.answers import STATUS
 from oriel_gateway.attempts import note_answer
-from oriel_gateway.call_state import ANSWERING, COLLECT, DONE, JOINED, QUEUED, SENDING, YOUNG
+from oriel_gateway.call_state import ANSWERING, COLLECT, DONE, JOINED, LEAST_S, QUEUED, SENDING, YOUNG
 from oriel_gateway.cors import dressed
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.events import cut, events_of
@@ -236,7 +236,11 @@ class Call(Recovery):
     def connected(self, connection: UpstreamConnection) -> None:
         """A connection was made for this call."""
         self._connection = connection
-        self.sent_s = now = monotonic()
+        now = monotonic()
+        if now >= self.deadline - LEAST_S:
+            self.expired()
+            return
+        self.sent_s = now
         self.put(connection, now)
         if self.target.plan.hedge_s:
             self._hedge_later()

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from oriel_policies.queue import Ticket
     from oriel_wire.engine.upstream import UpstreamConnection
 
-__all__ = ["ANSWERING", "COLLECT", "DONE", "JOINED", "QUEUED", "SENDING", "YOUNG", "CallState"]
+__all__ = ["ANSWERING", "COLLECT", "DONE", "JOINED", "LEAST_S", "QUEUED", "SENDING", "YOUNG", "CallState"]
 
 COLLECT, QUEUED, JOINED, SENDING, ANSWERING, DONE = range(6)
+LEAST_S = 0.001  # with less left a call is not sent: the next hop is told whole milliseconds
 YOUNG = -1  # the slot of a call that the clock of deadlines has not taken in yet
 
 

@@ -7,6 +7,7 @@ from time import monotonic
 
 from grpc import aio
 
+from oriel_gateway.call_state import LEAST_S
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.grpc_errors import broken, reported_cost_us
@@ -212,7 +213,7 @@ class GrpcCall(GrpcRecovery):
 
     def admitted(self) -> None:
         now = monotonic()
-        if now >= self.deadline:  # the permit came first: both have waited for the loop
+        if now >= self.deadline - LEAST_S:  # the permit came first: both have waited for the loop
             ticket, self._ticket = self._ticket, None
             self._gate.give_back(ticket)
             self.expired()

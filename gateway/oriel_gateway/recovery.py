@@ -8,7 +8,7 @@ from time import monotonic
 from typing import cast
 
 from oriel_gateway.attempts import Tries, note_failure
-from oriel_gateway.call_state import QUEUED, SENDING, CallState
+from oriel_gateway.call_state import LEAST_S, QUEUED, SENDING, CallState
 from oriel_gateway.decisions import TOLD
 from oriel_gateway.endpoints import HttpEndpoint
 from oriel_gateway.errors import Outcome, Refused
@@ -70,7 +70,7 @@ class Recovery(CallState):
             self.client.transport.abort()
             return
         now = monotonic()
-        if now >= self.deadline:  # the permit came first: both have waited for the loop
+        if now >= self.deadline - LEAST_S:  # the permit came first: both have waited for the loop
             ticket, self._ticket = self._ticket, None
             self._gate.give_back(ticket)
             self.expired()

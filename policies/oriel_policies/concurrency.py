@@ -13,15 +13,15 @@ What a pool holds beyond what it can work on only waits there, where nobody can 
 A *window* is so many calls, all of them begun while the limit stood and calls of the limit before had left. It counts
 only if the pool was full all the time; a pool with free permits learns nothing and keeps its limit. A window most of
 whose calls passed their deadlines in there halves the limit without a rate: before a server that has become slow, or
-goes on with what was given up, a limit of quicker days would let nobody be answered, and nothing be learned. The search
-halves first and then doubles, or halves on, whichever pays. From then on windows at the base alternate with windows at a rung
-beside it, rarer and rarer while nothing is found. What the base window says of the pool's mood (another mix of calls,
-a neighbour on the machine) scales everything known, so that rungs are compared with each other and not with yesterday;
-how much it scatters is the doubt in which the lower rung is preferred. Higher limits are not tried at the cost of the
-promises: only where the answers would still come within `most_s` if nothing were gained, or where the rung below has
-shown that there is room. And where a wait in the pool is no longer than HARMLESS_S, as before very quick servers,
-as many are held there as that allows: there is no order to lose, and fewer calls have to queue at all. Load reports
-(ORCA) say on which side to look; latencies decide, so a false report does no harm.
+goes on with what was given up, a limit of quicker days would let nobody be answered, and nothing be learned. The
+search halves first and then doubles, or halves on, whichever pays. From then on windows at the base alternate with
+windows at a rung beside it, rarer and rarer while nothing is found. What the base window says of the pool's mood
+(another mix of calls, a neighbour on the machine) scales everything known, so that rungs are compared with each other
+and not with yesterday; how much it scatters is the doubt in which the lower rung is preferred. Higher limits are not
+tried at the cost of the promises: only where the answers would still come within `most_s` if nothing were gained, or
+where the rung below has shown that there is room. And where a wait in the pool is no longer than HARMLESS_S, as
+before very quick servers, as many are held there as that allows: there is no order to lose, and fewer calls have to
+queue at all. Load reports (ORCA) say on which side to look; latencies decide, so a false report does no harm.
 """
 
 from itertools import cycle

@@ -18,6 +18,7 @@ from tritonclient.grpc import aio as triton
 from tritonclient.utils import InferenceServerException
 
 from oriel_cli.units import free_ports
+from oriel_gateway import grpc_call
 from oriel_gateway.core import Gateway
 from oriel_gateway.ingress_grpc import serve_grpc
 from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter
@@ -294,6 +295,23 @@ async def test_the_deadline_ends_a_wait_in_the_queue_and_cancels_the_upstream() 
         first.cancel()
         while not (backend.left and idle(core)):
             await asyncio.sleep(0.001)
+
+
+async def test_a_permit_that_comes_after_the_deadline_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R5, as over HTTP."""
+    backend = Backend()
+    backend.hold = asyncio.Event()
+    async with stack(backend, max_inflight=1) as (address, core):
+        first, *late = [asyncio.ensure_future(infer(address, "digits", GOLD)) for _ in range(3)]
+        gate = core.pools["p"]
+        while not backend.seen or len(gate.admission.queue) < 2:
+            await asyncio.sleep(0.001)
+        monkeypatch.setattr(grpc_call, "monotonic", lambda: monotonic() + 3600.0)
+        backend.hold.set()
+        said = await asyncio.gather(first, *late, return_exceptions=True)
+        refused = [each for each in said if isinstance(each, InferenceServerException)]
+        assert len(refused) == 2 and all("while waiting for a permit" in str(each) for each in refused)
+        assert len(backend.seen) == 1 and idle(core)
 
 
 async def test_every_message_of_a_stream_is_judged() -> None:
