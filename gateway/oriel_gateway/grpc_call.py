@@ -10,9 +10,10 @@ from grpc import aio
 from oriel_gateway.call_state import LEAST_S
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.grpc_again import go_on
 from oriel_gateway.grpc_errors import broken, reported_cost_us
 from oriel_gateway.grpc_recovery import GrpcRecovery
-from oriel_gateway.limits import Grant
+from oriel_gateway.limits import Grant, StreamGrant
 from oriel_gateway.loan import Loan
 from oriel_gateway.pools import PoolGate
 from oriel_gateway.targets import Target
@@ -62,26 +63,6 @@ class _Answer:
     def refuse(self, refused: Refused) -> None:
         if not self.heard.done():
             self.heard.set_exception(refused)
-
-
-class _Again:
-    """A stream whose permit was lent waits for one."""
-
-    def __init__(self, loan: Loan, gate: PoolGate) -> None:
-        self._loan = loan
-        self._gate = gate
-        self.answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def admitted(self) -> None:
-        self._loan.regained()
-        if not self.answer.done():
-            self.answer.set_result(None)
-
-    def displaced(self) -> None:
-        if not self.answer.done():
-            retry_after_s = self._gate.admission.retry_after_s()
-            text = "a more urgent call took the place in the queue"
-            self.answer.set_exception(Refused(Outcome.DISPLACED, text, retry_after_s=retry_after_s))
 
 
 class GrpcCall(GrpcRecovery):
@@ -134,6 +115,7 @@ class GrpcCall(GrpcRecovery):
         self._first_s = self._heard_s = 0.0  # of a stream: its first answer, its latest message either way
         self._unanswered = 0  # messages of a stream without an answer each
         self._loan: Loan | None = None
+        self._stream: StreamGrant | None = None  # of one whose tenant has limits
         self._slot = 0
 
     @property
@@ -227,28 +209,44 @@ class GrpcCall(GrpcRecovery):
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
-    def moved(self, message: bytes) -> None:
-        """Bytes that the limiter has not counted yet: an answer, a later message of a stream."""
-        if self.grant is not None:
-            self.grant.move(len(message), monotonic())
+    def moved(self, answer: bytes) -> None:
+        """Bytes that the limiter has not counted yet."""
+        if self._stream is not None:
+            self._stream.answered(len(answer), monotonic())
+        elif self.grant is not None:
+            self.grant.move(len(answer), monotonic())
 
     async def further(self, tenant: Tenant, target: Target, size_bytes: int) -> float:
         """Count a later message of the stream: 0.0, or the seconds until its rate allows it. Raises Refused."""
-        got = self._gateway.limiter.further(tenant, target, size_bytes, monotonic())
-        if got is None or isinstance(got, float):
-            return got or 0.0
-        answer = _Answer()
-        got.waiter = answer
+        if self._stream is None:  # limits that its tenant has had since a moment ago
+            self._stream = StreamGrant(self.grant, monotonic())
+        got = self._gateway.limiter.further(tenant, target, size_bytes, monotonic(), self._stream.held)
+        if isinstance(got, float):
+            return got
+        took = False
         try:
-            await answer.heard
+            if not got.ready:
+                got.waiter = answer = _Answer()
+                await answer.heard
+            self._clock(self._unanswered > 0)
+            if not self._ended:
+                self._stream.took(got, monotonic())
+                took = True
         except Refused as refused:
             if refused.outcome is not Outcome.RATE_LIMITED:
                 raise
             return _ASK_AGAIN_S
         finally:
-            if not got.ready:
+            if not took:
                 got.settle(0, False, monotonic())
         return 0.0
+
+    def _clock(self, worked: bool) -> None:
+        """What the server did for the stream since the last time, for its limits; nothing while the permit was lent."""
+        if self._stream is not None:
+            now = monotonic()
+            until_s = self._loan.held_until_s(now) if self._loan is not None else now
+            self._stream.worked(until_s if worked else 0.0, 1.0 / max(1, self._gate.admission.inflight), now)
 
     def displaced(self) -> None:
         self._fail(
@@ -297,6 +295,9 @@ class GrpcCall(GrpcRecovery):
         endpoint.outstanding += 1
         try:
             self.sent_s = now = monotonic()
+            if self.tenant.allowances:
+                self._stream = StreamGrant(self.grant, now)
+            loan = self._loan = Loan(self._gate, self.tenant, stream=True)
             longest_s = max(0.0, self.deadline - now) + tier.stream_max_s
             call = endpoint.channel.stream_stream(method, None, None)(
                 self._heard(messages), timeout=longest_s, metadata=self._onward()
@@ -315,17 +316,17 @@ class GrpcCall(GrpcRecovery):
                 endpoint.answered(self._first_s, self._first_s - self.sent_s)
             slot = self._gateway.watch(self, self._stream_ends_s(), self._first_s)
             self._slot = slot
-            loan = self._loan = Loan(self._gate)
             try:
                 while answer is not None:
                     endpoint.heard = True
                     self.bytes_out += len(answer)
+                    self._clock(True)
                     self._unanswered = max(0, self._unanswered - 1)  # a decoupled model sends more
                     loan.busy()
                     loan.idle()  # until the client has taken it, or sends more
                     yield answer
                     if self._unanswered > 0:
-                        loan.busy()
+                        loan.answered()
                     answer = await anext(answers, None)
                     self._heard_s = monotonic()
             finally:
@@ -355,38 +356,13 @@ class GrpcCall(GrpcRecovery):
         async for message in messages:
             self._heard_s = monotonic()
             self._unanswered += 1
-            if self._loan is not None:
-                try:
-                    await self._go_on(self._loan)
-                except Refused as refused:
-                    self.refuse(refused)
-                    return
+            assert self._loan is not None
+            try:
+                await go_on(self._loan, self._gate, self.tenant, self.target, self.size_bytes)
+            except Refused as refused:
+                self.refuse(refused)
+                return
             yield message
-
-    async def _go_on(self, loan: Loan) -> None:
-        """The stream has work again; if its permit was lent, it queues for one like any other call. Raises Refused."""
-        if not loan.lent:
-            loan.busy()
-            return
-        gate, now = self._gate, monotonic()
-        if gate.admission.enter():
-            loan.regained()
-            return
-        again = _Again(loan, gate)
-        give_up_s = self.tenant.tier.give_up_s
-        ticket = gate.wait(
-            again, self.tenant, self.target, received_s=now, deadline=now + give_up_s, size_bytes=self.size_bytes
-        )
-        gate.pump()
-        try:
-            async with asyncio.timeout(give_up_s):
-                await again.answer
-        except TimeoutError:
-            raise Refused(Outcome.DEADLINE_EXCEEDED, "the deadline passed while waiting for a permit") from None
-        finally:
-            gate.forget(ticket)
-            gate.admission.queue.settle(ticket, 0.0)  # the stream is charged at its end
-            ticket.payload = None
 
     def refuse(self, refused: Refused) -> None:
         """A later message of a stream is not allowed: stop the upstream's half; `forward_stream` raises `refused`.
@@ -455,6 +431,7 @@ class GrpcCall(GrpcRecovery):
             self._ticket.payload = None
         self._count(outcome, now, error)
         cost_s = 0.0
+        self._clock(self._unanswered > 0)
         if self.permit_s:
             lent_s = self._loan.end() if self._loan is not None else 0.0
             late = outcome is not Outcome.ANSWERED and now >= self.deadline and not self._first_s
@@ -473,7 +450,10 @@ class GrpcCall(GrpcRecovery):
         if (grant := self.grant) is not None:
             executed = self.sent_s > 0.0 or outcome is Outcome.ANSWERED
             self.limits = grant.headers(now) if outcome is Outcome.ANSWERED else ()
-            grant.settle(round(cost_s * 1e6), executed, now)
+            if self._stream is None:
+                grant.settle(round(cost_s * 1e6), executed, now)
+        if self._stream is not None:
+            self._stream.settle(round(cost_s * 1e6), now)
 
 
 def answer_metadata(mark: Mark, queue_s: float, upstream_s: float) -> tuple[tuple[str, str], ...]:

@@ -1,4 +1,4 @@
-"""The permit of a stream that waits for its client.
+"""The permit of a stream that waits for its client, or says nothing.
 
 A permit stands for work upstream. A client that does not read, or a gRPC stream whose messages have all been answered,
 would keep others from it for nothing: twelve such streams of the lowest tier could hold all permits of a pool. So the
@@ -7,6 +7,11 @@ permit is lent to whoever waits, and that time is neither charged nor a sample o
 After LENT_AFTER_S anybody may have it. A more urgent call, or one of another tenant, gets a reader's at once if it
 would have to wait: 200 who asked for 8 MiB and read nothing kept all others waiting for that time, 16 after 16.
 Calls of the reader's own tenant do not, or the upstream would hold an answer for every one of them.
+
+A message that its model answers with nothing looks like one that takes long. So a gRPC stream whose server has said
+nothing for LENT_AFTER_S, with messages unanswered, lends its permit to those same others if they would have to wait.
+But it may be at work: that time is charged, and the permit is owed (`PoolGate.owed`). When it is free and none of those
+others waits, it goes back to the stream, not to the next call of the stream's tenant.
 """
 
 import asyncio
@@ -23,71 +28,134 @@ LENT_AFTER_S = 0.5
 class Loan:
     """One call's permit, as long as it is the call's. lent: somebody else has it. On the loop; `end` it once.
 
-    tenant: of a reader, None for a gRPC stream.
+    stream: of a gRPC stream, not of a reader of an HTTP answer.
     """
 
-    __slots__ = ("_gate", "_lent_s", "_since_s", "_timer", "_total_s", "tenant")
+    __slots__ = (
+        "_free_s",
+        "_gate",
+        "_moved_s",
+        "_over",
+        "_since_s",
+        "_timer",
+        "_total_s",
+        "_turn",
+        "lent",
+        "stream",
+        "tenant",
+    )
 
-    def __init__(self, gate: PoolGate, tenant: Tenant | None = None) -> None:
+    def __init__(self, gate: PoolGate, tenant: Tenant, *, stream: bool = False) -> None:
         self._gate = gate
         self.tenant = tenant
+        self.stream = stream
+        self.lent = False
+        self._over = False
+        self._moved_s = 0.0  # of a stream with messages unanswered: since when the server says nothing
         self._since_s = 0.0  # waits for the client since then
-        self._lent_s = 0.0
+        self._free_s = 0.0  # lent since then, and surely not at work
         self._total_s = 0.0
+        self._turn: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    @property
-    def lent(self) -> bool:
-        """Somebody else may have the permit."""
-        return self._lent_s > 0.0
+    def held_until_s(self, now: float) -> float:
+        """`now`, or when the permit was lent of a stream that has nothing to do."""
+        return self._free_s or now
 
     def idle(self) -> None:
         """The stream waits for its client from now on. Cheap: one timer per half a second, not per message."""
         gate = self._gate
+        self._moved_s = 0.0
         if not self._since_s:
             self._since_s = monotonic()
-            if self.tenant is not None and not self.lent:
-                gate.unread[self] = None
+            if not self.stream and not self.lent:
+                gate.lendable[self] = None
                 if gate.admission.queue.items:
                     gate.pump()
-        if self._timer is None and not self.lent:
-            self._timer = asyncio.get_running_loop().call_later(LENT_AFTER_S, self._look)
+        self._watch()
 
     def busy(self) -> None:
         """It goes on, and takes its permit back at once: for a while more than the pool's may be out."""
         self._since_s = 0.0
-        self._gate.unread.pop(self, None)
+        self._gate.lendable.pop(self, None)
         if self.lent:
             self._gate.admission.inflight += 1
             self.regained()
 
+    def asked(self) -> None:
+        """The stream sent a message. While others are unanswered that is no sign of work: a silent one stays so."""
+        if self._over:
+            return
+        if not self._moved_s:
+            self.answered()
+        elif self._timer is None:
+            self._gate.lendable[self] = None
+            self._gate.pump()
+
+    def answered(self) -> None:
+        """The server said something, and messages are unanswered."""
+        self.busy()
+        self._moved_s = monotonic()
+        self._watch()
+
     def lend(self) -> None:
         """Somebody else has the permit from now on; whoever calls this sees to it."""
-        self._gate.unread.pop(self, None)
-        self._lent_s = monotonic()
-        self._gate.admission.inflight -= 1
+        gate = self._gate
+        gate.lendable.pop(self, None)
+        self.lent = True
+        if self._since_s:
+            self._free_s = monotonic()
+        else:
+            gate.owed[self] = None
+        gate.admission.inflight -= 1
+
+    def returned(self) -> None:
+        """What is owed comes back, and may be lent again."""
+        self._gate.admission.inflight += 1
+        self.regained()
+        self._gate.lendable[self] = None
+
+    def queues(self, turn: "asyncio.Future[None]") -> None:
+        """It is owed nothing: it waits for a permit like any call, and is told if it has one."""
+        self._gate.owed.pop(self, None)
+        self._turn = turn
 
     def regained(self) -> None:
-        """The call queued for a permit and got one."""
+        """It has a permit again."""
+        self._gate.owed.pop(self, None)
+        turn, self._turn = self._turn, None
+        if turn is not None and not turn.done():
+            turn.set_result(None)
         self._since_s = 0.0
-        self._total_s += monotonic() - self._lent_s
-        self._lent_s = 0.0
+        self.lent = False
+        if self._free_s:
+            self._total_s += monotonic() - self._free_s
+            self._free_s = 0.0
 
     def end(self) -> float:
-        """The call is over and will give its permit back: seconds for which it was lent."""
+        """The call is over and will give its permit back: seconds for which it was lent with nothing to do."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._over = True
         self.busy()
         return self._total_s
 
+    def _watch(self) -> None:
+        if self._timer is None and not self.lent:
+            self._timer = asyncio.get_running_loop().call_later(LENT_AFTER_S, self._look)
+
     def _look(self) -> None:
         self._timer = None
-        if not self._since_s or self.lent:
+        since_s = self._since_s or self._moved_s
+        if not since_s or self.lent:
             return
-        left_s = self._since_s + LENT_AFTER_S - monotonic()
+        left_s = since_s + LENT_AFTER_S - monotonic()
         if left_s > 0.0:
             self._timer = asyncio.get_running_loop().call_later(left_s, self._look)
             return
-        self.lend()
+        if self._since_s:
+            self.lend()
+        else:
+            self._gate.lendable[self] = None
         self._gate.pump()

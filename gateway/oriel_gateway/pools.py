@@ -81,7 +81,8 @@ class PoolGate:
         self.grpc_sticky = StickyChoice[GrpcEndpoint](_name)
         self.shadows = 0  # copies that hold a permit or wait for one
         self.calls = 0  # that have not ended, whatever they do
-        self.unread: dict[Loan, None] = {}  # permits of readers that do not read now, the longest first
+        self.lendable: dict[Loan, None] = {}  # permits of those that do not read, or are silent; the longest first
+        self.owed: dict[Loan, None] = {}  # permits of silent streams that others have
 
     def adopt(self, pool: Pool, *, most_s: float = inf) -> None:
         """The documents say something else of this pool: what waits and runs goes on, by the new bounds.
@@ -250,6 +251,8 @@ class PoolGate:
             self.pump()
         else:
             self._full = False
+            if self.owed:
+                self.pump()
         return actual_s
 
     def _time(self, work: str, size_bytes: int, held_s: float) -> None:
@@ -270,34 +273,47 @@ class PoolGate:
     def pump(self) -> None:
         """Hand out the permits that are free."""
         admission = self.admission
-        if not len(admission.queue) or (admission.inflight >= admission.limit and not self.unread):
+        if not (admission.queue.items or self.owed) or (admission.inflight >= admission.limit and not self.lendable):
             return
         now = monotonic()
         while True:
             while admission.inflight >= admission.limit:
-                if not self.unread or not self._lend():
+                if not self.lendable or not self._lend():
                     return
-            if (ticket := admission.next_admitted(now)) is None:
+            if self.owed:
+                if (ticket := self._borrower(now)) is None:
+                    next(iter(self.owed)).returned()
+                    continue
+            elif (ticket := admission.next_admitted(now)) is None:
                 return
             ticket.payload.admitted()
 
     def _lend(self) -> bool:
-        """Take the permit of a reader that does not read for somebody of a more urgent tier, or another tenant."""
-        queue, tenant = self.admission.queue, None
-        for loan in self.unread:
-            if loan.tenant is not tenant:
-                tenant = loan.tenant
-                assert tenant is not None
-                if queue.others_wait(tenant.tier.band, tenant.name):
-                    loan.lend()
-                    return True
+        """Take the permit of who does not read or is silent for somebody of a more urgent tier, or another tenant."""
+        queue, whole = self.admission.queue, len(self.owed) < self.admission.limit
+        for loan in self.lendable:
+            if queue.others_wait(*_others(loan, whole or not loan.stream)):
+                loan.lend()
+                return True
         return False
+
+    def _borrower(self, now: float) -> Ticket | None:
+        """Who may have a free permit while some are owed."""
+        admission = self.admission
+        whole = len(self.owed) <= admission.limit
+        for band, tenant in dict.fromkeys([_others(loan, whole) for loan in self.owed]):
+            if (ticket := admission.queue.pop_other(band, tenant, now)) is not None:
+                admission.inflight += 1
+                return ticket
+        return None
 
     def give_back(self, ticket: Ticket | None) -> None:
         """Give a permit back that was not used: nobody could be asked."""
         self.admission.inflight -= 1
         if ticket is not None:
             self.admission.queue.settle(ticket, 0.0)
+        if self.owed:
+            self.pump()
 
     async def close(self) -> None:
         """Close idle connections and channels."""
@@ -308,6 +324,13 @@ class PoolGate:
         """Close the endpoints that are gone and have no calls on their way any more."""
         for gone in (*self.endpoints.gone(), *self.grpc.gone()):
             await gone.close()
+
+
+def _others(loan: "Loan", tenants: bool) -> tuple[int, str]:
+    """To whom a permit may be lent, as `SlaQueue.others_wait` takes it. tenants: to others of the same tier too; a
+    silent stream's only while no more than one more set of the pool's permits is out."""
+    tier, tenant = loan.tenant.tier, loan.tenant.name
+    return (tier.band, tenant) if tenants else (tier.band - 1, "")
 
 
 def _name(endpoint: Standing) -> str:

@@ -103,6 +103,10 @@ class _Band:
         self.flows = {name: f for name, f in self.flows.items() if f.waiting or f.virtual > self.virtual}
 
 
+def _virtual(flow: Flow) -> float:
+    return flow.virtual
+
+
 class SlaQueue:
     """Bounded queue of tickets in the order of this module's rules.
 
@@ -217,9 +221,24 @@ class SlaQueue:
         now: monotonic seconds, by which tickets are late and turns are timed; 0.0: neither.
         """
         band = self._choose()
-        if band is None:
+        return self._take(band, band.next_flow(), now) if band is not None else None
+
+    def pop_other(self, band: int, tenant: str, now: float = 0.0) -> Ticket | None:
+        """`pop` among those whom `others_wait` means; if it is the turn of somebody else, that one keeps it."""
+        if not self.others_wait(band, tenant):
             return None
-        flow = band.next_flow()
+        chosen = self._choose()
+        assert chosen is not None
+        if chosen.number >= band:
+            own = chosen.flows.get(tenant)
+            if chosen.number > band or chosen.items == (own.waiting if own else 0):
+                chosen = self._bands[self._waiting[0]]
+        flow = chosen.next_flow()
+        if chosen.number == band and flow is chosen.flows.get(tenant):
+            flow = min([each for each in chosen.flows.values() if each.waiting and each is not flow], key=_virtual)
+        return self._take(chosen, flow, now)
+
+    def _take(self, band: _Band, flow: Flow, now: float) -> Ticket:
         ticket = flow.head(now)
         assert ticket is not None
         top = self._waiting[0]

@@ -10,12 +10,13 @@ from typing import Any, cast
 import grpc
 import pytest
 from grpc import aio
+from tritonclient.grpc import service_pb2
 
 from oriel_gateway import loan as loan_module
 from oriel_gateway.core import Gateway
 from oriel_gateway.loan import Loan
 from oriel_gateway.pools import PoolGate
-from oriel_policies.documents import compile_documents
+from oriel_policies.documents import Tenant, compile_documents
 
 from .stack import BRONZE, GOLD, Client, Seen, documents, gateway, upstream
 from .test_ingress_grpc import Backend, idle, stack
@@ -29,9 +30,10 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_permit_is_lent_once_and_taken_back_once() -> None:
-    gate = PoolGate(compile_documents(documents([1], max_inflight=1)).pools["p"])
+    snapshot = compile_documents(documents([1], max_inflight=1))
+    gate = PoolGate(snapshot.pools["p"])
     assert gate.admission.enter()
-    loan = Loan(gate)
+    loan = Loan(gate, snapshot.tenants["limited"], stream=True)
     loan.busy()
     assert gate.admission.inflight == 1
     for _ in range(2):
@@ -155,6 +157,125 @@ async def test_a_stream_that_waits_for_its_turn_leaves_the_queue_with_its_client
         await asyncio.gather(*busy)
 
 
+class Mute(Backend):
+    """Its model `mute` answers nothing, as a decoupled one may, until `hold` is set."""
+
+    async def stream(self, messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        async for message in messages:
+            request = service_pb2.ModelInferRequest.FromString(message)
+            self.seen.append(("ModelStreamInfer", request, {}, 0.0))
+            if request.model_name == "mute":
+                if self.hold is None:
+                    continue
+                await self.hold.wait()
+            answer = service_pb2.ModelInferResponse(model_name=request.model_name)
+            yield service_pb2.ModelStreamInferResponse(infer_response=answer).SerializeToString()
+
+
+def with_mute(tier: str = "bronze") -> Any:
+    def files(port: int) -> dict[str, bytes]:
+        text = documents([port], max_inflight=2)["all.toml"]
+        text = text.replace(b'models = ["digits"]', b'models = ["digits", "mute"]')
+        return {"all.toml": text.replace(b'tier = "bronze"', f'tier = "{tier}"'.encode())}
+
+    return files
+
+
+@asynccontextmanager
+async def mute_streams(
+    backend: Backend, tier: str, first: str
+) -> AsyncIterator[tuple[str, Gateway, list[tuple[Messages, Any]]]]:
+    """Both permits are those of streams whose latest message stays unanswered."""
+    async with AsyncExitStack() as clients:
+        async with stack(backend, files=with_mute(tier)) as (address, core):
+            held = []
+            for _ in range(2):
+                channel = await clients.enter_async_context(
+                    aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+                )
+                messages = Messages()
+                call = channel.stream_stream(STREAM, None, None)(messages, metadata=(("x-api-key", BRONZE),))
+                messages.send(infer(first))
+                if first == "digits":
+                    assert await call.read() is not aio.EOF
+                    messages.send(infer("mute"))
+                held.append((messages, call))
+            gate = core.pools["p"]
+            await settle(lambda: len(gate.lendable) == 2)
+            assert gate.admission.inflight == 2, "nobody waits: they keep their permits"
+            yield address, core, held
+        await settle(lambda: idle(core) and not gate.lendable and not gate.owed)
+
+
+def asks(address: str, key: str) -> asyncio.Task[Any]:
+    async def one() -> Any:
+        async with aio.insecure_channel(address) as channel:
+            unary = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", None, None)
+            return await unary(infer("digits"), metadata=(("x-api-key", key),), timeout=60)
+
+    return asyncio.create_task(one())
+
+
+@pytest.mark.parametrize("first", ["digits", "mute"])
+@pytest.mark.parametrize("tier", ["bronze", "gold"])
+async def test_streams_whose_messages_are_never_answered_keep_no_permit_from_others(tier: str, first: str) -> None:
+    async with mute_streams(Mute(), tier, first) as (address, core, held):
+        gate = core.pools["p"]
+        for _ in range(3):
+            await asks(address, GOLD)
+            await settle(lambda: gate.admission.inflight == 2 and not gate.owed)
+        same = asks(address, BRONZE)  # but their own tenant has had its permits
+        await settle(lambda: len(gate.admission.queue) == 1)
+        for messages, _ in held:
+            messages.send(infer("mute"))  # which is no sign of work
+        await asks(address, GOLD)
+        assert not same.done() and gate.admission.inflight == 2
+        for messages, call in held:
+            messages.send(infer("digits"))  # and they go on
+            assert await call.read() is not aio.EOF
+            messages.send(None)
+            assert await call.read() is aio.EOF and await call.code() is grpc.StatusCode.OK
+        await same
+
+
+async def test_slow_messages_get_their_tenant_no_more_of_the_pool() -> None:
+    """Their permits are lent while they are at work; what comes back is theirs again, not the next one's."""
+    backend = Mute()
+    backend.hold = asyncio.Event()
+    async with mute_streams(backend, "bronze", "digits") as (address, core, held):
+        gate = core.pools["p"]
+        more = [asks(address, BRONZE) for _ in range(2)]
+        await settle(lambda: len(gate.admission.queue) == 2)
+        urgent = [asks(address, GOLD) for _ in range(2)]
+        await settle(lambda: len(backend.seen) == 6 and gate.admission.inflight == 2 and len(gate.owed) == 2)
+        assert [kind for kind, *_ in backend.seen[4:]] == ["ModelInfer"] * 2
+        backend.hold.set()  # the streams' answers take their permits back, and all end
+        for messages, call in held:
+            assert await call.read() is not aio.EOF
+            messages.send(None)
+        await asyncio.gather(*urgent, *more)
+
+
+async def test_an_answer_that_overtakes_a_streams_turn_takes_one_permit() -> None:
+    """A stream that queues for the permit it lent hears of an earlier message."""
+    backend = Mute()
+    backend.hold = asyncio.Event()
+    async with mute_streams(backend, "bronze", "digits") as (address, core, held):
+        gate = core.pools["p"]
+        urgent = [asks(address, GOLD) for _ in range(2)]
+        await settle(lambda: len(gate.owed) == 2)
+        for messages, _ in held:
+            messages.send(infer("digits"))
+        await settle(lambda: len(gate.admission.queue) == 2 and not gate.owed)
+        backend.hold.set()
+        for messages, call in held:
+            for _ in range(2):
+                assert await call.read() is not aio.EOF
+            messages.send(None)
+            assert await call.read() is aio.EOF
+        await asyncio.gather(*urgent)
+
+
 SIZE = 8 << 20
 
 
@@ -220,21 +341,21 @@ async def test_another_tenant_has_the_permit_of_who_does_not_read_at_once(
                     await settle(lambda: len(gate.admission.queue) == 2)
                 go.set()
                 if not asks_before:
-                    await settle(lambda: len(gate.unread) == 1)
+                    await settle(lambda: len(gate.lendable) == 1)
                     assert len(up.seen) == 1 and len(gate.admission.queue) == 1
                     other.send(INFER, b"x", key=GOLD)
                 replies = asyncio.gather(other.reply(), same.reply())
                 assert [reply.status for reply in await replies] == [200, 200]
-                assert not gate.unread
+                assert not gate.lendable
             await settle(lambda: idle(core) and gate.admission.inflight == 0)
 
 
 def test_what_was_lent_is_not_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds that a client did not read are neither in the charge nor in how long calls are thought to take."""
-    gate = SimpleNamespace(admission=SimpleNamespace(inflight=1), pump=lambda: None, unread={})
+    gate = SimpleNamespace(admission=SimpleNamespace(inflight=1), pump=lambda: None, lendable={}, owed={})
     now = 100.0
     monkeypatch.setattr(loan_module, "monotonic", lambda: now)
-    loan = Loan(cast(PoolGate, gate))
+    loan = Loan(cast(PoolGate, gate), cast(Tenant, None), stream=True)
     loan._since_s = now
     now += 1.0
     loan._look()

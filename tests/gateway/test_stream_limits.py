@@ -9,11 +9,14 @@ from grpc import aio
 from tritonclient.grpc import service_pb2
 
 from oriel_gateway.core import Gateway
+from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.limits import Grant, StreamGrant
 from oriel_policies.documents import compile_documents
 
 from .stack import BRONZE, GOLD, digest, documents
 from .test_ingress_grpc import Backend, idle, stack
 from .test_ingress_http import settle
+from .test_limits import Desk
 
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 
@@ -132,3 +135,110 @@ async def test_a_version_has_one_spelling(version: str) -> None:
         with pytest.raises(aio.AioRpcError) as caught:
             await send(address, [infer("digits", version)])
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND and not backend.seen
+
+
+async def refused_after(address: str, messages: list[bytes]) -> tuple[int, str]:
+    """How many answers came, one after each message, and why no more did."""
+    async with aio.insecure_channel(address) as channel:
+        stream = channel.stream_stream(STREAM, None, None)(metadata=(("x-api-key", BRONZE),))
+        for number, message in enumerate(messages):
+            await stream.write(message)
+            try:
+                if await stream.read() is aio.EOF:
+                    return number, "ended"
+            except aio.AioRpcError as error:
+                assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+                trailing = error.trailing_metadata()
+                return number, next(str(value) for key, value in trailing or () if key == "x-oriel-reason")
+        await stream.done_writing()
+        assert await stream.read() is aio.EOF
+        return len(messages), ""
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_a_stream_takes_a_slot_of_another_model_and_gives_it_back(shared: bool) -> None:
+    backend = Backend()
+    files = limited('limits = [{ model = "big", concurrency = 1 }]')
+    async with stack(backend, files=lambda p: widen(files(p)), shared=shared) as (address, _):
+        async with aio.insecure_channel(address) as channel:
+            first = channel.stream_stream(STREAM, None, None)(metadata=(("x-api-key", BRONZE),))
+            for model in ("digits", "big", "digits", "big"):  # one slot, however many messages
+                await first.write(infer(model))
+                assert await first.read() is not aio.EOF
+            other = [infer("digits"), infer("digits"), infer("big"), infer("big")]
+            assert await refused_after(address, other) == (2, "concurrency_limited")
+            await first.done_writing()
+            assert await first.read() is aio.EOF
+            async with asyncio.timeout(60):
+                while await refused_after(address, other) != (4, ""):  # a ledger is not asked again at once
+                    await asyncio.sleep(0.01)
+            assert await refused_after(address, [infer("big")]) == (1, "")
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_a_stream_is_held_to_the_computing_of_another_model(shared: bool) -> None:
+    backend = Backend()
+    backend.cost_us = "2000000"
+    files = limited('limits = [{ model = "big", compute_ms_per_day = 1000 }]')
+    async with stack(backend, files=lambda p: widen(files(p)), shared=shared) as (address, _):
+        async with aio.insecure_channel(address) as channel:
+            unary = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", None, None)
+            stream = [infer("digits"), infer("big")]
+            assert await refused_after(address, stream * 3) == (6, "")
+            await unary(infer("big"), metadata=(("x-api-key", BRONZE),))
+            assert await refused_after(address, stream) == (1, "quota_exceeded")
+            assert await refused_after(address, stream[:1] * 3) == (3, "")
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_what_is_owed_of_bytes_holds_the_next_message_of_a_stream_back(shared: bool) -> None:
+    backend = Backend()
+    files = limited('limits = [{ model = "big", bytes_per_s = 20000, bytes_burst = 1000 }]')
+    async with stack(backend, files=lambda p: widen(files(p)), shared=shared) as (address, _):
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        large = service_pb2.ModelInferRequest(model_name="big", raw_input_contents=[bytes(1000)]).SerializeToString()
+        assert len(await send(address, [infer("digits"), *[large] * 5])) == 6
+        assert loop.time() - began >= 0.18  # four messages beyond the burst: the least there can be
+
+
+def compute_left(desk: Desk, grant: Grant, model: str) -> float:
+    (meter,) = [each for each in grant.meters if each.bound.name == f"model:{model}/compute-day"]
+    return meter.left(desk.now)[0]
+
+
+def test_a_streams_computing_counts_for_a_model_from_when_it_is_named() -> None:
+    desk = Desk(
+        """limits = [
+            { model = "small", compute_ms_per_day = 10000 },
+            { model = "big", concurrency = 2, compute_ms_per_day = 1000 },
+        ]"""
+    )
+    first = desk.take("small")
+    stream = StreamGrant(first, desk.now)
+    desk.now += 1.0
+    stream.worked(desk.now, 1.0, desk.now)  # for the small one only
+
+    later = desk.limiter.further(desk.tenant, desk.target("big"), 0, desk.now, stream.held)
+    assert isinstance(later, Grant)
+    stream.took(later, desk.now)
+    assert compute_left(desk, later, "big") == 990_000.0
+    desk.now += 0.5
+    stream.worked(desk.now, 1.0, desk.now)
+    assert compute_left(desk, later, "big") == 490_000.0, "counted while the stream goes on"
+    again = desk.limiter.further(desk.tenant, desk.target("big"), 0, desk.now, stream.held)
+    assert isinstance(again, Grant)
+    stream.took(again, desk.now)
+    assert compute_left(desk, later, "big") == 490_000.0, "one message's worth is reserved"
+    desk.now += 0.5
+    stream.worked(desk.now, 1.0, desk.now)
+    with pytest.raises(Refused) as caught:  # long before it ends
+        desk.limiter.further(desk.tenant, desk.target("big"), 0, desk.now, stream.held)
+    assert caught.value.outcome is Outcome.QUOTA_EXCEEDED
+
+    small, big = list(first.meters), list(later.meters)
+    stream.settle(800_000, desk.now)  # what the server says of two seconds
+    (slots,) = [meter for meter in big if meter.bound.slots]
+    assert slots.left(desk.now)[0] == 2
+    assert [meter.left(desk.now)[0] for meter in big if not meter.bound.slots] == [600_000.0]
+    assert [meter.left(desk.now)[0] for meter in small] == [9_200_000.0]

@@ -244,6 +244,7 @@ OPERATIONS = st.lists(
             st.sampled_from([None, None, None, 5.0, 30.0]),
         ),
         st.tuples(st.just("pop"), st.sampled_from([0.0, 5.0, 15.0])),
+        st.tuples(st.just("pop other"), st.integers(-1, 3), st.sampled_from("abc")),
         st.tuples(st.just("remove"), st.integers(0, 50)),
         st.tuples(st.just("expire"), st.integers(0, 20)),
         st.tuples(st.just("settle"), st.integers(0, 50), st.integers(0, 9)),
@@ -292,6 +293,21 @@ def test_any_order_of_operations_keeps_the_rules(operations: list[Any], floor: f
                     assert owed[q._bands[taken.band].flows[taken.tenant]] == min(owed.values())
                     if floor == 0.0:
                         assert taken.band == min(w.band for w in waiting)
+                    waiting.remove(taken)
+                    finished.append(taken)
+            case ("pop other", band, tenant):
+                others = [w for w in waiting if w.band < band or (w.band == band and w.tenant != tenant)]
+                assert q.others_wait(band, tenant) is any(
+                    w.band < band or (w.band == band == min(v.band for v in waiting)) for w in others
+                )
+                turn = q.peek()
+                taken = q.pop_other(band, tenant)
+                if taken is None:
+                    assert not q.others_wait(band, tenant)
+                else:
+                    assert taken in others and (taken is turn or turn not in others)
+                    peers = [w for w in waiting if w.band == taken.band and w.tenant == taken.tenant]
+                    assert taken is min(peers, key=lambda w: w.order)
                     waiting.remove(taken)
                     finished.append(taken)
             case ("remove", index) if everything:

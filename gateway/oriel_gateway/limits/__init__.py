@@ -3,5 +3,6 @@
 from oriel_gateway.limits.embedded import EmbeddedLimiter
 from oriel_gateway.limits.grants import Grant, Limiter, Waiter
 from oriel_gateway.limits.shared import SharedLimiter
+from oriel_gateway.limits.streams import StreamGrant
 
-__all__ = ["EmbeddedLimiter", "Grant", "Limiter", "SharedLimiter", "Waiter"]
+__all__ = ["EmbeddedLimiter", "Grant", "Limiter", "SharedLimiter", "StreamGrant", "Waiter"]

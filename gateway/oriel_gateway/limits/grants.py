@@ -5,7 +5,7 @@ A limiter that counts together with others may not know at once: its grant is no
 collecting its body, and hears `granted` or `refuse` within a bounded time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -42,12 +42,14 @@ class Limiter(Protocol):
         QUOTA_EXCEEDED with the true wait; then nothing was counted by any allowance.
         """
 
-    def further(self, tenant: Tenant, target: "Target", size_bytes: int, now: float) -> "Grant | float | None":
-        """Count a further message of a stream that holds a grant: one more request, of perhaps another model.
+    def further(
+        self, tenant: Tenant, target: "Target", size_bytes: int, now: float, held: Container[Meter]
+    ) -> "Grant | float":
+        """Count a further message of a stream: one more request, of perhaps another model.
 
-        None: counted. A number: nothing was counted, it would be within its rate after so many seconds. A grant that is
-        not ready: its waiter will hear. The stream's one slot and its computing are those of its own grant. Raises
-        Refused QUOTA_EXCEEDED.
+        held: meters of which the stream has a slot. A number: nothing was counted, it would be within its rates after
+        so many seconds. A grant that is not ready: its waiter will hear. One that is ready goes to `StreamGrant.took`
+        and is not settled. Raises Refused CONCURRENCY_LIMITED or QUOTA_EXCEEDED.
         """
 
     async def close(self) -> None:
@@ -112,6 +114,15 @@ class Grant:
         self.over = False
         self.waiter: Waiter | None = None
 
+    @property
+    def meters(self) -> Sequence[Meter]:
+        """Those that took something, until it is settled."""
+        return self._meters
+
+    def units(self, meter: Meter) -> int:
+        """What this one took."""
+        return self._amounts[meter.bound.counts]
+
     def move(self, size_bytes: int, now: float) -> None:
         """Bytes beyond those announced went through: of an answer, of a body without a length."""
         if self._terms.bytes:
@@ -119,8 +130,11 @@ class Grant:
                 if meter.bound.counts is Counts.BYTES:
                     meter.charge(size_bytes, now)
 
-    def settle(self, cost_us: int, executed: bool, now: float) -> None:
-        """The call is over. cost_us: its charge; executed: false if it was refused before any server got it.
+    def settle(
+        self, cost_us: int, executed: bool, now: float, due: Mapping[Meter, int] | None = None, messages: int = 1
+    ) -> None:
+        """The call is over. cost_us: its charge; executed: false if it was refused before any server got it. Of a
+        stream: what each meter of computing has not counted of that, and the messages to learn from.
 
         A grant that is not ready yet is given up: what its ledger still grants goes back.
         """
@@ -139,14 +153,15 @@ class Grant:
                 meter.leave(now - self._since, now)
             elif bound.period is not None:
                 if bound.counts is Counts.COMPUTE_US:
-                    units = (cost_us if executed else 0) - self._amounts[Counts.COMPUTE_US]
+                    units = (due[meter] if due else cost_us) if executed else 0
+                    units -= self._amounts[Counts.COMPUTE_US]
                 else:
                     units = 0 if executed else -1
                 # What was reserved of a window that is over is gone with it: the next one does not owe it.
                 if units > 0 or (units and meter.began(now) <= self._since):
                     meter.charge(units, now)
-        if executed and self._amounts[Counts.COMPUTE_US]:
-            self._limiter.learn(self._route, self._tenant, cost_us)
+        if executed and messages and self._amounts[Counts.COMPUTE_US]:
+            self._limiter.learn(self._route, self._tenant, cost_us // messages)
 
     def admit(self, meters: Sequence[Meter]) -> None:
         """What had to be asked for is taken as well: the call may go on."""

@@ -4,7 +4,7 @@ Where the meters count, here or in a ledger that others share, is the business o
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -167,38 +167,37 @@ class MeteredLimiter:
             self._ask(grant, asked, amounts, now)
         return grant
 
-    def further(self, tenant: Tenant, target: Target, size_bytes: int, now: float) -> Grant | float | None:
+    def further(
+        self, tenant: Tenant, target: Target, size_bytes: int, now: float, held: Container[Meter]
+    ) -> Grant | float:
         """See `Limiter.further`."""
+        name = tenant.name
         taken: list[Meter] = []
         asked: list[Meter] = []
-        moved: list[Meter] = []
+        amounts = (1, size_bytes, 0)
         for allowance in target.allowances:
-            account = self._accounts.get((tenant.name, allowance.name))
+            account = self._accounts.get((name, allowance.name))
             if account is None or account.allowance is not allowance:
-                account = self._account(tenant.name, allowance, now)
+                account = self._account(name, allowance, now)
+            if account.plan.compute and not amounts[2]:
+                amounts = (1, size_bytes, max(1, int(self._charges.estimate(target.route, name) * 1e6)))
             for meter in account.meters:
-                counts = meter.bound.counts
-                if counts is Counts.BYTES:
-                    moved.append(meter)
-                if counts is not Counts.REQUESTS or meter.bound.slots:
+                if meter.bound.slots and meter in held:
                     continue
-                wait_s = meter.take(1, now)
+                wait_s = meter.take(amounts[meter.bound.counts], now)
                 if wait_s == 0.0:
                     taken.append(meter)
                 elif wait_s == ASK:
                     asked.append(meter)
                 else:
                     for other in taken:
-                        other.undo(1, now)
+                        other.undo(amounts[other.bound.counts], now)
                     if meter.bound.rate is not None:
                         return wait_s
                     raise refusal(meter, wait_s, now)
-        for meter in moved:
-            meter.charge(size_bytes, now)
-        if not asked:
-            return None
-        grant = Grant(self, taken, _ONE, _FURTHER, tenant.name, target.route, now)
-        self._ask(grant, asked, _ONE, now)
+        grant = Grant(self, taken, amounts, _FURTHER, name, target.route, now)
+        if asked:
+            self._ask(grant, asked, amounts, now)
         return grant
 
     def _longest(
