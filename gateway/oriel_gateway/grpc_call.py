@@ -197,7 +197,7 @@ class GrpcCall(GrpcRecovery):
         now = monotonic()
         if now >= self.deadline - LEAST_S:  # the permit came first: both have waited for the loop
             ticket, self._ticket = self._ticket, None
-            self._gate.give_back(ticket)
+            self._gate.decline(ticket)
             self.expired()
             return
         self.permit_s = now

@@ -309,11 +309,15 @@ class PoolGate:
 
     def give_back(self, ticket: Ticket | None) -> None:
         """Give a permit back that was not used: nobody could be asked."""
+        self.decline(ticket)
+        if self.owed:
+            self.pump()
+
+    def decline(self, ticket: Ticket | None) -> None:
+        """Give back the permit of `Waiter.admitted`, from there: whoever hands out permits goes on with the next."""
         self.admission.inflight -= 1
         if ticket is not None:
             self.admission.queue.settle(ticket, 0.0)
-        if self.owed:
-            self.pump()
 
     async def close(self) -> None:
         """Close idle connections and channels."""

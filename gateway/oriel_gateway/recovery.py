@@ -65,14 +65,14 @@ class Recovery(CallState):
         """There is a permit: find an endpoint and send, unless the client has left where nobody could see it."""
         if self.client.departed:
             ticket, self._ticket = self._ticket, None
-            self._gate.give_back(ticket)  # whoever hands out permits goes on with the next
+            self._gate.decline(ticket)
             self._end(Outcome.CLIENT_LEFT)
             self.client.transport.abort()
             return
         now = monotonic()
         if now >= self.deadline - LEAST_S:  # the permit came first: both have waited for the loop
             ticket, self._ticket = self._ticket, None
-            self._gate.give_back(ticket)
+            self._gate.decline(ticket)
             self.expired()
             return
         self.permit_s = now
