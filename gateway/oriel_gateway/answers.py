@@ -7,9 +7,10 @@ import msgspec
 from oriel_gateway.errors import Outcome, Refused
 from oriel_wire.engine.limits import reason_phrase
 
-__all__ = ["STATUS", "refusal_bytes", "small_answer", "with_retry_after"]
+__all__ = ["STATUS", "refusal_body", "refusal_bytes", "small_answer", "with_retry_after"]
 
 CLOSE = "connection: close\r\n"
+_RETRY_S = {429: 10**9, 500: 0, 502: 60, 503: 60, 504: 0}
 
 STATUS = {
     Outcome.BAD_REQUEST: 400,
@@ -34,6 +35,17 @@ STATUS = {
 }
 
 
+def refusal_body(refused: Refused, request_id: str, *, v2: bool) -> bytes:
+    """JSON in one line. v2 clients read `error` as a string; everyone else gets an object with `reason` in it."""
+    reason = refused.outcome.value
+    error: dict[str, Any]
+    if v2:
+        error = {"error": refused.message, "reason": reason, "request_id": request_id}
+    else:
+        error = {"error": {"message": refused.message, "reason": reason, "request_id": request_id}}
+    return msgspec.json.encode(error)
+
+
 def refusal_bytes(
     refused: Refused,
     *,
@@ -42,17 +54,12 @@ def refusal_bytes(
     request_id: str,
     trace: str,
     timing: str,
+    date_line: bytes,
     close: bool,
     head_only: bool,
 ) -> bytes:
-    """A whole answer. v2 clients read `error` as a string; everyone else gets an object with `reason` in it."""
-    reason = refused.outcome.value
-    error: dict[str, Any]
-    if v2:
-        error = {"error": refused.message, "reason": reason, "request_id": request_id}
-    else:
-        error = {"error": {"message": refused.message, "reason": reason, "request_id": request_id}}
-    body = msgspec.json.encode(error)
+    """A whole answer; v2: see `refusal_body`."""
+    body = refusal_body(refused, request_id, v2=v2)
     more = "".join([f"{name}: {value}\r\n" for name, value in refused.headers]) if refused.headers else ""
     if refused.retry_after_s is not None:
         more += f"retry-after: {refused.retry_after_s}\r\n"
@@ -60,22 +67,27 @@ def refusal_bytes(
     head = (
         f"HTTP/1.1 {status} {reason_phrase(status)}\r\ncontent-length: {len(body)}\r\n"
         f"content-type: application/json\r\n{more}x-request-id: {request_id}\r\ntraceresponse: {trace}\r\n"
-        f"server-timing: {timing}\r\n{CLOSE if close else ''}\r\n"
+        f"server-timing: {timing}\r\n{CLOSE if close else ''}"
     ).encode("latin-1")
-    return head if head_only else head + body
+    return b"%b%b\r\n%b" % (head, date_line, b"" if head_only else body)
 
 
-def with_retry_after(lines: list[bytes], said: str | None) -> list[bytes]:
-    """Header lines of a 502 or 503 of an upstream: come back in 1 to 60 whole seconds, whatever it said."""
+def with_retry_after(lines: list[bytes], status: int, said: str | None) -> list[bytes]:
+    """Header lines of an upstream's error, with when to come back: a 502 or 503 in 1 to 60 whole seconds, whatever it
+    said, a 429 when it said so, at least in a second; 500 and 504 do not say."""
+    if status not in _RETRY_S:
+        return lines
+    others = [line for line in lines if line[:12].lower() != b"retry-after:"]
+    most_s = _RETRY_S[status]
+    if not most_s:
+        return others
     plain = said is not None and said.isascii() and said.isdigit() and len(said) < 10
-    seconds = min(60, max(1, int(said))) if plain and said is not None else 1
-    return [*(line for line in lines if line[:12].lower() != b"retry-after:"), b"retry-after: %d" % seconds]
+    seconds = min(most_s, max(1, int(said))) if plain and said is not None else 1
+    return [*others, b"retry-after: %d" % seconds]
 
 
-def small_answer(
-    status: int, headers: list[tuple[str, str]], body: bytes, *, close: bool, head_only: bool = False
-) -> bytes:
-    """A whole JSON answer; only its head for an answer to HEAD."""
+def small_answer(status: int, headers: list[tuple[str, str]], body: bytes, date_line: bytes, *, close: bool) -> bytes:
+    """A whole JSON answer."""
     lines = [f"HTTP/1.1 {status} {reason_phrase(status)}"]
     if status != 204:
         lines.append(f"content-length: {len(body)}")
@@ -84,4 +96,4 @@ def small_answer(
     lines += [f"{name}: {value}" for name, value in headers]
     if close:
         lines.append("connection: close")
-    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + (b"" if head_only else body)
+    return b"%b\r\n%b\r\n%b" % ("\r\n".join(lines).encode("latin-1"), date_line, body)

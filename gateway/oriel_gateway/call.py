@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 
 from oriel_gateway.answers import STATUS
 from oriel_gateway.attempts import note_answer
-from oriel_gateway.call_state import ANSWERING, COLLECT, DONE, JOINED, QUEUED, SENDING, YOUNG
+from oriel_gateway.call_state import ANSWERING, COLLECT, DONE, JOINED, LEAST_S, QUEUED, SENDING, YOUNG
 from oriel_gateway.cors import dressed
 from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.events import cut, events_of
 from oriel_gateway.heads import answer_start, head_lines, with_retry
 from oriel_gateway.hedge import Hedge
 from oriel_gateway.loan import Loan
@@ -158,6 +159,9 @@ class Call(Recovery):
         """Take a permit or queue for one. now: monotonic seconds, 0.0 if the caller has not looked."""
         gate = self._gate
         self.queued_s = now = now or monotonic()
+        if now >= self.deadline:
+            self.expired()
+            return
         if not gate.endpoints.usable:
             self._park()
             return
@@ -232,7 +236,11 @@ class Call(Recovery):
     def connected(self, connection: UpstreamConnection) -> None:
         """A connection was made for this call."""
         self._connection = connection
-        self.sent_s = now = monotonic()
+        now = monotonic()
+        if now >= self.deadline - LEAST_S:
+            self.expired()
+            return
+        self.sent_s = now
         self.put(connection, now)
         if self.target.plan.hedge_s:
             self._hedge_later()
@@ -311,9 +319,11 @@ class Call(Recovery):
             if self.extras is not None:
                 head = head.copy()
                 self.extras.response(self, head, data)
-            start = self._begin(head, len(data), complete, now)
+            start = self._begin(head, data, complete, now)
             if self._rechunk and data:
                 data = chunk(data)
+        if not head.dated:
+            start += client.server.date_line
         limits = ""
         if (grant := self.grant) is not None:
             grant.move(self.bytes_out, now)
@@ -336,8 +346,8 @@ class Call(Recovery):
         elif not client.keeps_up:
             client.on_writable(False)
 
-    def _begin(self, head: ResponseHead, size_bytes: int, complete: bool, now: float) -> bytes:
-        """The first lines of an answer that is not like most; size_bytes: of the body that came with it."""
+    def _begin(self, head: ResponseHead, data: bytes, complete: bool, now: float) -> bytes:
+        """The first lines of an answer that is not like most; data: of the body, came with it."""
         client = self.client
         close = client.must_close
         lines = dressed(head.forward, client.cors) if client.cors else [*head.forward]
@@ -347,13 +357,14 @@ class Call(Recovery):
         if head.status == 204:
             length = None
         elif length is None and complete and head.status != 304 and not self.target.head_only:
-            length = size_bytes
+            length = len(data)
         if length is not None:
             lines.append(b"content-length: %d" % length)
         elif not complete:
             if self.head.line.minor:
                 lines.append(b"transfer-encoding: chunked")
                 self._rechunk = True
+                self._events = events_of(head, data)
             else:
                 close = True
             self._streaming = True
@@ -380,6 +391,8 @@ class Call(Recovery):
         self.bytes_out += len(data)
         if self._streaming:
             self._data_s = monotonic()
+            if self._events is not None:
+                self._events.sent(data)
         if self.grant is not None:
             self.grant.move(len(data), monotonic())
         if self._rechunk:
@@ -400,7 +413,7 @@ class Call(Recovery):
     # The end ---------------------------------------------------------------------------------------------------
 
     def refuse(self, refused: Refused) -> None:
-        """End the call with an error; once the answer has begun, all that is left is to cut the connection."""
+        """End the call with an error; once the answer has begun, all that is left is to cut it."""
         if self.state == DONE:
             return
         begun = self.state == ANSWERING
@@ -409,10 +422,11 @@ class Call(Recovery):
         if not begun:
             self.status = STATUS[refused.outcome]
         self._end(refused.outcome, str(refused))
+        v2 = self.target.kind != "service"
         if begun:
-            client.transport.abort()
+            cut(client, self._events, refused, self.mark.request_id, v2=v2)
         else:
-            client.write_refusal(refused, self.mark, v2=self.target.kind != "service", queued_s=queued_s)
+            client.write_refusal(refused, self.mark, v2=v2, queued_s=queued_s)
             client.answered(close=client.must_close)
 
     def end_unsent(self, status: int, outcome: Outcome = Outcome.ANSWERED, error: str = "") -> None:
@@ -448,12 +462,14 @@ class Call(Recovery):
         if state >= SENDING:
             if self._connection is not None or not self.sent_s:
                 self._drop_first(now)
-            good = None if outcome is Outcome.CLIENT_LEFT else outcome is Outcome.ANSWERED and self.status < 500
+            late = outcome is not Outcome.ANSWERED and now >= self.deadline and not self._streaming
+            left = outcome is Outcome.CLIENT_LEFT and not late
+            good = None if left else outcome is Outcome.ANSWERED and self.status < 500
             size_bytes = -1 if self._streaming or self.status >= 300 else self._pending_bytes
             held_s = now - self.permit_s
             if self._loan is not None:
                 held_s -= self._loan.end()
-            cost_s = gate.leave(self.target, tenant, ticket, held_s, self.cost_us, size_bytes, good)
+            cost_s = gate.leave(self.target, tenant, ticket, held_s, self.cost_us, size_bytes, good, late)
         elif ticket is not None:
             gate.forget(ticket)
         elif self._parked:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from oriel_gateway.attempts import Tries
     from oriel_gateway.core import Gateway
     from oriel_gateway.endpoints import HttpEndpoint
+    from oriel_gateway.events import Events
     from oriel_gateway.extras import Extras
     from oriel_gateway.hedge import Hedge
     from oriel_gateway.ingress_http import ClientConnection
@@ -22,9 +23,10 @@ if TYPE_CHECKING:
     from oriel_policies.queue import Ticket
     from oriel_wire.engine.upstream import UpstreamConnection
 
-__all__ = ["ANSWERING", "COLLECT", "DONE", "JOINED", "QUEUED", "SENDING", "YOUNG", "CallState"]
+__all__ = ["ANSWERING", "COLLECT", "DONE", "JOINED", "LEAST_S", "QUEUED", "SENDING", "YOUNG", "CallState"]
 
 COLLECT, QUEUED, JOINED, SENDING, ANSWERING, DONE = range(6)
+LEAST_S = 0.001  # with less left a call is not sent: the next hop is told whole milliseconds
 YOUNG = -1  # the slot of a call that the clock of deadlines has not taken in yet
 
 
@@ -46,6 +48,7 @@ class CallState:
         "_connection",
         "_data_s",
         "_endpoint",
+        "_events",
         "_gate",
         "_gateway",
         "_hedge",
@@ -134,6 +137,7 @@ class CallState:
         self._asked = False  # for a load report
         self._close = False  # the answer that has begun ends its connection
         self._rechunk = self._streaming = False
+        self._events: Events | None = None  # what an answer of events has come to
         self.slot = YOUNG
         young = gateway.young
         if not young:

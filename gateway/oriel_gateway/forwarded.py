@@ -48,7 +48,7 @@ def forwarded_for(head: RequestHead, peer: str, *, secure: bool, networks: Netwo
     client = found[0] if found and all(address == found[0] for address in found) else peer
     proto = _one(passed.get("x-forwarded-proto"), {"http", "https"}) or ("https" if secure else "http")
     given_host = passed.get("x-forwarded-host", [""])
-    host = given_host[0] if len(given_host) == 1 and _HOST.match(given_host[0]) else head.get("host") or ""
+    host = given_host[0] if len(given_host) == 1 and _HOST.match(given_host[0]) else head.host
     node = f'"[{peer}]"' if ":" in peer else peer
     here = f'for={node};host="{host}";proto={proto}' if _HOST.match(host) else f"for={node};proto={proto}"
     lines = [

@@ -7,6 +7,7 @@ from time import monotonic
 
 from grpc import aio
 
+from oriel_gateway.call_state import LEAST_S
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.grpc_again import go_on
@@ -155,6 +156,7 @@ class GrpcCall(GrpcRecovery):
         self._waiting = asyncio.get_running_loop().create_future()
         if gate.admission.enter():
             self.admitted()
+            self._waiting.result()
             return
         self.ahead = gate.admission.queue.rows_ahead(self.tenant.tier.band)
         self._ticket = gate.wait(
@@ -192,7 +194,13 @@ class GrpcCall(GrpcRecovery):
             self._waiting.set_result(None)
 
     def admitted(self) -> None:
-        self.permit_s = monotonic()
+        now = monotonic()
+        if now >= self.deadline - LEAST_S:  # the permit came first: both have waited for the loop
+            ticket, self._ticket = self._ticket, None
+            self._gate.decline(ticket)
+            self.expired()
+            return
+        self.permit_s = now
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
@@ -426,7 +434,9 @@ class GrpcCall(GrpcRecovery):
         self._clock(self._unanswered > 0)
         if self.permit_s:
             lent_s = self._loan.end() if self._loan is not None else 0.0
-            good = None if outcome is Outcome.CLIENT_LEFT else outcome is Outcome.ANSWERED and self.status < 500
+            late = outcome is not Outcome.ANSWERED and now >= self.deadline and not self._first_s
+            left = outcome is Outcome.CLIENT_LEFT and not late
+            good = None if left else outcome is Outcome.ANSWERED and self.status < 500
             cost_s = gate.leave(
                 self.target,
                 tenant,
@@ -435,6 +445,7 @@ class GrpcCall(GrpcRecovery):
                 self.cost_us,
                 size_bytes=-1 if self._first_s or self.status >= 300 else self.size_bytes,
                 good=good,
+                late=late,
             )
         if (grant := self.grant) is not None:
             executed = self.sent_s > 0.0 or outcome is Outcome.ANSWERED

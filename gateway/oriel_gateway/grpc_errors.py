@@ -36,7 +36,9 @@ _LOST = re.compile(
     r"|GOAWAY|RST_STREAM|Stream removed|keepalive|recvmsg|sendmsg|Transport closed|Endpoint closing",
     re.IGNORECASE,
 )
-_ADDRESS = re.compile(r"(?:ipv[46]:\S+|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d{1,5})?|\[[0-9a-fA-F:]{2,}\](?::\d{1,5})?)")
+_ADDRESS = re.compile(
+    r"(?:ipv[46]:\S+|unix(?:-abstract)?:\S+|\b(?=[^:\s]*[A-Za-z])[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){0,9}:\d{3,5}\b|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d{1,5})?|\[[0-9a-fA-F:]{2,}\](?::\d{1,5})?)"
+)
 _WORD = re.compile(r"[a-z_]{1,64}\Z")
 _FAULTS = frozenset(
     {

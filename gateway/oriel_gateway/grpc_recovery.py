@@ -11,6 +11,7 @@ from typing import Any
 from grpc import StatusCode, aio
 
 from oriel_gateway.attempts import and_this
+from oriel_gateway.call_state import LEAST_S
 from oriel_gateway.core import Gateway
 from oriel_gateway.decisions import TOLD
 from oriel_gateway.endpoints import Reach, patience_s
@@ -148,10 +149,13 @@ class GrpcRecovery:
         """One request. Raises AioRpcError, or Refused at the deadline."""
         endpoint.outstanding += 1
         try:
-            self.sent_s = sent_s = monotonic()
+            before_s, self.sent_s = self.sent_s, monotonic()
             if not await self._reached(endpoint):
                 raise not_connected()
             self.sent_s = sent_s = monotonic()
+            if sent_s >= self.deadline - LEAST_S:
+                self.sent_s = before_s
+                raise Refused(Outcome.DEADLINE_EXCEEDED, "the deadline passed while waiting for the upstream")
             send = endpoint.channel.unary_unary(method, None, None)
             call = send(message, timeout=max(0.0, self.deadline - sent_s), metadata=self._onward())
             self._upstream = call

@@ -26,5 +26,5 @@ def answer_start(head: ResponseHead) -> bytes | None:
 
 
 def with_retry(head: ResponseHead, lines: list[bytes]) -> list[bytes]:
-    """`lines` of an answer; a 502 or 503 says when to come back."""
-    return with_retry_after(lines, head.get("retry-after")) if head.status in (502, 503) else lines
+    """`lines` of an answer; an error says when to come back, or that it does not help."""
+    return with_retry_after(lines, head.status, head.get("retry-after")) if head.status >= 429 else lines

@@ -283,7 +283,7 @@ class GrpcIngress(_GenericHandler):
         gateway = self._gateway
         caller.key = gateway.identify(caller.credentials)
         tenant = caller.key.tenant
-        name, version = self._authorise(tenant, message)
+        name, version = self._authorise(tenant, "ModelStreamInfer", message)
         _bounded(message, call.gate.pool)
         if not tenant.allowances:
             call.moved(message)
@@ -339,7 +339,7 @@ class GrpcIngress(_GenericHandler):
         gateway, tenant = self._gateway, caller.tenant
         assert tenant is not None
         model = method in _MODEL_METHODS or method == "ModelStreamInfer"
-        name, version = self._authorise(tenant, message) if model else ("", "")
+        name, version = self._authorise(tenant, method, message) if model else ("", "")
         target = gateway.grpc_target(tenant, method, "model" if model else "server", name, version)
         if target.choices is not None:
             target = gateway.chosen(target, caller.metadata.get, caller.mark)
@@ -365,13 +365,13 @@ class GrpcIngress(_GenericHandler):
             gateway, gate, method, tenant, target, caller.mark, caller.metadata, size, received_s, deadline, grant
         )
 
-    def _authorise(self, tenant: Tenant, message: bytes) -> tuple[str, str]:
-        """The model and version a message names, if this tenant may use it."""
+    def _authorise(self, tenant: Tenant, method: str, message: bytes) -> tuple[str, str]:
+        """The model and version a message names, if this tenant may use it; "" only where that means all of them."""
         try:
             name, version = peek_model(message)
         except BadMessage as error:
             raise Refused(Outcome.BAD_REQUEST, error.message) from error
-        if not name and "operator" in tenant.scopes:
+        if not name and method == "ModelStatistics" and "operator" in tenant.scopes:
             return name, version
         check_model(tenant, name, version)
         return name, version

@@ -235,7 +235,7 @@ class ClientConnection(ServerConnection):
         mark = self.gateway.mark(head.request_id, None, None)
         headers = [*preflight_lines(allowed, snapshot), ("x-request-id", mark.request_id)]
         headers += [("traceresponse", mark.traceresponse()), ("server-timing", _NOT_QUEUED)]
-        self._write(small_answer(204, headers, b"", close=self.must_close))
+        self._write(small_answer(204, headers, b"", self.server.date_line, close=self.must_close))
         self.answered(close=False)
         return True
 
@@ -297,6 +297,7 @@ class ClientConnection(ServerConnection):
                 request_id=mark.request_id,
                 trace=mark.traceresponse(),
                 timing=_NOT_QUEUED,
+                date_line=self.server.date_line,
                 close=True,
                 head_only=method == "HEAD",
             )
@@ -313,6 +314,7 @@ class ClientConnection(ServerConnection):
                 request_id=mark.request_id,
                 trace=mark.traceresponse(),
                 timing=f"gateway-queue;dur={queued_s * 1e3:.3f}",
+                date_line=self.server.date_line,
                 close=self.must_close,
                 head_only=head is not None and head.line.method == "HEAD",
             )
@@ -336,5 +338,5 @@ class ClientConnection(ServerConnection):
             ("traceresponse", mark.traceresponse()),
             ("server-timing", _NOT_QUEUED),
         ]
-        self._write(small_answer(200, headers, b"", close=self.must_close))
+        self._write(small_answer(200, headers, b"", self.server.date_line, close=self.must_close))
         self.answered(close=False)

@@ -217,11 +217,13 @@ class PoolGate:
         cost_us: int,
         size_bytes: int,
         good: bool | None,
+        late: bool = False,
     ) -> float:
         """Give a permit back; the answer is what the call is charged, in seconds.
 
         held_s: from the permit to the upstream's last byte; cost_us: what it reported, or -1; size_bytes: of the
         request, -1 if how long it took says nothing (a stream); good: answered; None: the caller ended it.
+        late: its deadline passed before it was.
         """
         admission = self.admission
         share_s = held_s / (admission.inflight or 1)
@@ -243,7 +245,7 @@ class PoolGate:
                     self._full = True
                     learned.calm()
                     admission.limit = learned.limit
-                if good is not None and learned.ended(held_s, monotonic(), good=good):
+                if good is not None and learned.ended(held_s, monotonic(), good=good, late=late):
                     admission.limit = learned.limit
                     self.asks = True
             self.pump()
@@ -307,11 +309,15 @@ class PoolGate:
 
     def give_back(self, ticket: Ticket | None) -> None:
         """Give a permit back that was not used: nobody could be asked."""
+        self.decline(ticket)
+        if self.owed:
+            self.pump()
+
+    def decline(self, ticket: Ticket | None) -> None:
+        """Give back the permit of `Waiter.admitted`, from there: whoever hands out permits goes on with the next."""
         self.admission.inflight -= 1
         if ticket is not None:
             self.admission.queue.settle(ticket, 0.0)
-        if self.owed:
-            self.pump()
 
     async def close(self) -> None:
         """Close idle connections and channels."""

@@ -8,7 +8,7 @@ from time import monotonic
 from typing import cast
 
 from oriel_gateway.attempts import Tries, note_failure
-from oriel_gateway.call_state import QUEUED, SENDING, CallState
+from oriel_gateway.call_state import LEAST_S, QUEUED, SENDING, CallState
 from oriel_gateway.decisions import TOLD
 from oriel_gateway.endpoints import HttpEndpoint
 from oriel_gateway.errors import Outcome, Refused
@@ -65,11 +65,17 @@ class Recovery(CallState):
         """There is a permit: find an endpoint and send, unless the client has left where nobody could see it."""
         if self.client.departed:
             ticket, self._ticket = self._ticket, None
-            self._gate.give_back(ticket)  # whoever hands out permits goes on with the next
+            self._gate.decline(ticket)
             self._end(Outcome.CLIENT_LEFT)
             self.client.transport.abort()
             return
-        self.permit_s = now = monotonic()
+        now = monotonic()
+        if now >= self.deadline - LEAST_S:  # the permit came first: both have waited for the loop
+            ticket, self._ticket = self._ticket, None
+            self._gate.decline(ticket)
+            self.expired()
+            return
+        self.permit_s = now
         self.state = SENDING
         self._send(now)
 

@@ -84,6 +84,8 @@ def answer_from(call: Call, answer: KeptAnswer, how: str, age_s: float) -> None:
         lines.append(grant.lines(now).encode("ascii")[:-2])
     if close:
         lines.append(b"connection: close")
+    if not any(line[:5].lower() == b"date:" for line in lines):
+        lines.append(client.server.date)
     if how == "hit":
         lines.append(b"age: %d" % age_s)
     assert call.extras is not None

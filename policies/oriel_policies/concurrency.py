@@ -11,15 +11,17 @@ What a pool holds beyond what it can work on only waits there, where nobody can 
   the best.
 
 A *window* is so many calls, all of them begun while the limit stood and calls of the limit before had left. It counts
-only if the pool was full all the time; a pool with free permits learns nothing and keeps its limit. The search halves
-first and then doubles, or halves on, whichever pays. From then on windows at the base alternate with windows at a rung
-beside it, rarer and rarer while nothing is found. What the base window says of the pool's mood (another mix of calls,
-a neighbour on the machine) scales everything known, so that rungs are compared with each other and not with yesterday;
-how much it scatters is the doubt in which the lower rung is preferred. Higher limits are not tried at the cost of the
-promises: only where the answers would still come within `most_s` if nothing were gained, or where the rung below has
-shown that there is room. And where a wait in the pool is no longer than HARMLESS_S, as before very quick servers,
-as many are held there as that allows: there is no order to lose, and fewer calls have to queue at all. Load reports
-(ORCA) say on which side to look; latencies decide, so a false report does no harm.
+only if the pool was full all the time; a pool with free permits learns nothing and keeps its limit. A window most of
+whose calls passed their deadlines in there halves the limit without a rate: before a server that has become slow, or
+goes on with what was given up, a limit of quicker days would let nobody be answered, and nothing be learned. The
+search halves first and then doubles, or halves on, whichever pays. From then on windows at the base alternate with
+windows at a rung beside it, rarer and rarer while nothing is found. What the base window says of the pool's mood
+(another mix of calls, a neighbour on the machine) scales everything known, so that rungs are compared with each other
+and not with yesterday; how much it scatters is the doubt in which the lower rung is preferred. Higher limits are not
+tried at the cost of the promises: only where the answers would still come within `most_s` if nothing were gained, or
+where the rung below has shown that there is room. And where a wait in the pool is no longer than HARMLESS_S, as
+before very quick servers, as many are held there as that allows: there is no order to lose, and fewer calls have to
+queue at all. Load reports (ORCA) say on which side to look; latencies decide, so a false report does no harm.
 """
 
 from itertools import cycle
@@ -74,7 +76,7 @@ class LearnedLimit:
         self.limit = self._rungs[self._base]
         self._from = 0.0
         self._settling = True
-        self._count = self._good = 0
+        self._count = self._good = self._late = 0
         self._sum_s = 0.0
         self._held_s = 0.0  # of the latest call
 
@@ -102,10 +104,11 @@ class LearnedLimit:
         """A server says it has room (1), more than it can use (-1), or neither (0)."""
         self._side = side
 
-    def ended(self, held_s: float, now: float, *, good: bool = True) -> bool:
+    def ended(self, held_s: float, now: float, *, good: bool = True, late: bool = False) -> bool:
         """A call held its permit for `held_s` until `now`, while others waited. True if `limit` is another one now.
 
-        What was not good (turned away in there, given up) took room and counts as no answer.
+        What was not good (turned away in there, given up) took room and counts as no answer. late: its deadline passed
+        in there. If most calls of a window end so, no rate can be read off it: the pool holds too many to answer any.
         """
         self._held_s = held_s
         began = now - held_s
@@ -118,11 +121,15 @@ class LearnedLimit:
             return False
         self._count += 1
         self._good += good
+        self._late += late
         self._sum_s += held_s
         if self._count < max(LEAST_CALLS, 2 * self.limit) or now - self._from < LEAST_S:
             return False
         before = self.limit
-        if self._good:
+        if 2 * self._late > self._count:
+            self._base = max(0, min(self._base, self._tried) - 2)
+            self._restart(now)
+        elif self._good:
             self._window(self.limit * self._good / max(self._sum_s, 1e-9), now)
         else:
             self._begin(now)
@@ -133,7 +140,7 @@ class LearnedLimit:
     def _begin(self, now: float) -> None:
         self._from = now
         self._settling = True
-        self._count = self._good = 0
+        self._count = self._good = self._late = 0
         self._sum_s = 0.0
 
     def _try(self, index: int, now: float) -> None:

@@ -275,7 +275,7 @@ WHY = {
     "request line: TRACE": "It is read, and none that is served; h11 leaves methods to the application.",
     "request line: CONNECT": "No tunnels; h11 leaves methods to the application.",
     "target: absolute form": f"Cut to its path. {_H11_TARGET}",
-    "target: absolute form of another host": f"Cut to its path: nothing here depends on the host. {_H11_TARGET}",
+    "target: absolute form of another host": f"Cut to its path; `X-Forwarded-Host` names its host. {_H11_TARGET}",
     "target: absolute form with user information": _H11_TARGET,
     "target: absolute form with an empty host": _H11_TARGET,
     "target: absolute form, query without a path":

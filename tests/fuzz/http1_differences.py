@@ -145,7 +145,7 @@ def page(rows: Sequence[tuple[Case, str, str, str]], version: str) -> str:
         f"Written by `tests/fuzz/http1_differences.py` with {version} (`proxy_pass`, defaults) and h11; do not edit.",
         "A cell is the statuses of the answers, `close` if the connection ends then, `waits` if the message is taken",
         "as not complete, and in brackets what reached the upstream (`/v2` and `…/infer`, and the bytes of the body).",
-        "h11 is a parser: its 200 means that it read a request. Cases that all three treat alike need no explanation.",
+        "h11 is a parser: its 200 means that it read a request, and who uses it closes. What is alike has no reason.",
         "",
     ]
     for group in dict.fromkeys(case.group for case, *_ in rows):

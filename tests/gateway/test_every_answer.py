@@ -1,6 +1,8 @@
 """Whatever the gateway says itself carries its ids, its timing and its reason, and is told once by `/decisions`."""
 
 import asyncio
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from functools import partial
 
 import grpc
@@ -56,6 +58,7 @@ async def test_a_refusal_says_who_why_and_how_long_and_is_told_once(name: str) -
                 assert await reader.read() == b"", "nothing follows"
         writer.close()
         assert reply.status == status and "server-timing" in reply.headers
+        assert abs((parsedate_to_datetime(reply.headers["date"]) - datetime.now(UTC)).total_seconds()) < 60
         (told,) = core.decisions.where()
         assert (told.mark.request_id, told.outcome, told.status) == (reply.headers["x-request-id"], reason, status)
         assert f"-{told.mark.span_id:016x}-" in reply.headers["traceresponse"]
@@ -177,3 +180,60 @@ async def test_a_503_of_an_upstream_says_when_to_come_back_in_seconds(said: str,
         assert [line[13:] for line in head.lower().split(b"\r\n") if line.startswith(b"retry-after:")] == [
             heard.encode()
         ]
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "heard"),
+    [(500, "7", None), (504, "7", None), (429, "", "1"), (429, "7200", "7200"), (429, "0", "1"), (200, "7", "7")],
+)
+async def test_other_answers_of_an_upstream_say_when_to_come_back_where_that_helps(
+    status: int, said: str, heard: str | None
+) -> None:
+    async with upstream() as up, gateway(documents([up.port])) as (port, _), Client(port) as client:
+
+        async def answer(_: Seen) -> bytes:
+            line = f"Retry-After: {said}\r\n" if said else ""
+            return f"HTTP/1.1 {status} Some\r\n{line}content-length: 0\r\n\r\n".encode()
+
+        up.answer = answer
+        for _ in range(3):
+            assert (await client.ask("/v2/models/digits/infer", b"x")).headers.get("retry-after") == heard
+
+
+@pytest.mark.parametrize("route", ["", "deterministic = true\ncache_s = 60\n"])
+async def test_every_answer_has_one_date_the_upstreams_if_it_has_one(route: str) -> None:
+    """RFC 9110 section 6.6.1; also an answer from the cache, and one that is streamed."""
+    old = "Sun, 06 Nov 1994 08:49:37 GMT"
+    async with upstream() as up:
+        files = documents([up.port])
+        files["all.toml"] = files["all.toml"].replace(b'model = "*"\n', b'model = "*"\n' + route.encode(), 1)
+        async with gateway(files) as (port, _), Client(port) as client:
+            for line in (f"Date: {old}\r\n", ""):
+
+                async def answer(_: Seen, line: str = line) -> bytes:
+                    return f"HTTP/1.1 200 OK\r\n{line}content-length: 1\r\n\r\nx".encode()
+
+                up.answer = answer
+                for _ in range(4):
+                    client.send("/v2/models/digits/infer", line.encode())
+                    head = await client.reader.readuntil(b"\r\n\r\n")
+                    await client.reader.readexactly(1)
+                    (date,) = [each[6:] for each in head.decode().split("\r\n") if each.lower().startswith("date: ")]
+                    assert (date == old) == bool(line)
+
+            async def streamed(_: Seen) -> bytes:
+                return b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n"
+
+            up.answer = streamed
+            client.send("/v2/models/digits/infer", b"other")
+            assert b"\r\ndate: " in await client.reader.readuntil(b"\r\n\r\n")
+
+
+async def test_what_an_upstream_says_of_limits_is_not_the_gateways_word() -> None:
+    async with upstream() as up, gateway(documents([up.port])) as (port, _), Client(port) as client:
+
+        async def answer(_: Seen) -> bytes:
+            return b'HTTP/1.1 200 OK\r\nRateLimit: "x";r=0\r\nratelimit-policy: "x";q=1\r\ncontent-length: 0\r\n\r\n'
+
+        up.answer = answer
+        assert not {"ratelimit", "ratelimit-policy"} & set((await client.ask("/v2/models/digits/infer")).headers)

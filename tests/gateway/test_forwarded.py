@@ -38,6 +38,27 @@ def test_a_stranger_is_believed_nothing() -> None:
     }
 
 
+def test_the_host_of_an_absolute_target_counts_and_the_field_is_ignored() -> None:
+    """RFC 9112, 3.2.2. What a proxy that is trusted says of the host still counts before either."""
+    for target, host in (
+        ("http://real.example/v2", "real.example"),
+        ("HTTPS://real.example:8443?a=b", "real.example:8443"),
+        ("http://[2001:db8::1]:80/", "[2001:db8::1]:80"),
+        ("/v2", "other.example"),
+        ("/http://real.example/", "other.example"),
+    ):
+        memo = LineMemo()
+        for _ in range(2):  # the second time the line is known
+            head = parse_request_head(f"GET {target} HTTP/1.1\r\nhost: other.example".encode(), memo)
+            memo.keep_line(head.line)
+            _, out = forwarded_for(head, "10.0.0.2", secure=False, networks=NETWORKS)
+            assert f"x-forwarded-host: {host}\r\n" in out and f'host="{host}";' in out
+    head = parse_request_head(
+        b"GET http://real.example/ HTTP/1.1\r\nhost: other.example\r\nx-forwarded-host: shop.example", LineMemo()
+    )
+    assert "x-forwarded-host: shop.example\r\n" in forwarded_for(head, "10.0.0.2", secure=False, networks=NETWORKS)[1]
+
+
 def test_a_trusted_proxys_list_is_continued() -> None:
     address, passed = told(
         "10.0.0.2", "x-forwarded-for: 9.9.9.9, 203.0.113.9", "x-forwarded-for: 10.0.0.1",

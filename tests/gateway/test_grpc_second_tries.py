@@ -260,6 +260,10 @@ async def test_a_connection_that_is_lost_names_no_address() -> None:
         words = it.error.details() or ""
         assert words == "the upstream closed the connection before its answer was complete"
     async with house(servers=1) as it:
+        it.steps[:] = [Fails(CODE.INTERNAL, "pod-7.models.svc:8001, localhost:8001 or unix:/run/x.sock; x:16 of 10:30")]
+        assert await it.infer() == "INTERNAL"
+        assert it.error.details() == "(an address), (an address) or (an address) x:16 of 10:30"
+    async with house(servers=1) as it:
         it.steps[:] = [Fails(CODE.INTERNAL, "no backend at ipv4:10.1.2.3:8001, 10.1.2.3:99 or [fe80::1]:80 " * 20)]
         assert await it.infer() == "INTERNAL"
         words = it.error.details() or ""

@@ -18,6 +18,7 @@ from tritonclient.grpc import aio as triton
 from tritonclient.utils import InferenceServerException
 
 from oriel_cli.units import free_ports
+from oriel_gateway import grpc_call
 from oriel_gateway.core import Gateway
 from oriel_gateway.ingress_grpc import serve_grpc
 from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter
@@ -296,6 +297,23 @@ async def test_the_deadline_ends_a_wait_in_the_queue_and_cancels_the_upstream() 
             await asyncio.sleep(0.001)
 
 
+async def test_a_permit_that_comes_after_the_deadline_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R5, as over HTTP."""
+    backend = Backend()
+    backend.hold = asyncio.Event()
+    async with stack(backend, max_inflight=1) as (address, core):
+        first, *late = [asyncio.ensure_future(infer(address, "digits", GOLD)) for _ in range(3)]
+        gate = core.pools["p"]
+        while not backend.seen or len(gate.admission.queue) < 2:
+            await asyncio.sleep(0.001)
+        monkeypatch.setattr(grpc_call, "monotonic", lambda: monotonic() + 3600.0)
+        backend.hold.set()
+        said = await asyncio.gather(first, *late, return_exceptions=True)
+        refused = [each for each in said if isinstance(each, InferenceServerException)]
+        assert len(refused) == 2 and all("while waiting for a permit" in str(each) for each in refused)
+        assert len(backend.seen) == 1 and idle(core)
+
+
 async def test_every_message_of_a_stream_is_judged() -> None:
     backend = Backend()
     async with stack(backend) as (address, core), aio.insecure_channel(address) as channel:
@@ -374,6 +392,34 @@ async def test_statistics_of_all_models_are_the_operators() -> None:
         await client.get_inference_statistics("digits", headers=headers(BRONZE))
         await client.get_inference_statistics(headers=headers(GOLD))
         assert [request.name for _, request, _, _ in backend.seen] == ["digits", ""]
+
+
+@pytest.mark.parametrize("scope", ["tenant", "operator"])
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer", "ModelReady", "ModelMetadata", "ModelConfig"])
+async def test_no_name_is_no_model(method: str, scope: str) -> None:
+    """Whoever may use all models, with a route for all of them, has still named none."""
+    backend = Backend()
+    files = operator if scope == "operator" else None
+    async with stack(backend, files=files) as (address, core), aio.insecure_channel(address) as channel:
+        call = channel.stream_stream(f"/inference.GRPCInferenceService/{method}", None, None)
+        metadata = (("x-api-key", GOLD),)
+        for message in (b"", service_pb2.ModelInferRequest(model_version="1").SerializeToString()):
+            with pytest.raises(aio.AioRpcError) as caught:
+                await call(iter([message]), metadata=metadata).read()
+            assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+            assert dict(caught.value.trailing_metadata() or ())["x-oriel-reason"] == "not_found"
+        assert not backend.seen
+        if method == "ModelStreamInfer":
+            named = service_pb2.ModelInferRequest(model_name="digits").SerializeToString()
+            stream = call(metadata=metadata)
+            await stream.write(named)
+            assert await stream.read() is not aio.EOF
+            await stream.write(b"")
+            with pytest.raises(aio.AioRpcError) as caught:
+                await stream.read()
+            assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+            assert [request.model_name for _, request, _, _ in backend.seen] == ["digits"]
+        assert idle(core)
 
 
 async def test_nothing_of_the_callers_own_hop_reaches_the_upstream() -> None:

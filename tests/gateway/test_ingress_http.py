@@ -7,6 +7,7 @@ from time import monotonic
 
 import pytest
 
+from oriel_gateway import recovery
 from oriel_gateway.core import Gateway
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.trace import ListSink
@@ -238,6 +239,28 @@ async def test_a_waiting_call_expires_on_time_and_is_never_sent(up: Upstream) ->
             assert "waiting for a permit" in json.loads(reply.body)["error"] and "retry-after" not in reply.headers
             gate.go.release()
             assert (await first.reply()).status == 200
+        assert gate.order == ["first"] and idle(core)
+
+
+async def test_a_permit_that_comes_after_the_deadline_sends_nothing(
+    up: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R5: of calls that share a deadline the first to end hands its permit to the others, before their timers run."""
+    gate = Gate()
+    up.answer = gate
+    async with gateway(documents([up.port], max_inflight=1)) as (port, core):
+        async with Client(port) as first, Client(port) as second, Client(port) as third:
+            first.send(INFER, headers="x-tag: first\r\n")
+            await settle(lambda: gate.order == ["first"])
+            for client in (second, third):
+                client.send(INFER, headers="x-tag: late\r\n")
+            await settle(lambda: len(core.pools["p"].admission.queue) == 2)
+            monkeypatch.setattr(recovery, "monotonic", lambda: monotonic() + 3600.0)
+            gate.go.release()
+            assert (await first.reply()).status == 200
+            for client in (second, third):
+                reply = await client.reply()
+                assert reply.status == 504 and b"while waiting for a permit" in reply.body
         assert gate.order == ["first"] and idle(core)
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from oriel_gateway import decisions, guard, queues, routing_state, top_tenants, unread
+from oriel_gateway import app, core, decisions, guard, queues, routing_state, top_tenants, unread
 from oriel_gateway.answers import STATUS
 from oriel_gateway.errors import Outcome
 from oriel_gateway.ingress_grpc import _CODES
-from oriel_gateway.limits import courier
+from oriel_gateway.limits import courier, words
 from oriel_wire.engine import control, lines, listener, spans
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -62,6 +62,9 @@ def test_every_limit_names_a_test_that_there_is_and_stands_once(heading: str) ->
         ("endpoints a decision names", (decisions.TOLD,)),
         ("`/queues`", (queues.TENANTS, queues.LOOKED_AT)),
         ("tenants with a name", (top_tenants.NAMED, top_tenants.MAX_COUNTED)),
+        ("bounds named in", (words.MAX_ITEMS,)),
+        ("requests of tenants", (2, core._TARGETS)),
+        ("calls under way at SIGTERM", (app.DRAIN_S,)),
         ("lines of the access log", (lines.MAX_QUEUED, lines.CLOSE_S)),
         ("spans that wait", (spans.MAX_QUEUED_SPANS, spans.CLOSE_S)),
         ("admin token", (guard.MIN_TOKEN, guard.MAX_TOKEN)),

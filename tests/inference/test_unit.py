@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -141,7 +142,7 @@ async def test_same_name_in_two_repositories_is_refused_in_both(tmp_path: Path, 
 async def test_new_connections_hear_503_while_it_stops_and_nothing_fails(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "LAME_DUCK_S", 1.5)
+    monkeypatch.setattr(listener, "LAME_DUCK_S", 60.0)  # until it is cancelled
     stop, started = asyncio.Event(), asyncio.get_running_loop().create_future()
 
     async def serve() -> None:
@@ -158,7 +159,9 @@ async def test_new_connections_hear_503_while_it_stops_and_nothing_fails(
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{unit.http_port}", trust_env=False) as client:
             answer = await (client.post(path, json=ROW) if status == 200 else client.get(path))
             assert (answer.status_code, answer.headers["connection"]) == (status, "close")
-    await serving
+    serving.cancel()
+    with suppress(asyncio.CancelledError):
+        await serving
 
 
 def test_process_serves_and_stops_on_sigterm(repository: Path) -> None:

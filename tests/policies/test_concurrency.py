@@ -1,5 +1,6 @@
 """The learned limit: against simulated servers in virtual time, and whatever it is told, it stays within its bounds."""
 
+from collections import deque
 from itertools import pairwise
 
 import pytest
@@ -100,6 +101,25 @@ def test_where_nothing_is_answered_well_nothing_is_concluded() -> None:
         assert not limit.ended(0.0005, now, good=False)
 
 
+def test_calls_that_pass_their_deadlines_in_the_pool_halve_its_limit_until_some_are_answered() -> None:
+    """A server that answered 32 calls at once in time works off 80 a second now: calls with 0.3 s all end in there."""
+    limit = LearnedLimit(CEILING, start=CEILING)
+    now, held, answered = 0.0, deque[float](), 0
+    for _ in range(2000):
+        while len(held) < limit.limit:
+            held.append(now)
+        now += 1 / 80
+        began = held.popleft()
+        good = now - began < 0.3
+        answered += good
+        limit.ended(min(now - began, 0.3), now, good=good, late=not good)
+    assert limit.base <= 16 and answered >= 0.9 * 2000
+    base = limit.base
+    for _ in range(200):
+        limit.ended(0.0001, now := now + 0.01, good=False)  # errors are not late: they say nothing of the limit
+    assert limit.base == base
+
+
 def test_the_ladder_rises_in_steps_to_the_ceiling() -> None:
     for ceiling in (1, 2, 7, 32, 1000):
         rungs = ladder(ceiling)
@@ -108,8 +128,8 @@ def test_the_ladder_rises_in_steps_to_the_ceiling() -> None:
 
 
 TOLD = st.one_of(
-    st.tuples(st.just("ended"), st.floats(0.0, 2.0), st.booleans()),
-    st.tuples(st.just("many"), st.floats(0.0, 0.2), st.booleans()),
+    st.tuples(st.just("ended"), st.floats(0.0, 2.0), st.booleans(), st.booleans()),
+    st.tuples(st.just("many"), st.floats(0.0, 0.2), st.booleans(), st.booleans()),
     st.tuples(st.just("calm")),
     st.tuples(st.just("reported"), st.sampled_from([-1, 0, 1])),
 )
@@ -122,11 +142,11 @@ def test_whatever_it_is_told_it_stays_within_its_bounds(told: list[tuple[object,
     now = 10.0
     for what in told:
         match what:
-            case ("ended" | "many" as how, float(held_s), bool(good)):
+            case ("ended" | "many" as how, float(held_s), bool(good), bool(late)):
                 for _ in range(1 if how == "ended" else 60):
                     now += 0.003
                     before = limit.limit
-                    assert limit.ended(held_s, now, good=good) is (limit.limit != before)
+                    assert limit.ended(held_s, now, good=good, late=late and not good) is (limit.limit != before)
             case ("calm",):
                 limit.calm()
                 assert limit.limit in (limit.base, limit.limit)

@@ -43,7 +43,8 @@ def test_an_id_that_a_path_would_swallow_is_not_kept(given: str, kept: bool) -> 
     [
         ("86400001", 86400.0),
         ("999999999999", 86400.0),
-        ("1000000000000", None),
+        ("1000000000000", 86400.0),
+        ("1" * 19, None),
         ("NaN", None),
         ("-1", None),
         ("\xb2", None),

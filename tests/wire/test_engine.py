@@ -109,6 +109,7 @@ async def test_a_request_in_single_bytes_is_read(echo: tuple[Echo, HttpServer]) 
         (b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabcd\r\n0\r\n\r\n", 400),
         (b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 1001\r\n\r\n", 413),
         (b"GET /" + b"a" * 300 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 414),
+        (b"GET http://" + b"a" * 300 + b"/a HTTP/1.1\r\nHost: x\r\n\r\n", 414),
         (b"GET /a HTTP/1.1\r\nHost: x\r\n" + b"".join(b"a%d: b\r\n" % n for n in range(11)) + b"\r\n", 431),
         (b"GET /a HTTP/1.1\r\nHost: x\r\nA: " + b"b" * 2000 + b"\r\n\r\n", 431),
         (b"GET /a HTTP/1.1\r\nHost: x\r\nA: " + b"b" * 2000, 431),

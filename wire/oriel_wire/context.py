@@ -80,7 +80,7 @@ def valid_request_id(value: str) -> bool:
 
 def parse_timeout_ms(value: str) -> float | None:
     """Milliseconds as a plain decimal integer -> seconds, capped at a day; None when it is not one."""
-    if not value.isascii() or not value.isdigit() or len(value) > 12:
+    if not value.isascii() or not value.isdigit() or len(value) > 18:
         return None
     return min(int(value) / 1000.0, MAX_TIMEOUT_S)
 

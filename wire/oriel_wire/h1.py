@@ -8,7 +8,8 @@ Rules (RFC 9112, and stricter where leniency is how requests are smuggled):
   the colon, an empty name: `BadMessage`.
 * `Content-Length` at most once, digits only. `Transfer-Encoding` only as the single word `chunked`, only in HTTP/1.1,
   never together with `Content-Length`. `Host` exactly once in HTTP/1.1, and a name or an address.
-* A target is a path, `*` for OPTIONS, or an absolute http URL without user information, of which the path counts.
+* A target is a path, `*` for OPTIONS, or an absolute http URL without user information, of which the path counts, and
+  the host instead of the `Host` field.
 * The bounds (bytes, fields, target) are checked by whoever reads the socket, before this module sees a byte.
 
 The memo: real clients send the same header lines again and again. A line of at most 256 bytes is validated once and
@@ -50,6 +51,7 @@ class Kind(IntEnum):
     COST = 14
     CONTENT_ENCODING = 15
     FORWARDED = 16  # what proxies say of the client: true only from a proxy that is trusted
+    DATE = 17
 
 
 _REQUEST_KINDS: dict[str, int] = {
@@ -96,9 +98,13 @@ _RESPONSE_KINDS: dict[str, int] = {
     "transfer-encoding": Kind.TRANSFER_ENCODING,
     "x-request-id": Kind.REQUEST_ID,
     "traceresponse": Kind.TRACEPARENT,
+    "date": Kind.DATE,
     "server-timing": Kind.SERVER_TIMING,
     "x-oriel-cost-us": Kind.COST,
     "endpoint-load-metrics": Kind.INTERNAL,
+    # Whoever keeps the limits says what they are.
+    "ratelimit": Kind.INTERNAL,
+    "ratelimit-policy": Kind.INTERNAL,
 }
 _REQUEST_KINDS = {name: int(kind) for name, kind in _REQUEST_KINDS.items()}
 _RESPONSE_KINDS = {name: int(kind) for name, kind in _RESPONSE_KINDS.items()}
@@ -125,7 +131,7 @@ MAX_LINE, _MAX_NAMED = 256, 8  # bytes, names in one Connection line
 _FIELD = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):([\x20-\x7e\x80-\xff\t]*)\Z")
 _REQUEST_LINE = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]{1,24}) ([\x21-\x22\x24-\x7e]+) HTTP/1\.([01])\Z")
 _AUTHORITY = rb"(?:[A-Za-z0-9._~!$&'()*+;=%-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{0,5})?"
-_ABSOLUTE = re.compile(rb"(?i:https?)://" + _AUTHORITY + rb"((?:[/?].*)?)\Z")
+_ABSOLUTE = re.compile(rb"(?i:https?)://(" + _AUTHORITY + rb")((?:[/?].*)?)\Z")
 _HOST_VALUE = re.compile(rb"(?:" + _AUTHORITY + rb")?\Z")
 
 
@@ -150,20 +156,22 @@ class Field:
 
 
 class _Line:
-    """A validated request line."""
+    """A validated request line. authority: of an absolute target, else ""."""
 
-    __slots__ = ("line", "method", "minor", "path", "query", "target")
+    __slots__ = ("authority", "line", "method", "minor", "path", "query", "target")
 
     def __init__(self, line: bytes) -> None:
         match = _REQUEST_LINE.match(line)
         if match is None:
             raise BadMessage("the request line is not METHOD TARGET HTTP/1.1")
         method, target, minor = match.groups()
+        self.authority = ""
         if target[:1] != b"/" and not (target == b"*" and method == b"OPTIONS"):
             absolute = _ABSOLUTE.match(target)
             if absolute is None:
                 raise BadMessage("the request target has to begin with /")
-            target = absolute[1] if absolute[1][:1] == b"/" else b"/" + absolute[1]
+            self.authority = absolute[1].decode("ascii")
+            target = absolute[2] if absolute[2][:1] == b"/" else b"/" + absolute[2]
         self.line = line
         self.method = method.decode("ascii")
         self.target = target.decode("ascii")
@@ -306,6 +314,11 @@ class RequestHead:
     def target(self) -> str:
         """Path and query as sent (an absolute form is cut to its path)."""
         return self.line.target
+
+    @property
+    def host(self) -> str:
+        """Whom it was sent to; `Host` is ignored where the target says it (RFC 9112, 3.2.2). "" if neither does."""
+        return self.line.authority or self.get("host") or ""
 
     @property
     def path(self) -> str:

@@ -17,8 +17,8 @@ _TRANSFER_ENCODING = int(Kind.TRANSFER_ENCODING)
 _CONNECTION = int(Kind.CONNECTION)
 _SERVER_TIMING = int(Kind.SERVER_TIMING)
 _COST = int(Kind.COST)
+_DATE = int(Kind.DATE)
 _MAX_KEPT_HEAD = 1024
-_MAX_FIELDS = 256
 _MAX_HEADS = 32
 _MAX_FIELDS = 256
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [\x20-\x7e\x80-\xff\t]*)?\Z")
@@ -44,6 +44,7 @@ class ResponseHead:
     content_length: int | None = None
     chunked = False
     close = False
+    dated = False
     server_timing = ""
     cost_us = -1
     start: bytes | None = None  # whoever passes it on may keep here how it does
@@ -116,6 +117,9 @@ def parse_response_head(block: bytes, memo: ResponseMemo) -> ResponseHead:
                 head.close = True
             for word in words - {"close", "keep-alive", ""}:
                 dropped = (*dropped, word.encode("ascii", "replace") + b":")
+        elif kind == _DATE:
+            forward.append(line)
+            head.dated = True
         elif kind == _SERVER_TIMING:
             head.server_timing = f"{head.server_timing}, {field.value}" if head.server_timing else field.value
         elif kind == _COST and field.value.isascii() and field.value.isdigit() and len(field.value) < 16:

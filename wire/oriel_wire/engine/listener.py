@@ -42,7 +42,7 @@ class HttpServer:
         self.secure = False
         self.accepting = True
         self.emptied = asyncio.Event()  # set when the last connection of a draining server has gone
-        self.date = b""
+        self.date = self.date_line = b""  # without and with its CRLF
         self.port = 0
         self.loop = asyncio.get_running_loop()
         self.joiner = ThreadPoolExecutor(1, thread_name_prefix="oriel-bodies")  # has no thread until it is used
@@ -178,5 +178,6 @@ class HttpServer:
         self._timer = self.loop.call_later(_SWEEP_S, self._tick)
         now = monotonic()
         self.date = b"date: " + formatdate(usegmt=True).encode("ascii")
+        self.date_line = self.date + b"\r\n"
         for connection in list(self.connections):
             connection.sweep(now)

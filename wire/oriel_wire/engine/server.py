@@ -287,9 +287,11 @@ class ServerConnection(ServerHooks):
             except BadMessage as error:
                 self._refuse(431 if isinstance(error, TooLarge) else 400, error.message)
                 return
-            if stop - start > limits.max_target_bytes and len(head.line.target) > limits.max_target_bytes:
-                self._refuse(414, f"the request target is longer than {limits.max_target_bytes} bytes")
-                return
+            if stop - start > limits.max_target_bytes:
+                asked = head.line  # of an absolute target only the path is kept
+                if len(asked.line) - len(asked.method) - len("  HTTP/1.1") > limits.max_target_bytes:
+                    self._refuse(414, f"the request target is longer than {limits.max_target_bytes} bytes")
+                    return
         self.head = head
         self.due = 0.0
         stop += 4
