@@ -6,7 +6,9 @@ permit is lent to whoever waits, and that time is neither charged nor a sample o
 
 After LENT_AFTER_S anybody may have it. A more urgent call, or one of another tenant, gets a reader's at once if it
 would have to wait: 200 who asked for 8 MiB and read nothing kept all others waiting for that time, 16 after 16.
-Calls of the reader's own tenant do not, or the upstream would hold an answer for every one of them.
+Calls of the reader's own tenant do not, or the upstream would hold an answer for every one of them. That of a stream
+whose messages are all answered goes at once to a more urgent tier only: one that sends a small message every 0.4 s
+kept its permit for ever, but between two answers of a decoupled model it looks the same.
 
 A message that its model answers with nothing looks like one that takes long. So a gRPC stream whose server has said
 nothing for LENT_AFTER_S, with messages unanswered, lends its permit to those same others if they would have to wait.
@@ -64,6 +66,11 @@ class Loan:
         """It is lent, of a stream that has nothing to do."""
         return self._free_s > 0.0
 
+    @property
+    def waits(self) -> bool:
+        """For its client."""
+        return self._since_s > 0.0
+
     def held_until_s(self, now: float) -> float:
         """`now`, or when the permit was lent of a stream that has nothing to do."""
         return self._free_s or now
@@ -74,7 +81,7 @@ class Loan:
         self._moved_s = 0.0
         if not self._since_s:
             self._since_s = monotonic()
-            if not self.stream and not self.lent:
+            if not self.lent:
                 gate.lendable[self] = None
                 if gate.admission.queue.items:
                     gate.pump()

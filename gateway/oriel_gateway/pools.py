@@ -292,7 +292,7 @@ class PoolGate:
         """Take the permit of who does not read or is silent for somebody of a more urgent tier, or another tenant."""
         queue, whole = self.admission.queue, len(self.owed) < self.admission.limit
         for loan in self.lendable:
-            if queue.others_wait(*_others(loan, whole or not loan.stream)):
+            if queue.others_wait(*_others(loan, not loan.stream or (whole and not loan.waits))):
                 loan.lend()
                 return True
         return False

@@ -448,7 +448,7 @@ class _Call:
     )
 )
 def test_whoever_is_silent_the_permits_are_right(operations: list[tuple[str, int, int]]) -> None:
-    """Each permit is somebody's, none is free while anybody waits, the lowest tenant has no more than the pool's."""
+    """Every permit is somebody's, none is free while anybody waits, and the lowest tier has only the pool's."""
     text = documents([1], max_inflight=3)["all.toml"]
     snapshot = compile_documents({"all.toml": text})
     gate = PoolGate(snapshot.pools["p"])
