@@ -110,6 +110,29 @@ async def test_idle_streams_of_a_low_tier_keep_no_permit_from_a_higher_one() -> 
             await settle(lambda: idle(core))
 
 
+async def test_streams_that_rest_but_shortly_lend_to_a_higher_tier_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One small message every 0.4 s kept a permit for ever. Their own tier waits as before: more answers may come."""
+    monkeypatch.setattr(loan_module, "LENT_AFTER_S", 1000.0)
+    async with AsyncExitStack() as clients:
+        async with stack(Backend(), max_inflight=2) as (address, core):
+            held = [await opened(clients, address, BRONZE) for _ in range(2)]
+            admission = core.pools["p"].admission
+            channel = await clients.enter_async_context(aio.insecure_channel(address))
+            unary = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", None, None)
+            own = asyncio.ensure_future(unary(infer("digits"), metadata=(("x-api-key", BRONZE),), timeout=60))
+            await settle(lambda: len(admission.queue) == 1)
+            for _ in range(3):
+                await unary(infer("digits"), metadata=(("x-api-key", GOLD),), timeout=60)
+                for messages, call in held:
+                    messages.send(infer("digits"))
+                    assert await call.read() is not aio.EOF
+            for messages, call in held:
+                messages.send(None)
+                assert await call.read() is aio.EOF and await call.code() is grpc.StatusCode.OK
+            await own
+            await settle(lambda: idle(core))
+
+
 @asynccontextmanager
 async def waiting_stream(
     callers: int,
