@@ -1,6 +1,8 @@
 """A server that hangs while a probe of it is under way (R11b)."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from time import monotonic
 
 import pytest
@@ -9,17 +11,17 @@ from oriel_gateway import watch
 from oriel_gateway.endpoints import Reach
 from oriel_policies.ejection import MIN_ANSWERS, Cause
 
-from .stack import Client, Seen, documents, gateway, upstream
+from .stack import Client, Seen, Upstream, documents, gateway, upstream
 from .test_endpoints import with_probe
 from .test_ingress_http import INFER, settle
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 
-async def test_a_regular_probe_under_way_does_not_put_the_verdict_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "PROBE_TIMEOUT_S", 3600.0)
-    hangs = asyncio.Event()
-    never = asyncio.Event()
+@asynccontextmanager
+async def one_of_two_hangs() -> AsyncIterator[tuple[Upstream, Upstream, asyncio.Event]]:
+    """One that answers nothing from when the event is set, and one that goes on."""
+    hangs, never = asyncio.Event(), asyncio.Event()
 
     async def hanging(seen: Seen) -> bytes:
         if hangs.is_set():
@@ -31,6 +33,12 @@ async def test_a_regular_probe_under_way_does_not_put_the_verdict_off(monkeypatc
 
     async with upstream() as bad, upstream() as good:
         bad.answer, good.answer = hanging, other
+        yield bad, good, hangs
+
+
+async def test_a_regular_probe_under_way_does_not_put_the_verdict_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "PROBE_TIMEOUT_S", 3600.0)
+    async with one_of_two_hangs() as (bad, good, hangs):
         async with gateway(with_probe([bad.port, good.port])) as (port, core):
             these = core.pools["p"].endpoints
             victim = next(each for each in these if each.port == bad.port)
@@ -52,19 +60,7 @@ async def test_a_regular_probe_under_way_does_not_put_the_verdict_off(monkeypatc
 
 async def test_a_server_that_has_all_calls_and_answers_none_is_left_alone() -> None:
     """Without a probe it is judged by its history. Nobody else answers either then: nobody else was asked."""
-    hangs = asyncio.Event()
-    never = asyncio.Event()
-
-    async def hanging(seen: Seen) -> bytes:
-        if hangs.is_set():
-            await never.wait()
-        return OK
-
-    async def other(seen: Seen) -> bytes:
-        return OK
-
-    async with upstream() as bad, upstream() as good:
-        bad.answer, good.answer = hanging, other
+    async with one_of_two_hangs() as (bad, good, hangs):
         async with gateway(documents([bad.port, good.port])) as (port, core):
             these = core.pools["p"].endpoints
             victim, well = sorted(these, key=lambda each: each.port != bad.port)
