@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from oriel_wire.engine import listener
+from oriel_wire.engine import grpc_drain, listener
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -53,6 +53,7 @@ def servers_in_process_end_soon() -> Iterator[None]:
     """Hundreds of them are ended, and nobody asks them whether they are ready meanwhile; tests that do set it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(listener, "LAME_DUCK_S", 0.01)
+        patch.setattr(grpc_drain, "QUIET_S", 0.01)
         yield
 
 

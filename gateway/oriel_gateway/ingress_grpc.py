@@ -26,7 +26,7 @@ from oriel_gateway.grpc_special import GrpcSpecial
 from oriel_gateway.targets import absent, check_model
 from oriel_gateway.tracing import Mark
 from oriel_policies.documents import ApiKey, Pool, Tenant
-from oriel_wire.engine import listener
+from oriel_wire.engine import grpc_drain
 from oriel_wire.engine.large_messages import READ_AHEAD
 from oriel_wire.engine.process import connection_places
 from oriel_wire.engine.tls import Certificates
@@ -91,6 +91,7 @@ class GrpcLimits:
     FIRST_MESSAGE_S = 10.0
     GREETING_S = 10.0
     MAX_CONNECTIONS = 4096
+    AGE_S = 15.0  # of a connection: see `grpc_drain`
     IDLE_S = 300.0  # without a call
     PACE_S = 1.0  # a message that is held back is judged again after this
 
@@ -109,6 +110,8 @@ class GrpcIngress(_GenericHandler):
         self._gateway = gateway
         self._special = GrpcSpecial(gateway, self._forward)
         self._reads = Reads()
+        self._arrivals = grpc_drain.Arrivals()
+        self._age_ms = int(GrpcLimits.AGE_S * 1000)
         self._server: aio.Server | None = None
         self.port = 0
 
@@ -128,6 +131,7 @@ class GrpcIngress(_GenericHandler):
                 # Beside the HTTP port and its upstreams: half of the places it has.
                 ("grpc.max_allowed_incoming_connections", connection_places(2 * GrpcLimits.MAX_CONNECTIONS) // 2),
                 ("grpc.max_connection_idle_ms", int(GrpcLimits.IDLE_S * 1000)),
+                (grpc_drain.MAX_AGE, self._age_ms),
                 # What nobody reads yet is held back after 64 KiB; a message that is read gets a window of its size.
                 ("grpc.http2.bdp_probe", 0),
                 ("grpc.http2.lookahead_bytes", 64 * 1024),
@@ -137,7 +141,7 @@ class GrpcIngress(_GenericHandler):
             ),
             maximum_concurrent_rpcs=GrpcLimits.MAX_CALLS,
         )
-        self._server.add_generic_rpc_handlers((self,))
+        self._server.add_generic_rpc_handlers((self._arrivals, self))
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         if certificates is None:
             self.port = self._server.add_insecure_port(address)
@@ -146,14 +150,9 @@ class GrpcIngress(_GenericHandler):
         await self._server.start()
 
     async def drain(self, grace_s: float) -> None:
-        """Let calls in flight finish, close. As over HTTP, callers are let in for `LAME_DUCK_S` more, while readiness
-        says no: whoever has just looked this server up is sending already."""
-        lame_duck_s = max(0.0, min(grace_s, listener.LAME_DUCK_S))
-        try:
-            await asyncio.sleep(lame_duck_s)
-        finally:
-            if self._server is not None:
-                await self._server.stop(grace_s - lame_duck_s)
+        """Let in nobody new, let calls in flight finish, close: see `grpc_drain`."""
+        if self._server is not None:
+            await grpc_drain.drain(self._server, self.port, self._arrivals, grace_s=grace_s, age_ms=self._age_ms)
         await self._special.close()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes]":
