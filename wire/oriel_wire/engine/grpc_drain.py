@@ -34,7 +34,7 @@ ENDLESS_MS = 2**31 - 1  # as gRPC says it
 _LEAST_GRACE_S = 2.0
 _LATEST_SHARE = 0.7
 _JITTER = 1.1  # gRPC spreads ages by a tenth in both directions
-_ROUND_TRIP_S = 1.0
+_SLOW_S = 5.0  # until the slowest client has heard it
 _LOOK_S = 0.05
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ async def drain(server: aio.Server, port: int, arrivals: Arrivals, *, grace_s: f
         await asyncio.sleep(announce_s)
         if grace_s > announce_s:
             await asyncio.to_thread(close_listeners, port)
-            aged_s = age_ms / 1e3 * _JITTER + _ROUND_TRIP_S
+            aged_s = age_ms / 1e3 * _JITTER + _SLOW_S
             await _until_none_comes(arrivals, loop.time() + min(aged_s, _LATEST_SHARE * grace_s))
         await server.stop(max(0.0, ends_s - loop.time()))
     except asyncio.CancelledError:
