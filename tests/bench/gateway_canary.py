@@ -8,8 +8,10 @@ or read nothing of large answers, or have only connected. Promised: no failure, 
 with 2000 idle connections nothing over 1 s; the files come back.
 
 Large answers come from a model server of their own, in a pool of their own: the gateway is the same, and what it does
-for those readers is what the canary feels. Beside it the row "from the canary's server": there the canary also waits
-for one thread of Python that has all those answers to send, which no gateway can change; it is shown, and not judged.
+for those readers is what the canary feels. Two rows beside it are shown and not judged. "From the canary's server":
+there the canary also waits for one thread of Python that has all those answers to send, which no gateway can change.
+"Past the gateway": the same readers ask the large server itself, as many at a time as the gateway would let them, so
+what the canary feels is the machine that all of them share.
 Columns: gateway and server are the cores that the gateway and the canary's model server use; of the canary's time,
 "queue" is what it waited for a permit, "upstream" until the head of its answer was back (`Server-Timing`, p99 each).
 """
@@ -32,6 +34,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.gateway.pods import INFER, PROBED, Pod, files, pod
 from tests.gateway.process import Process, cpu_s, gateway_process
 from tests.gateway.stack import BRONZE, GOLD, Client
+
+from oriel_gateway.loan import LENT_AFTER_S
 
 HEAD = b"POST /v2/models/digits/infer HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\n" % BRONZE.encode()
 LARGE_HEAD = HEAD.replace(b"digits", b"large")
@@ -101,16 +105,16 @@ async def nobody(_: Process, clients: int) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def connected(process: Process, clients: int, *, receive_bytes: int = 0) -> AsyncIterator[list[Client]]:
+async def connected(port: int, clients: int, *, receive_bytes: int = 0) -> AsyncIterator[list[Client]]:
     """receive_bytes: of each one's kernel buffer, 0: as the kernel likes."""
 
     async def one() -> Client:
-        client = Client(process.port)
+        client = Client(port)
         sock = socket.socket()
         if receive_bytes:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         sock.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", process.port))
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
         client.reader, client.writer = await asyncio.open_connection(sock=sock)
         return client
 
@@ -126,7 +130,7 @@ async def connected(process: Process, clients: int, *, receive_bytes: int = 0) -
 
 @asynccontextmanager
 async def idle(process: Process, clients: int) -> AsyncIterator[None]:
-    async with connected(process, clients):
+    async with connected(process.port, clients):
         yield
 
 
@@ -135,7 +139,7 @@ def trickling(start: bytes, then: bytes) -> Others:
 
     @asynccontextmanager
     async def others(process: Process, clients: int) -> AsyncIterator[None]:
-        async with connected(process, clients) as made:
+        async with connected(process.port, clients) as made:
             for client in made:
                 client.writer.write(start)
 
@@ -162,11 +166,35 @@ def readers(head: bytes, mib: int) -> Others:
     async def others(process: Process, clients: int) -> AsyncIterator[None]:
         body = b"size %d" % (mib << 20)
         request = head + b"content-length: %d\r\n\r\n%b" % (len(body), body)
-        async with connected(process, clients, receive_bytes=4096) as made:
+        async with connected(process.port, clients, receive_bytes=4096) as made:
             for client in made:
                 client.writer.transport.pause_reading()  # type: ignore[attr-defined]
                 client.writer.write(request)
             yield
+
+    return others
+
+
+def straight(port: int, mib: int) -> Others:
+    """The same at the model server itself, at the gateway's pace."""
+
+    @asynccontextmanager
+    async def others(_: Process, clients: int) -> AsyncIterator[None]:
+        body = b"size %d" % (mib << 20)
+        async with connected(port, clients, receive_bytes=4096) as made:
+
+            async def ask() -> None:
+                for number, client in enumerate(made):
+                    if number and number % PERMITS == 0:
+                        await asyncio.sleep(LENT_AFTER_S)
+                    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+                    client.writer.write(LARGE_HEAD + b"content-length: %d\r\n\r\n%b" % (len(body), body))
+
+            task = asyncio.create_task(ask())
+            try:
+                yield
+            finally:
+                task.cancel()
 
     return others
 
@@ -181,8 +209,8 @@ class Case:
     judged: bool = True
 
 
-def cases(clients: int, many: int, answer_mib: list[int]) -> list[Case]:
-    """Alone is the first."""
+def cases(clients: int, many: int, answer_mib: list[int], large: int) -> list[Case]:
+    """Alone is the first. large: the port of the server of large answers."""
     found = [
         Case(name="alone", others=nobody, clients=0),
         Case(name="slow heads", others=trickling(HEAD[:30], b"x"), clients=clients),
@@ -196,8 +224,11 @@ def cases(clients: int, many: int, answer_mib: list[int]) -> list[Case]:
     for mib in answer_mib:
         name = f"no reading of {mib} MiB"
         found.append(Case(name=name, others=readers(LARGE_HEAD, mib), clients=clients))
-        shared = f"{name} from the canary's server"
-        found.append(Case(name=shared, others=readers(HEAD, mib), clients=clients, judged=False))
+        for where, others in (
+            ("from the canary's server", readers(HEAD, mib)),
+            ("past the gateway", straight(large, mib)),
+        ):
+            found.append(Case(name=f"{name} {where}", others=others, clients=clients, judged=False))
     found.append(Case(name="idle", others=idle, clients=many))
     return found
 
@@ -221,27 +252,28 @@ def row(case: Case, found: Found, ratio: float, good: bool) -> str:
     )
 
 
-async def bench(seconds: float, rounds: int, chosen: list[Case], work_ms: int) -> bool:
+async def bench(args: argparse.Namespace) -> bool:
     """Print the table; whether everything was kept, p99 by the median of the rounds."""
     kept = True
-    slow = max(case.clients for case in chosen if case.name != "idle")
     ratios: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         async with (
-            pod(work_ms) as one,
-            pod(work_ms) as large,
-            gateway_process(Path(folder), policies(one, large, slow)) as process,
+            pod(args.work_ms) as one,
+            pod(args.work_ms) as large,
+            gateway_process(Path(folder), policies(one, large, args.clients)) as process,
         ):
+            first, *others = cases(args.clients, args.idle, args.answer_mib, large.port)
+            chosen = [first, *(case for case in others if args.only in case.name)]
             await canary(process, one, 1.0)
             before = process.files()
             print(f"{'others':>6} {'':42} {'asked':>6} {'failed':>6} {'p50 ms':>7} {'p99 ms':>7} {'worst':>7} "
                   f"{'p99 x alone':>11} {'queue':>7} {'upstream':>8} {'gateway':>7} {'server':>6}")  # fmt: skip
-            for _ in range(rounds):
+            for _ in range(args.rounds):
                 alone = 0.0
                 for case in chosen:
                     async with case.others(process, case.clients):
                         await asyncio.sleep(2.0)
-                        found = await canary(process, one, seconds)
+                        found = await canary(process, one, args.seconds)
                     alone = alone or found.p99_ms
                     ratio = found.p99_ms / alone
                     ratios.setdefault(case.name, []).append(ratio)
@@ -274,9 +306,7 @@ def main() -> int:
     args = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    first, *others = cases(args.clients, args.idle, args.answer_mib)
-    chosen = [first, *(case for case in others if args.only in case.name)]
-    return 0 if asyncio.run(bench(args.seconds, args.rounds, chosen, args.work_ms)) else 1
+    return 0 if asyncio.run(bench(args)) else 1
 
 
 if __name__ == "__main__":
