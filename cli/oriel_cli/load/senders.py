@@ -95,7 +95,9 @@ class _HttpAnswer:
 
     def response(self, head: ResponseHead, data: bytes, complete: bool) -> None:
         self._head = head
-        if 200 <= head.status < 300:
+        # Most answers are here at once, as long as they said and without the word: there is nothing to look for.
+        at_once = complete and head.content_length is not None and b"error" not in data
+        if 200 <= head.status < 300 and not at_once:
             self._body = body_of(head)
         self.response_data(data, complete)
 
