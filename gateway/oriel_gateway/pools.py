@@ -14,6 +14,7 @@ from oriel_policies.admission import Admission, Charges
 from oriel_policies.budget import RetryBudget
 from oriel_policies.concurrency import LearnedLimit
 from oriel_policies.documents import Pool, Tenant
+from oriel_policies.exchanges import Habits
 from oriel_policies.feasibility import AnswerTimes, Verdict
 from oriel_policies.queue import Pushed, SlaQueue, Ticket
 from oriel_wire.h1_response import ResponseMemo
@@ -76,6 +77,7 @@ class PoolGate:
         self._answers = 0
         self._full = False  # something waited when the latest permit came back
         self.charges = Charges()
+        self.habits = Habits()
         self.held_bytes = 0
         self.sticky = StickyChoice[HttpEndpoint](_name)
         self.grpc_sticky = StickyChoice[GrpcEndpoint](_name)
@@ -218,12 +220,13 @@ class PoolGate:
         size_bytes: int,
         good: bool | None,
         late: bool = False,
+        messages: int = 1,
     ) -> float:
         """Give a permit back; the answer is what the call is charged, in seconds.
 
         held_s: from the permit to the upstream's last byte; cost_us: what it reported, or -1; size_bytes: of the
         request, -1 if how long it took says nothing (a stream); good: answered; None: the caller ended it.
-        late: its deadline passed before it was.
+        late: its deadline passed before it was. messages: of a stream; what one of them costs is learned.
         """
         admission = self.admission
         share_s = held_s / (admission.inflight or 1)
@@ -231,7 +234,7 @@ class PoolGate:
         actual_s = cost_us * 1e-6 if cost_us >= 0 else share_s
         fair_s = min(max(actual_s, LEAST_CHARGE * share_s), MOST_CHARGE * held_s)
         admission.leave(held_s)
-        self.charges.learn(target.route, tenant.name, fair_s)
+        self.charges.learn(target.route, tenant.name, fair_s if messages == 1 else fair_s / messages)
         if good and size_bytes >= 0:
             self._answers = answers = self._answers + 1
             if answers % LOOK == 0 and target.work:
@@ -289,10 +292,10 @@ class PoolGate:
             ticket.payload.admitted()
 
     def _lend(self) -> bool:
-        """Take the permit of who does not read or is silent for somebody of a more urgent tier, or another tenant."""
-        queue, whole = self.admission.queue, len(self.owed) < self.admission.limit
+        """Take the permit of who rests, does not read or is silent for somebody else, see `loan`."""
+        queue = self.admission.queue
         for loan in self.lendable:
-            if queue.others_wait(*_others(loan, not loan.stream or (whole and not loan.waits))):
+            if queue.items if loan.rests else queue.others_wait(*self._others(loan, self.admission.limit)):
                 loan.lend()
                 return True
         return False
@@ -300,12 +303,27 @@ class PoolGate:
     def _borrower(self, now: float) -> Ticket | None:
         """Who may have a free permit while some are owed."""
         admission = self.admission
-        whole = len(self.owed) <= admission.limit
-        for band, tenant in dict.fromkeys([_others(loan, whole) for loan in self.owed]):
-            if (ticket := admission.queue.pop_other(band, tenant, now)) is not None:
+        for band, tenants in dict.fromkeys([self._others(loan, admission.limit + 1) for loan in self.owed]):
+            if (ticket := admission.queue.pop_other(band, tenants, now)) is not None:
                 admission.inflight += 1
                 return ticket
         return None
+
+    def _others(self, loan: "Loan", sets: int) -> tuple[int, tuple[str, ...]]:
+        """To whom a permit may be lent, as `SlaQueue.others_wait` takes it: to a more urgent tier at least. Of a silent
+        stream to other tenants of its own while fewer than `sets` are owed; then to those that have no silent stream
+        there, while all permits are silent streams'."""
+        tier, tenant = loan.tenant.tier, loan.tenant.name
+        if loan.exchange is None or loan.pauses:
+            return tier.band, (tenant,)
+        if loan.waits:
+            return tier.band - 1, ()
+        if len(self.owed) < sets:
+            return tier.band, (tenant,)
+        silent = [each for each in self.lendable if each.silent]
+        if len(silent) < self.admission.inflight:
+            return tier.band - 1, ()
+        return tier.band, tuple(sorted({each.tenant.name for each in (*silent, *self.owed)}))
 
     def give_back(self, ticket: Ticket | None) -> None:
         """Give a permit back that was not used: nobody could be asked."""
@@ -328,13 +346,6 @@ class PoolGate:
         """Close the endpoints that are gone and have no calls on their way any more."""
         for gone in (*self.endpoints.gone(), *self.grpc.gone()):
             await gone.close()
-
-
-def _others(loan: "Loan", tenants: bool) -> tuple[int, str]:
-    """To whom a permit may be lent, as `SlaQueue.others_wait` takes it. tenants: to others of the same tier too; a
-    silent stream's only while no more than one more set of the pool's permits is out."""
-    tier, tenant = loan.tenant.tier, loan.tenant.name
-    return (tier.band, tenant) if tenants else (tier.band - 1, "")
 
 
 def _name(endpoint: Standing) -> str:
