@@ -15,11 +15,13 @@ __all__ = ["go_on"]
 
 
 class _Again:
-    """It waits."""
+    """It waits; see `pools.Waiter`."""
 
     def __init__(self, loan: Loan, gate: PoolGate) -> None:
         self._loan = loan
         self._gate = gate
+        self.tenant = loan.tenant
+        self.queued_s = monotonic()
         self.ticket: Ticket | None = None
         self.answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -65,8 +67,8 @@ async def _turn(loan: Loan, gate: PoolGate, tenant: Tenant, target: Target, size
         retry_after_s = gate.admission.retry_after_s()
         raise Refused(Outcome.QUEUE_FULL, "too many bytes wait for this pool", retry_after_s=retry_after_s)
     try:
-        now, give_up_s = monotonic(), tenant.tier.give_up_s
         again = _Again(loan, gate)
+        now, give_up_s = again.queued_s, tenant.tier.give_up_s
         ticket = gate.wait(again, tenant, target, received_s=now, deadline=now + give_up_s, size_bytes=size_bytes)
         again.ticket = ticket
         loan.queues(again.answer)

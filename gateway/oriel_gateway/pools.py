@@ -32,7 +32,10 @@ _NO_TIMES = AnswerTimes()
 
 
 class Waiter(Protocol):
-    """Who waits for a permit. Called on the loop, at most once in total."""
+    """Who waits for a permit. Called on the loop, at most once in total. queued_s: since when, monotonic seconds."""
+
+    tenant: Tenant
+    queued_s: float
 
     def admitted(self) -> None:
         """A permit is yours; give it back with `PoolGate.leave`."""

@@ -19,6 +19,7 @@ from oriel_gateway.core import Gateway
 from oriel_gateway.grpc_again import go_on
 from oriel_gateway.loan import Loan
 from oriel_gateway.pools import PoolGate
+from oriel_gateway.queues import live_queues
 from oriel_gateway.targets import Target, resolve_grpc
 from oriel_policies.documents import Tenant, compile_documents
 from oriel_policies.exchanges import Exchange, Habits
@@ -251,6 +252,8 @@ async def test_a_stream_that_goes_on_waits_for_its_turn() -> None:
 async def test_a_stream_that_waits_for_its_turn_leaves_the_queue_with_its_client() -> None:
     async with waiting_stream(1) as (backend, core, _, call, busy):
         assert backend.hold is not None
+        pool = live_queues(core)["p"]  # which it had made a failure, and /metrics too
+        assert pool["waiting"]["bronze"] == 1 and [each["tenant"] for each in pool["tenants"]] == ["b"]
         call.cancel()
         await settle(lambda: len(core.pools["p"].admission.queue) == 0)
         backend.hold.set()

@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
-from oriel_gateway.limits import Grant, StreamGrant
+from oriel_gateway.limits import Grant, StreamGrant, streams
 from oriel_policies.documents import compile_documents
 from oriel_policies.exchanges import Exchange, Habits
 
@@ -294,6 +294,19 @@ def test_an_answers_bytes_count_for_the_model_it_names() -> None:
     for unknown in ("", "other"):
         mixed.stream.answered(100, unknown, now)
     assert mixed.bytes() == (3200, 700), "it may be of either"
+
+
+def test_limits_of_a_streams_models_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "_MAX_MODELS", 3)
+    mixed = Mixed()
+    now = mixed.desk.now
+    for n in range(5):
+        further = mixed.desk.limiter.further(mixed.desk.tenant, mixed.desk.target(f"m{n}"), 0, now, mixed.stream.held)
+        assert isinstance(further, Grant)
+        mixed.stream.took(further, f"m{n}", now)
+    for n in range(5):
+        mixed.stream.answered(100, f"m{n}", now)
+    assert len(mixed.stream._models) == 3 and mixed.bytes() == (400, 400), "all but the third model's"
 
 
 def test_a_model_that_says_more_was_at_work_all_the_time() -> None:
