@@ -68,8 +68,11 @@ async def _turn(loan: Loan, gate: PoolGate, tenant: Tenant, target: Target, size
         raise Refused(Outcome.QUEUE_FULL, "too many bytes wait for this pool", retry_after_s=retry_after_s)
     try:
         again = _Again(loan, gate)
-        now, give_up_s = again.queued_s, tenant.tier.give_up_s
-        ticket = gate.wait(again, tenant, target, received_s=now, deadline=now + give_up_s, size_bytes=size_bytes)
+        give_up_s = tenant.tier.give_up_s
+        deadline = again.queued_s + give_up_s
+        # It has no target, which is for the first answer: beside calls that have one it goes by its deadline, so it
+        # comes before the younger of them in time, and is not passed over as one that is late.
+        ticket = gate.wait(again, tenant, target, received_s=deadline, deadline=deadline, size_bytes=size_bytes)
         again.ticket = ticket
         loan.queues(again.answer)
         gate.pump()
