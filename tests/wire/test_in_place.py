@@ -53,6 +53,13 @@ def chunked(body: bytes) -> bytes:
     return head + (b"%x\r\n%b\r\n" % (len(body), body) if body else b"") + b"0\r\n\r\n"
 
 
+async def test_requests_without_a_length_cost_no_more_than_others(kept: tuple[Keep, HttpServer]) -> None:
+    _, server = kept
+    sent = (b"GET /bare HTTP/1.1\r\nHost: x\r\n\r\n" + chunked(b"")) * 200
+    async with asyncio.timeout(30):  # a third of a second each, once, while every length of a large body was looked at
+        assert (await talk(server.port, sent, until=count(b"200 OK", 400))).count(b"200 OK") == 400
+
+
 @pytest.mark.parametrize("seed", range(4))
 async def test_requests_of_all_sizes_in_any_pieces_are_read_as_they_were_sent(
     kept: tuple[Keep, HttpServer], seed: int

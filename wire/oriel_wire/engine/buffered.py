@@ -26,7 +26,8 @@ Views = Callable[[RequestHead], bool]
 Body = bytes | memoryview
 _INLINE_BYTES = 64 * 1024
 _INLINE_PARTS = 32  # of at most 256 KiB each
-_IN_PLACE_BYTES = range(64 * 1024, 8 * 1024 * 1024 + 1)  # more is not given on the word of a head alone
+_IN_PLACE_LEAST = 64 * 1024
+_IN_PLACE_MOST = 8 * 1024 * 1024  # more is not given on the word of a head alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +185,10 @@ class _Buffered(ServerConnection):
         views = self._views
         if views is None or self.server.secure:
             return
-        large = head.content_length in _IN_PLACE_BYTES and views(head)
+        length = head.content_length or 0
+        large = _IN_PLACE_LEAST <= length <= _IN_PLACE_MOST and views(head)
         if large:
-            self._body = np.empty(head.content_length or 0, np.uint8).data
+            self._body = np.empty(length, np.uint8).data
         if large is (self._in_place is None) and not self.transport.is_closing():
             self._in_place = InPlace(self) if large else None
             self.transport.set_protocol(self._in_place or self)
