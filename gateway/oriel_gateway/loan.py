@@ -10,7 +10,7 @@ Calls of the reader's own tenant do not, or the upstream would hold an answer fo
 
 A gRPC stream *rests* when each of its messages has had its last answer (`Exchange.rests`) and the client has taken it.
 Then anybody has its permit at once, also its own tenant, and its next message queues like any other call: each turn is
-charged to its tenant when the permit is lent (`_Turn`). One that sends a small message every 0.4 s kept its permit for
+charged to its tenant when the permit is lent (`lend`). One that sends a small message every 0.4 s kept its permit for
 ever. While somebody waits, a stream also sends no further message before those on their way are answered (`go_on`), or
 it would never rest. Where nobody can tell whether more answers come (a decoupled model of a server that does not say),
 it goes at once to a more urgent tier only, and to other tenants of its own when the client sends the next message.
