@@ -29,6 +29,7 @@ MOST_CHARGE = 4.0  # times as long as it held its permit: a service may have ask
 LOOK = 4  # one answer in so many is looked at for how long such calls take
 _MAX_WORKS = 4096
 _NO_TIMES = AnswerTimes()
+_Others = tuple[int, frozenset[str]]  # a band and the tenants of it that are left out
 
 
 class Waiter(Protocol):
@@ -297,36 +298,41 @@ class PoolGate:
     def _lend(self) -> bool:
         """Take the permit of who rests, does not read or is silent for somebody else, see `loan`."""
         queue = self.admission.queue
+        whole, mute = self._sets(self.admission.limit)
+        in_vain: set[_Others] = set()
         for loan in self.lendable:
-            if queue.items if loan.rests else queue.others_wait(*self._others(loan, self.admission.limit)):
-                loan.lend()
-                return True
+            if not loan.rests:
+                others = _others(loan, whole, mute)
+                if others in in_vain:
+                    continue
+                if not queue.others_wait(*others):
+                    in_vain.add(others)
+                    continue
+            elif not queue.items:
+                continue
+            loan.lend()
+            return True
         return False
 
     def _borrower(self, now: float) -> Ticket | None:
         """Who may have a free permit while some are owed."""
         admission = self.admission
-        for band, tenants in dict.fromkeys([self._others(loan, admission.limit + 1) for loan in self.owed]):
+        whole, mute = self._sets(admission.limit + 1)
+        for band, tenants in dict.fromkeys([_others(loan, whole, mute) for loan in self.owed]):
             if (ticket := admission.queue.pop_other(band, tenants, now)) is not None:
                 admission.inflight += 1
                 return ticket
         return None
 
-    def _others(self, loan: "Loan", sets: int) -> tuple[int, tuple[str, ...]]:
-        """To whom a permit may be lent, as `SlaQueue.others_wait` takes it: to a more urgent tier at least. Of a silent
-        stream to other tenants of its own while fewer than `sets` are owed; then to those that have no silent stream
-        there, while all permits are silent streams'."""
-        tier, tenant = loan.tenant.tier, loan.tenant.name
-        if loan.exchange is None or loan.pauses:
-            return tier.band, (tenant,)
-        if loan.waits:
-            return tier.band - 1, ()
-        if len(self.owed) < sets:
-            return tier.band, (tenant,)
-        silent = [each for each in self.lendable if each.silent]
+    def _sets(self, count: int) -> tuple[bool, frozenset[str] | None]:
+        """Whether fewer than `count` permits are owed; if not, but all permits out are silent streams', the tenants
+        of these."""
+        if len(self.owed) < count:
+            return True, None
+        silent = [loan for loan in self.lendable if loan.silent]
         if len(silent) < self.admission.inflight:
-            return tier.band - 1, ()
-        return tier.band, tuple(sorted({each.tenant.name for each in (*silent, *self.owed)}))
+            return False, None
+        return False, frozenset([loan.tenant.name for loan in (*silent, *self.owed)])
 
     def give_back(self, ticket: Ticket | None) -> None:
         """Give a permit back that was not used: nobody could be asked."""
@@ -349,6 +355,18 @@ class PoolGate:
         """Close the endpoints that are gone and have no calls on their way any more."""
         for gone in (*self.endpoints.gone(), *self.grpc.gone()):
             await gone.close()
+
+
+def _others(loan: "Loan", whole: bool, mute: frozenset[str] | None) -> _Others:
+    """To whom a permit may be lent, as `SlaQueue.others_wait` takes it: to a more urgent tier at least. That of a
+    silent stream to other tenants too if there is a set of permits for them (`whole`), else to who is not `mute`."""
+    tier, tenant = loan.tenant.tier, loan.tenant.name
+    between_answers = loan.waits and loan.exchange is not None and not loan.pauses
+    if not between_answers and (loan.waits or whole):
+        return tier.band, frozenset((tenant,))
+    if not between_answers and mute is not None:
+        return tier.band, mute
+    return tier.band - 1, frozenset()
 
 
 def _name(endpoint: Standing) -> str:
