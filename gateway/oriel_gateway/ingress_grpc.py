@@ -256,16 +256,17 @@ class GrpcIngress(_GenericHandler):
 
     async def _authorised_stream(
         self, caller: "_Caller", call: GrpcCall, first: bytes, context: "Context"
-    ) -> AsyncIterator[bytes]:
-        yield self._authorised(call, first)
+    ) -> AsyncIterator[tuple[str, bytes]]:
+        """Messages, each with the model it is for."""
+        yield call.target.name, self._authorised(call, first)
         try:
             while isinstance(message := await context.read(), bytes):
                 if is_folded(message):
                     message = await self._unfolded(caller, message)
-                while not await self._judge(caller, call, message):
+                while (model := await self._judge(caller, call, message)) is None:
                     pass  # it was held back
                 call.bytes_in += len(message)
-                yield self._authorised(call, message)
+                yield model, self._authorised(call, message)
         except Refused as refused:
             call.refuse(refused)
 
@@ -273,8 +274,8 @@ class GrpcIngress(_GenericHandler):
         tenant = self._gateway.identify(caller.credentials).tenant
         return await unfold(self._gateway, tenant, message)
 
-    async def _judge(self, caller: "_Caller", call: GrpcCall, message: bytes) -> bool:
-        """Whether a further message of a stream may pass; if not, it was held back for a while. Raises Refused.
+    async def _judge(self, caller: "_Caller", call: GrpcCall, message: bytes) -> str | None:
+        """The model of a further message of a stream that may pass; None: it was held back for a while. Raises Refused.
 
         A stream outlives keys, tokens and documents: a revoked sender sends no further message. Nor may one stream be
         the way around the limits of requests, or of another model than its first.
@@ -285,13 +286,13 @@ class GrpcIngress(_GenericHandler):
         name, version = self._authorise(tenant, "ModelStreamInfer", message)
         _bounded(message, call.gate.pool)
         if not tenant.allowances:
-            call.moved(message)
-            return True
+            call.moved(message, name)
+            return name
         target = gateway.grpc_target(tenant, "ModelStreamInfer", "model", name, version)
         wait_s = await call.further(tenant, target, len(message))
         if wait_s > 0.0:
             await asyncio.sleep(min(wait_s, GrpcLimits.PACE_S))
-        return wait_s <= 0.0
+        return name if wait_s <= 0.0 else None
 
     def _arrived(self, context: "Context") -> "_Caller":
         received_s = monotonic()
