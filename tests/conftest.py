@@ -2,6 +2,7 @@
 
 import ast
 import gc
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, wraps
 from pathlib import Path
@@ -43,9 +44,18 @@ def _uncollected(parse: Callable[..., Any]) -> Callable[..., Any]:
 ast.parse = _uncollected(ast.parse)
 
 
+class _Loop(uvloop.Loop):
+    def close(self) -> None:
+        """What a test that failed has left open is closed with a warning: as an error, it would come where uvloop
+        closes things, which then waits for them for ever."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", ResourceWarning)
+            super().close()
+
+
 def pytest_asyncio_loop_factories(config: Any, item: Any) -> Mapping[str, Callable[[], uvloop.Loop]]:
     """uvloop's transports differ from asyncio's own."""
-    return {"uvloop": uvloop.new_event_loop}
+    return {"uvloop": _Loop}
 
 
 @pytest.fixture(scope="session", autouse=True)
