@@ -8,7 +8,9 @@ also say whether it is the last to its message, others do not. Hence:
 2. A message is over with the answer that says so; if answers do not say, with its first.
 3. If answers do not say, and a model has once answered more often than it was asked, its streams have been at work
    until some time after its latest answer: more may come.
-4. A model answers each message until one of them has none for some time; then it may be one that gathers messages,
+4. For what is charged, an answer without a name is to a message only if just one model can have been meant: to take it
+   for another's would let that one compute for nothing.
+5. A model answers each message until one of them has none for some time; then it may be one that gathers messages,
    until all of a stream's have come to their ends.
 
 What is known of a model is learned per tenant: no tenant can change what another's streams are held to.
@@ -65,7 +67,8 @@ class Exchange:
     def __init__(self, habits: Habits, tenant: str) -> None:
         self._habits = habits
         self._tenant = tenant
-        self._asked: dict[str, list[int]] = {}  # model -> messages without any answer, messages that are not over
+        # model -> messages without any answer, messages that are not over, messages that are not surely over
+        self._asked: dict[str, list[int]] = {}
         self._open = 0  # messages that are not over
         self._talked_s = -inf
         self.unanswered = 0
@@ -73,18 +76,22 @@ class Exchange:
     def asked(self, model: str) -> None:
         """A message went to the server."""
         if model not in self._asked and len(self._asked) >= MAX_MODELS:
-            self._asked = {name: counts for name, counts in self._asked.items() if counts[1]}
+            self._asked = {name: counts for name, counts in self._asked.items() if counts[1] or counts[2]}
             if len(self._asked) >= MAX_MODELS:
                 model = ""
-        counts = self._asked.setdefault(model, [0, 0])
-        counts[0] += 1
-        counts[1] += 1
+        counts = self._asked.setdefault(model, [0, 0, 0])
+        for each in range(3):
+            counts[each] += 1
         self._open += 1
         self.unanswered += 1
 
     def answered(self, model: str, final: bool | None, now: float) -> None:
         """An answer came. final: whether it is the last to its message; None: it does not say."""
         counts = self._asked.get(model) if model else None
+        if final is not False:
+            sure = [counts] if counts is not None else [each for each in self._asked.values() if each[2]]
+            if len(sure) == 1 and sure[0][2]:
+                sure[0][2] -= 1
         if counts is None:
             first = next(((name, each) for name, each in self._asked.items() if each[0]), None)
             if first is None:
@@ -120,7 +127,7 @@ class Exchange:
             self.held()
             return
         for counts in self._asked.values():
-            counts[1] = 0
+            counts[1] = counts[2] = 0
         self._open = 0
 
     def rests(self, now: float, after_s: float) -> bool:
@@ -135,5 +142,5 @@ class Exchange:
 
     @property
     def at_work(self) -> list[str]:
-        """Models of which a message has no answer yet."""
-        return [model for model, counts in self._asked.items() if counts[0]]
+        """Models of which a message is not surely over: they may compute."""
+        return [model for model, counts in self._asked.items() if counts[2]]

@@ -16,7 +16,7 @@ from oriel_policies.backlog import Backlog
 
 __all__ = ["Expiry", "Flow", "Ticket"]
 
-_BEHIND = 1e9  # seconds: later than any deadline, and the order among those that are late stays
+_BEHIND = 1e9  # seconds: later than any deadline
 
 
 class Ticket:
@@ -213,7 +213,8 @@ class Flow:
                 self._by_deadline = _Heap(tickets)
             tickets.take(ticket)
             ticket.late_s = inf
-            ticket.order += _BEHIND
+            # Whoever has most time left first: the first to expire may be the one that cannot be answered at all.
+            ticket.order = 2.0 * _BEHIND - ticket.order
             self.behind += 1
             heappush(tickets.sorted, (ticket.order, ticket._number, ticket))
             if self.backlog is not None:

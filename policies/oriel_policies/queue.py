@@ -11,7 +11,8 @@ Rules, in this order:
    runs empty, which ends the busy period and all debts.
 4. Inside a flow the earliest deadline goes first (or the lowest `Ticket.order`, where a caller ranks its own calls);
    equal ones in order of arrival. What cannot be in time any more (`Ticket.late_s`, judged when its turn comes) goes
-   behind what can: under overload the place of an answer that is late anyway is worth one that is not.
+   behind what can, the latest deadline first: under overload the place of an answer that is late anyway is worth one
+   that is not, and of two that are late the one with more time left is likelier to be an answer.
 
 Bounds: `max_items` and `max_bytes`. When full, an arriving ticket displaces the *newest* tickets of the *lowest*
 bands, if those bands are lower than its own and doing so makes room; otherwise it is refused and nothing changes.

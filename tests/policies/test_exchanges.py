@@ -155,3 +155,30 @@ def test_any_server_leaves_the_counts_sound(operations: list[tuple[str, str, Any
         one.answered("", True, now)
     one.silent()
     assert one.unanswered == 0 and one.rests(now + 9.0, AFTER_S), "it can always come to rest"
+
+
+def test_a_first_word_is_not_the_end_of_the_work() -> None:
+    one = exchange(Habits())
+    one.asked("a")
+    one.answered("a", False, 0.1)
+    assert one.at_work == ["a"]
+    one.asked("a")
+    one.answered("a", True, 0.2)
+    assert one.at_work == ["a"]
+    one.answered("a", True, 0.3)
+    assert one.at_work == []
+
+
+def test_an_answer_without_a_name_takes_no_model_from_its_work() -> None:
+    """An error, say: which of two models it is of cannot be known."""
+    one = exchange(Habits())
+    one.asked("dear")
+    one.asked("broken")
+    one.answered("", True, 0.1)
+    assert one.at_work == ["dear", "broken"]
+    one.answered("dear", True, 0.2)
+    one.asked("dear")
+    assert one.at_work == ["dear", "broken"]
+    one.answered("dear", True, 0.3)
+    one.answered("", True, 0.4)
+    assert one.at_work == []

@@ -164,7 +164,7 @@ def test_tenants_that_come_and_go_leave_no_entries_behind() -> None:
     assert len(q._expiry._entries) < 200
 
 
-def test_what_cannot_be_in_time_goes_behind_what_can_and_keeps_its_order_there() -> None:
+def test_what_cannot_be_in_time_goes_behind_what_can_and_the_latest_deadline_first_there() -> None:
     q = queue()
     late = [ticket(deadline=float(n), late_s=float(n)) for n in (3, 1, 2)]
     good = [ticket(deadline=float(n), late_s=float(n)) for n in (9, 7)]
@@ -172,7 +172,7 @@ def test_what_cannot_be_in_time_goes_behind_what_can_and_keeps_its_order_there()
         q.push(t)
     assert q.peek(5.0) is good[1]
     assert q.next_deadline() == 1.0 and q.backlog(0, "a")[1:] == (5, 3)
-    assert [q.pop(5.0) for _ in range(5)] == [good[1], good[0], late[1], late[2], late[0]]
+    assert [q.pop(5.0) for _ in range(5)] == [good[1], good[0], late[0], late[2], late[1]]
 
 
 def test_lateness_in_one_tenant_costs_no_other_its_share() -> None:

@@ -28,7 +28,7 @@ from oriel_wire.engine import listener
 __all__ = ["MAX_AGE", "Arrivals", "close_listeners", "drain", "max_age_ms"]
 
 MAX_AGE = "grpc.max_connection_age_ms"  # of the server's options
-QUIET_S = 0.5
+QUIET_S = 1.0
 AGE_SHARE = 0.6
 ENDLESS_MS = 2**31 - 1  # as gRPC says it
 _LEAST_GRACE_S = 2.0
