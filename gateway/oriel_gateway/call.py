@@ -268,8 +268,9 @@ class Call(Recovery):
         head = self.head
         if head.content_length is not None or head.chunked:  # it is all here now: its length is known
             tail += f"content-length: {self._pending_bytes}\r\n"
-        if self.client.forwarded:
-            tail += self.client.forwarded
+        client = self.client
+        if client is not None and client.forwarded:
+            tail += client.forwarded
         line, host, more = self.target.line, connection.endpoint.host_line, tail.encode("latin-1")
         body = self._pending
         if body is None or self._pending_bytes <= _SMALL:
@@ -308,6 +309,7 @@ class Call(Recovery):
         self.cost_us = head.cost_us
         self.bytes_out = len(data)
         client = self.client
+        assert client is not None
         start: bytes | None = None
         if complete:
             self._connection = None  # it is the pool's again: what this client does not read must not pause it
@@ -349,6 +351,7 @@ class Call(Recovery):
     def _begin(self, head: ResponseHead, data: bytes, complete: bool, now: float) -> bytes:
         """The first lines of an answer that is not like most; data: of the body, came with it."""
         client = self.client
+        assert client is not None
         close = client.must_close
         lines = dressed(head.forward, client.cors) if client.cors else [*head.forward]
         if self._asked:
@@ -386,6 +389,7 @@ class Call(Recovery):
         if self.extras is not None:
             self.extras.data(data)
         client = self.client
+        assert client is not None
         if complete:
             self._connection = None
         self.bytes_out += len(data)
@@ -418,6 +422,7 @@ class Call(Recovery):
             return
         begun = self.state == ANSWERING
         client = self.client
+        assert client is not None
         queued_s = (self.permit_s or monotonic()) - self.queued_s if self.queued_s else 0.0
         if not begun:
             self.status = STATUS[refused.outcome]
@@ -444,7 +449,8 @@ class Call(Recovery):
             return
         self.state = DONE
         self.outcome = outcome
-        self.client.call = None
+        if self.client is not None:
+            self.client.call = None
         gateway, gate, tenant = self._gateway, self._gate, self.tenant
         if self.slot == YOUNG:
             del gateway.young[self]

@@ -33,6 +33,7 @@ YOUNG = -1  # the slot of a call that the clock of deadlines has not taken in ye
 class CallState:
     """Times are monotonic seconds; 0.0 means not reached.
 
+    client: None for a call that is made for others (`detached`).
     ahead: calls before it when it came to the queue, -1 if it did not queue. endpoint: asked last; tried: asked before
     in vain, the latest `TOLD` of them. stick: what chooses the endpoint, "" = whichever is least busy. slot: among the
     deadlines. lines: the part of its head that is the same whenever it is sent, None until it is.
@@ -91,7 +92,7 @@ class CallState:
     def __init__(
         self,
         gateway: "Gateway",
-        client: "ClientConnection",
+        client: "ClientConnection | None",
         gate: "PoolGate",
         head: RequestHead,
         tenant: Tenant,

@@ -5,7 +5,6 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from time import monotonic
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from oriel_gateway.attempts import Tries
 from oriel_gateway.endpoints import Reach
 from oriel_gateway.pools import PoolGate
 from oriel_policies.ejection import Cause
-from oriel_wire.engine import upstream as engine
 from oriel_wire.errors import UpstreamUnreachable
 
 from .stack import Client, Seen, Upstream, documents, gateway, upstream
@@ -282,7 +280,7 @@ async def test_a_connection_that_is_lost_as_soon_as_it_is_made_fails_its_call(up
 
     async with gateway(documents(ports(ups[:1]))) as (port, core), Client(port) as client:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(engine, "asyncio", SimpleNamespace(**vars(asyncio) | {"get_running_loop": Losing}))
+            patch.setattr(asyncio, "get_running_loop", Losing)
             reply = await client.ask(INFER, b"x")
             assert reply.status == 502 and b"before the request was sent" in reply.body and idle(core)
         assert (await client.ask(INFER, b"x")).status == 200

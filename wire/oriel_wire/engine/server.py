@@ -23,6 +23,8 @@ import asyncio
 from time import monotonic
 from typing import cast
 
+from mypy_extensions import mypyc_attr
+
 from oriel_wire.chunked import ChunkedDecoder
 from oriel_wire.engine.hooks import ServerHooks
 from oriel_wire.engine.kernel import closed_behind_unread
@@ -38,6 +40,7 @@ _DRAIN_S = 1.0
 _LARGE = 64 * 1024
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ServerConnection(ServerHooks):
     """One client connection; see the module's head for the states and for who calls what."""
 

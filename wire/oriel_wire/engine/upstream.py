@@ -14,6 +14,8 @@ import sys
 from time import monotonic
 from typing import Protocol, cast
 
+from mypy_extensions import mypyc_attr
+
 from oriel_wire.chunked import ChunkedDecoder
 from oriel_wire.errors import (
     BadMessage,
@@ -298,6 +300,7 @@ class UpstreamConnection(asyncio.Protocol):
             sink.failed(UpstreamBroken("the upstream closed the connection before its answer was complete"))
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Endpoint:
     """One upstream address. `outstanding`: requests that were begun and have not ended.
 
