@@ -14,7 +14,7 @@ in its transport, whose high-water mark pauses the upstream before that.
 """
 
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from oriel_gateway.answers import STATUS
 from oriel_gateway.attempts import note_answer
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Call"]
 
-_STAGES = (
+_STAGES: Final = (
     "receiving the request",
     "waiting for a permit",
     "waiting for the answer to an equal request",
@@ -44,9 +44,11 @@ _STAGES = (
     "receiving the answer",
     "",
 )
-ASK_REPORT = f"{LOAD_FORMAT}: text\r\n"
-_SMALL = 64 * 1024
-_PIECE = 2 * 1024
+ASK_REPORT: Final = f"{LOAD_FORMAT}: text\r\n"
+_SMALL: Final = 64 * 1024
+_PIECE: Final = 2 * 1024
+_ANSWERED: Final = Outcome.ANSWERED  # compiled, a member of an enum costs a look-up by name each time
+_LEFT: Final = Outcome.CLIENT_LEFT
 
 
 class Call(Recovery):
@@ -101,7 +103,7 @@ class Call(Recovery):
 
     def client_left(self) -> None:
         """The client closed its side: free everything at once."""
-        self._end(Outcome.CLIENT_LEFT)
+        self._end(_LEFT)
 
     def client_writable(self, writable: bool) -> None:
         """Backpressure from the client to the upstream."""
@@ -343,7 +345,7 @@ class Call(Recovery):
         else:
             client.transport.writelines((start + tail, data))
         if complete:
-            self._end(Outcome.ANSWERED, "", now)
+            self._end(_ANSWERED, "", now)
             client.answered(close=self._close, now=now)
         elif not client.keeps_up:
             client.on_writable(False)
@@ -409,7 +411,7 @@ class Call(Recovery):
         elif data:
             client.transport.write(data)
         if complete:
-            self._end(Outcome.ANSWERED)
+            self._end(_ANSWERED)
             client.answered(close=self._close)
         elif not client.keeps_up:
             client.on_writable(False)
@@ -434,7 +436,7 @@ class Call(Recovery):
             client.write_refusal(refused, self.mark, v2=v2, queued_s=queued_s)
             client.answered(close=client.must_close)
 
-    def end_unsent(self, status: int, outcome: Outcome = Outcome.ANSWERED, error: str = "") -> None:
+    def end_unsent(self, status: int, outcome: Outcome = _ANSWERED, error: str = "") -> None:
         """The call was answered, or its connection refused the rest of it, without being made."""
         self.status = status
         self._end(outcome, error)
@@ -468,9 +470,9 @@ class Call(Recovery):
         if state >= SENDING:
             if self._connection is not None or not self.sent_s:
                 self._drop_first(now)
-            late = outcome is not Outcome.ANSWERED and now >= self.deadline and not self._streaming
-            left = outcome is Outcome.CLIENT_LEFT and not late
-            good = None if left else outcome is Outcome.ANSWERED and self.status < 500
+            late = outcome is not _ANSWERED and now >= self.deadline and not self._streaming
+            left = outcome is _LEFT and not late
+            good = None if left else outcome is _ANSWERED and self.status < 500
             size_bytes = -1 if self._streaming or self.status >= 300 else self._pending_bytes
             held_s = now - self.permit_s
             if self._loan is not None:
@@ -484,7 +486,7 @@ class Call(Recovery):
             self._hedge.cancel()
             self._hedge = None  # or the two would hold one another
         if self.grant is not None:
-            executed = self.sent_s > 0.0 or outcome is Outcome.ANSWERED
+            executed = self.sent_s > 0.0 or outcome is _ANSWERED
             if state == JOINED and not executed and self.extras is not None:
                 executed, cost_s = self.extras.abandoned(self, now)
             self.grant.settle(round(cost_s * 1e6), executed, now)

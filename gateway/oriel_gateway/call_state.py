@@ -1,7 +1,7 @@
 """What one HTTP call knows, holds and has been through; see `call` for what the states mean."""
 
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from oriel_gateway.errors import Outcome
 from oriel_gateway.tracing import Mark
@@ -25,9 +25,14 @@ if TYPE_CHECKING:
 
 __all__ = ["ANSWERING", "COLLECT", "DONE", "JOINED", "LEAST_S", "QUEUED", "SENDING", "YOUNG", "CallState"]
 
-COLLECT, QUEUED, JOINED, SENDING, ANSWERING, DONE = range(6)
-LEAST_S = 0.001  # with less left a call is not sent: the next hop is told whole milliseconds
-YOUNG = -1  # the slot of a call that the clock of deadlines has not taken in yet
+COLLECT: Final = 0
+QUEUED: Final = 1
+JOINED: Final = 2
+SENDING: Final = 3
+ANSWERING: Final = 4
+DONE: Final = 5
+LEAST_S: Final = 0.001  # with less left a call is not sent: the next hop is told whole milliseconds
+YOUNG: Final = -1  # the slot of a call that the clock of deadlines has not taken in yet
 
 
 class CallState:
