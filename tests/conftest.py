@@ -4,6 +4,7 @@ import ast
 import gc
 import os
 import tomllib
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, wraps
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from oriel_wire.engine import listener
+from oriel_wire.engine import grpc_drain, listener
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -47,9 +48,18 @@ def _uncollected(parse: Callable[..., Any]) -> Callable[..., Any]:
 ast.parse = _uncollected(ast.parse)
 
 
+class _Loop(uvloop.Loop):
+    def close(self) -> None:
+        """What a test that failed has left open is closed with a warning: as an error, it would come where uvloop
+        closes things, which then waits for them for ever."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", ResourceWarning)
+            super().close()
+
+
 def pytest_asyncio_loop_factories(config: Any, item: Any) -> Mapping[str, Callable[[], uvloop.Loop]]:
     """uvloop's transports differ from asyncio's own."""
-    return {"uvloop": uvloop.new_event_loop}
+    return {"uvloop": _Loop}
 
 
 def compiled_modules() -> list[str]:
@@ -75,6 +85,7 @@ def servers_in_process_end_soon() -> Iterator[None]:
     """Hundreds of them are ended, and nobody asks them whether they are ready meanwhile; tests that do set it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(listener, "LAME_DUCK_S", 0.01)
+        patch.setattr(grpc_drain, "QUIET_S", 0.01)
         yield
 
 

@@ -40,7 +40,7 @@ class Timings:
     first_delay_s: float = 0.2
     longest_delay_s: float = 5.0
     calm_after_s: float = 30.0
-    grace_s: float = 10.0
+    grace_s: float = 30.0
     least_grace_s: float = 1.0
 
 

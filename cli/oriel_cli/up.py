@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     plan.add_arguments(parser)
     parser.add_argument("--demo", action="store_true", help="use the examples and demo keys; loopback only")
     parser.add_argument("--json", action="store_true", help="when ready, print one line of JSON instead of the table")
-    parser.add_argument("--grace-s", type=float, default=10.0, metavar="S", help="how long stopping may take (10)")
+    parser.add_argument("--grace-s", type=float, default=30.0, metavar="S", help="how long stopping may take (30)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -30,7 +30,7 @@ from oriel_wire.engine.spans import open_sink
 from oriel_wire.engine.tls import Certificates
 from oriel_wire.errors import StartFailed
 
-__all__ = ["load", "public_limits", "serve"]
+__all__ = ["compiler_of", "load", "public_limits", "serve"]
 
 _log = logging.getLogger(__name__)
 DRAIN_S = 25.0
@@ -39,8 +39,16 @@ DRAIN_S = 25.0
 COLLECTOR = (20_000, 5, 20)
 
 
+def compiler_of(settings: Settings) -> FolderCompiler:
+    """Of documents that have the pools whose addresses the command line names."""
+    return FolderCompiler(settings.policies, {*settings.endpoints, *settings.grpc_endpoints})
+
+
 async def load(settings: Settings, compiler: FolderCompiler) -> Snapshot:
-    """The documents of `settings.policies` with the addresses of the command line. Raises BadDocument."""
+    """The documents of `settings.policies` with the addresses of the command line. Raises BadDocument.
+
+    compiler: see `compiler_of`.
+    """
     try:
         snapshot = await compiler.compile()
     except BadFolder as bad:
@@ -53,10 +61,6 @@ async def load(settings: Settings, compiler: FolderCompiler) -> Snapshot:
 def _addressed(settings: Settings, snapshot: Snapshot) -> Snapshot:
     pools = dict(snapshot.pools)
     for name in {*settings.endpoints, *settings.grpc_endpoints}:
-        if name not in pools:
-            known = ", ".join(sorted(pools))
-            reason = f"no pool is named {name!r}, only {known}: add [pools.{name}], the command line names its address"
-            raise BadDocument(settings.policies.name, "pools", reason)
         pools[name] = replace(
             pools[name],
             endpoints=settings.endpoints.get(name, pools[name].endpoints),
@@ -96,7 +100,7 @@ def public_limits() -> HttpLimits:
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
     """Serve until `stop` is set, then drain. Raises StartFailed before anything is served."""
-    with FolderCompiler(settings.policies) as compiler:
+    with compiler_of(settings) as compiler:
         await _serve(settings, stop, compiler)
 
 

@@ -1,24 +1,24 @@
-"""`python -m oriel_gateway.compile_child FOLDER`: a folder of documents to a packed snapshot on standard output.
+"""`python -m oriel_gateway.compile_child FOLDER [POOL]...`: documents to a packed snapshot on standard output.
 
 A process of its own, because compiling a hundred thousand tenants holds the interpreter for seconds and leaves some
 hundred megabytes behind. Standard input is the answer of the time before, or empty: what has not changed since is taken
-from there, so that a revoked key is refused within a second, whoever else there is. If the documents are not good, the
-output is a line of JSON (`Mistakes`), and behind it what is left in force of the time before: see
-`oriel_policies.documents.withdrawn`.
+from there, so that a revoked key is refused within a second, whoever else there is. If the documents are not good, or
+do not have these pools, the output is a line of JSON (`Mistakes`), and behind it what is left in force of the time
+before: see `oriel_policies.documents.withdrawn`.
 """
 
 import gc
 import mmap
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import msgspec
 
 from oriel_gateway.sources import FolderSource
 from oriel_policies.documents import compile_documents
-from oriel_policies.documents.packed import pack
+from oriel_policies.documents.packed import pack, pools_of
 from oriel_policies.documents.renewed import renewed, wrong_lines
 from oriel_policies.documents.withdrawn import withdrawn
 from oriel_policies.errors import BadDocument
@@ -38,7 +38,7 @@ class Mistakes(msgspec.Struct):
     mark: str = ""
 
 
-def main(folder: str) -> None:
+def main(folder: str, pools: Sequence[str] = ()) -> None:
     """Write the answer; exit code 0 whether the documents are good or not."""
     gc.disable()  # it all lives until the end, which is near
     size = os.fstat(0).st_size
@@ -50,7 +50,7 @@ def main(folder: str) -> None:
         if unreadable:
             unreadable[0].others = tuple(unreadable[1:])
             raise unreadable[0]
-        answer = _compiled(files, last)
+        answer = _compiled(files, last, _Addressed(Path(folder).name, pools))
     except BadDocument as bad:
         said = Mistakes([(each.file, each.path, each.reason) for each in (bad, *bad.others)])
         answer = _refused(said, files, unreadable, last)
@@ -60,19 +60,40 @@ def main(folder: str) -> None:
     os._exit(0)
 
 
-def _compiled(files: dict[str, bytes], last: memoryview | None) -> Sequence[bytes | memoryview]:
+class _Addressed:
+    """The pools whose addresses the command line names: documents without one of them are not good. Judged here, as any
+    mistake of theirs, or it would keep what they drop in force."""
+
+    def __init__(self, folder: str, pools: Sequence[str]) -> None:
+        self._folder = folder
+        self._pools = pools
+
+    def check(self, known: Collection[str]) -> None:
+        """Raises BadDocument."""
+        for name in self._pools:
+            if name not in known:
+                names = ", ".join(sorted(known))
+                mend = f"add [pools.{name}], the command line names its address"
+                raise BadDocument(self._folder, "pools", f"no pool is named {name!r}, only {names}: {mend}")
+
+
+def _compiled(files: dict[str, bytes], last: memoryview | None, addressed: _Addressed) -> Sequence[bytes | memoryview]:
     if last is not None:
         parts = renewed(last, files)
         if parts is not None:
+            addressed.check(pools_of(parts))
             return parts.block()
         # A mistake beside a hundred thousand tenants is found without them: what is withdrawn must not wait.
         rest = compile_documents({name: data for name, data in files.items() if not name.endswith(".ndjson")})
         if wrong := wrong_lines(last, files, rest):
             wrong[0].others = tuple(wrong[1:])
             raise wrong[0]
+        addressed.check(rest.pools)
     if sum(map(len, files.values())) > LARGE_BYTES:
         os.nice(10)  # seconds of work: those who serve go first
-    return [pack(compile_documents(files), files)]
+    snapshot = compile_documents(files)
+    addressed.check(snapshot.pools)
+    return [pack(snapshot, files)]
 
 
 def _refused(
@@ -86,4 +107,4 @@ def _refused(
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2:])

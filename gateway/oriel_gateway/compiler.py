@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import IO, Self
 
@@ -47,10 +48,14 @@ async def compile_folder(folder: Path) -> Snapshot:
 
 
 class FolderCompiler:
-    """Compiles a folder again and again; each time what has not changed is taken from the time before."""
+    """Compiles a folder again and again; each time what has not changed is taken from the time before.
 
-    def __init__(self, folder: Path) -> None:
+    pools: that the documents have to have.
+    """
+
+    def __init__(self, folder: Path, pools: Collection[str] = ()) -> None:
         self._folder = folder
+        self._pools = sorted(pools)
         self._last: IO[bytes] | None = None  # what is in it has been good
 
     def __enter__(self) -> Self:
@@ -74,7 +79,7 @@ class FolderCompiler:
             raise BadDocument(folder.name, "", f"there is no place to compile to: {error.strerror}") from error
         try:
             try:
-                await _fill(out, folder, self._last)
+                await _fill(out, folder, self._pools, self._last)
             except BadDocument:
                 self.close()  # a child that failed begins from nothing the next time
                 raise
@@ -87,11 +92,11 @@ class FolderCompiler:
         return snapshot
 
 
-async def _fill(out: IO[bytes], folder: Path, last: IO[bytes] | None) -> None:
+async def _fill(out: IO[bytes], folder: Path, pools: Sequence[str], last: IO[bytes] | None) -> None:
     """Have the child write to `out`. Raises BadDocument if it does not."""
     try:
         # From a thread: asyncio forks on the loop, which stands still while a large process is copied.
-        child = await _started(folder, out, last)
+        child = await _started(folder, pools, out, last)
     except OSError as error:
         raise BadDocument(folder.name, "", f"the compiler cannot be started: {error.strerror}") from error
     try:
@@ -118,8 +123,10 @@ def _unnamed_file() -> IO[bytes]:
         return os.fdopen(os.memfd_create("oriel-policies"), "w+b")
 
 
-async def _started(folder: Path, out: IO[bytes], last: IO[bytes] | None) -> "subprocess.Popen[bytes]":
-    starting = asyncio.ensure_future(asyncio.to_thread(_start, folder, out, last))
+async def _started(
+    folder: Path, pools: Sequence[str], out: IO[bytes], last: IO[bytes] | None
+) -> "subprocess.Popen[bytes]":
+    starting = asyncio.ensure_future(asyncio.to_thread(_start, folder, pools, out, last))
     try:
         return await asyncio.shield(starting)
     except asyncio.CancelledError:
@@ -129,10 +136,10 @@ async def _started(folder: Path, out: IO[bytes], last: IO[bytes] | None) -> "sub
         raise
 
 
-def _start(folder: Path, out: IO[bytes], last: IO[bytes] | None) -> "subprocess.Popen[bytes]":
+def _start(folder: Path, pools: Sequence[str], out: IO[bytes], last: IO[bytes] | None) -> "subprocess.Popen[bytes]":
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", CHILD, str(folder)],
+        [sys.executable, "-P", "-m", CHILD, str(folder), *pools],
         stdin=subprocess.DEVNULL if last is None else last,
         stdout=out,
         stderr=subprocess.PIPE,

@@ -1,7 +1,7 @@
 """One gRPC call on its way: the permit, the upstream channel, the end. A coroutine's worth of `call.Call`."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import suppress
 from time import monotonic
 
@@ -12,6 +12,7 @@ from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.grpc_again import go_on
 from oriel_gateway.grpc_errors import broken, reported_cost_us
+from oriel_gateway.grpc_model import peek_answer
 from oriel_gateway.grpc_recovery import GrpcRecovery
 from oriel_gateway.limits import Grant, StreamGrant
 from oriel_gateway.loan import Loan
@@ -19,6 +20,7 @@ from oriel_gateway.pools import PoolGate
 from oriel_gateway.targets import Target
 from oriel_gateway.tracing import Mark
 from oriel_policies.documents import Tenant
+from oriel_policies.exchanges import Exchange
 from oriel_policies.queue import Ticket
 from oriel_wire.context import INTERNAL
 from oriel_wire.orca import LOAD_FORMAT
@@ -113,8 +115,10 @@ class GrpcCall(GrpcRecovery):
         self._parked = self._ended = False
         self._asked = False  # for a load report
         self._first_s = self._heard_s = 0.0  # of a stream: its first answer, its latest message either way
-        self._unanswered = 0  # messages of a stream without an answer each
+        self._exchange: Exchange | None = None  # of a stream
         self._loan: Loan | None = None
+        self._messages = 0  # of a stream
+        self._answering = ""  # the model of the latest answer
         self._stream: StreamGrant | None = None  # of one whose tenant has limits
         self._slot = 0
 
@@ -209,17 +213,17 @@ class GrpcCall(GrpcRecovery):
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
-    def moved(self, answer: bytes) -> None:
-        """Bytes that the limiter has not counted yet."""
+    def moved(self, data: bytes, model: str | None = None) -> None:
+        """Bytes that the limiter has not counted yet. model: of a message of a stream, else an answer."""
         if self._stream is not None:
-            self._stream.answered(len(answer), monotonic())
+            self._stream.answered(len(data), self._answering if model is None else model, monotonic())
         elif self.grant is not None:
-            self.grant.move(len(answer), monotonic())
+            self.grant.move(len(data), monotonic())
 
     async def further(self, tenant: Tenant, target: Target, size_bytes: int) -> float:
         """Count a later message of the stream: 0.0, or the seconds until its rate allows it. Raises Refused."""
         if self._stream is None:  # limits that its tenant has had since a moment ago
-            self._stream = StreamGrant(self.grant, monotonic())
+            self._stream = StreamGrant(self.grant, self.target.name, monotonic())
         got = self._gateway.limiter.further(tenant, target, size_bytes, monotonic(), self._stream.held)
         if isinstance(got, float):
             return got
@@ -228,9 +232,10 @@ class GrpcCall(GrpcRecovery):
             if not got.ready:
                 got.waiter = answer = _Answer()
                 await answer.heard
-            self._clock(self._unanswered > 0)
+            if self._exchange is not None:
+                self._clock(self._exchange.at_work)
             if not self._ended:
-                self._stream.took(got, monotonic())
+                self._stream.took(got, target.name, monotonic())
                 took = True
         except Refused as refused:
             if refused.outcome is not Outcome.RATE_LIMITED:
@@ -241,12 +246,13 @@ class GrpcCall(GrpcRecovery):
                 got.settle(0, False, monotonic())
         return 0.0
 
-    def _clock(self, worked: bool) -> None:
-        """What the server did for the stream since the last time, for its limits; nothing while the permit was lent."""
+    def _clock(self, models: Collection[str]) -> None:
+        """What the server did for these models of the stream since the last time, for its limits; nothing while the
+        permit was lent."""
         if self._stream is not None:
             now = monotonic()
             until_s = self._loan.held_until_s(now) if self._loan is not None else now
-            self._stream.worked(until_s if worked else 0.0, 1.0 / max(1, self._gate.admission.inflight), now)
+            self._stream.worked(models, until_s, 1.0 / max(1, self._gate.admission.inflight), now)
 
     def displaced(self) -> None:
         self._fail(
@@ -287,17 +293,18 @@ class GrpcCall(GrpcRecovery):
         self.end(Outcome.ANSWERED)
         return answer
 
-    async def forward_stream(self, method: str, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def forward_stream(self, method: str, messages: AsyncIterator[tuple[str, bytes]]) -> AsyncIterator[bytes]:
         """Both directions at once. The deadline bounds the first answer, then the tier says how long the stream may be
-        silent in both directions and how long it may last."""
+        silent in both directions and how long it may last. messages: with the models they are for."""
         tier = self.tenant.tier
         endpoint = await self.connected()
         endpoint.outstanding += 1
         try:
             self.sent_s = now = monotonic()
             if self.tenant.allowances:
-                self._stream = StreamGrant(self.grant, now)
-            loan = self._loan = Loan(self._gate, self.tenant, stream=True)
+                self._stream = StreamGrant(self.grant, self.target.name, now)
+            exchange = self._exchange = Exchange(self._gate.habits, self.tenant.name)
+            loan = self._loan = Loan(self._gate, self.tenant, exchange, self._ticket)
             longest_s = max(0.0, self.deadline - now) + tier.stream_max_s
             call = endpoint.channel.stream_stream(method, None, None)(
                 self._heard(messages), timeout=longest_s, metadata=self._onward()
@@ -320,13 +327,14 @@ class GrpcCall(GrpcRecovery):
                 while answer is not None:
                     endpoint.heard = True
                     self.bytes_out += len(answer)
-                    self._clock(True)
-                    self._unanswered = max(0, self._unanswered - 1)  # a decoupled model sends more
+                    self._answered(exchange, answer)
                     loan.busy()
                     loan.idle()  # until the client has taken it, or sends more
                     yield answer
-                    if self._unanswered > 0:
+                    if exchange.unanswered > 0:
                         loan.answered()
+                    else:
+                        loan.read()
                     answer = await anext(answers, None)
                     self._heard_s = monotonic()
             finally:
@@ -352,16 +360,29 @@ class GrpcCall(GrpcRecovery):
         tier = self.tenant.tier
         return min(self._heard_s + tier.stream_idle_s, self._first_s + tier.stream_max_s)
 
-    async def _heard(self, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        async for message in messages:
+    def _answered(self, exchange: Exchange, answer: bytes) -> None:
+        model, final = peek_answer(answer)
+        if self._stream is not None:
+            self._answering = model
+            at_work = exchange.at_work
+            self._clock(at_work if final and not model else (*at_work, model) if model not in at_work else at_work)
+        exchange.answered(model, final, monotonic())
+
+    async def _heard(self, messages: AsyncIterator[tuple[str, bytes]]) -> AsyncIterator[bytes]:
+        loan, exchange = self._loan, self._exchange
+        assert loan is not None and exchange is not None
+        async for model, message in messages:
             self._heard_s = monotonic()
-            self._unanswered += 1
-            assert self._loan is not None
             try:
-                await go_on(self._loan, self._gate, self.tenant, self.target, self.size_bytes)
+                await go_on(loan, self._gate, self.tenant, self.target, len(message))
             except Refused as refused:
                 self.refuse(refused)
                 return
+            self._messages += 1
+            if self._stream is not None:
+                self._stream.asks(model, exchange.at_work, monotonic())
+            exchange.asked(model)
+            loan.asked()
             yield message
 
     def refuse(self, refused: Refused) -> None:
@@ -431,21 +452,23 @@ class GrpcCall(GrpcRecovery):
             self._ticket.payload = None
         self._count(outcome, now, error)
         cost_s = 0.0
-        self._clock(self._unanswered > 0)
+        if self._exchange is not None:
+            self._clock(self._exchange.at_work)
         if self.permit_s:
-            lent_s = self._loan.end() if self._loan is not None else 0.0
+            lent_s = self._loan.end(self.cost_us) if self._loan is not None else 0.0
             late = outcome is not Outcome.ANSWERED and now >= self.deadline and not self._first_s
             left = outcome is Outcome.CLIENT_LEFT and not late
             good = None if left else outcome is Outcome.ANSWERED and self.status < 500
             cost_s = gate.leave(
                 self.target,
                 tenant,
-                self._ticket,
+                self._ticket if self._loan is None else None,
                 now - self.permit_s - lent_s,
                 self.cost_us,
                 size_bytes=-1 if self._first_s or self.status >= 300 else self.size_bytes,
                 good=good,
                 late=late,
+                messages=max(1, self._messages),
             )
         if (grant := self.grant) is not None:
             executed = self.sent_s > 0.0 or outcome is Outcome.ANSWERED

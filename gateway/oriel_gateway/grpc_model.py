@@ -14,13 +14,15 @@ from contextlib import suppress
 
 from oriel_wire.errors import BadMessage
 
-__all__ = ["append_model", "append_schedule", "peek_beginning", "peek_model"]
+__all__ = ["append_model", "append_schedule", "peek_answer", "peek_beginning", "peek_model"]
 
 MAX_FIELDS = 4096
 MAX_PEEK = 64 * 1024
 _NAME_TAG, _VERSION_TAG, _PARAMETERS_TAG = 0x0A, 0x12, 0x22
 _KEY_TAG, _VALUE_TAG = 0x0A, 0x12
 _INT64_TAG, _UINT64_TAG = 0x10, 0x28  # of `InferParameter`; which one is tritonclient's choice
+_FINAL = b"\x0a\x15triton_final_response\x12\x02\x08"  # an entry of `parameters` up to the truth of it
+_MAX_ANSWER_FIELDS = 64
 
 
 def peek_model(message: bytes) -> tuple[str, str]:
@@ -90,6 +92,38 @@ def peek_beginning(beginning: bytes) -> tuple[str, str]:
         return found.get(1, b"").decode("ascii"), found.get(2, b"").decode("ascii")
     except UnicodeDecodeError:
         raise BadMessage("model_name and model_version are ASCII") from None
+
+
+def peek_answer(answer: bytes) -> tuple[str, bool | None]:
+    """Of a `ModelStreamInferResponse`: the model that answers, "" if it does not say or cannot be read, and whether
+    this is the last answer to its message; None: it does not say.
+
+    Looks no further than the beginning of the tensors.
+    """
+    model, final = "", None
+    with suppress(BadMessage, UnicodeDecodeError):
+        position, end = 0, len(answer)
+        if answer[:1] == b"\x0a":  # an error: the end of its message
+            size, position = _varint(answer, 1)
+            position += size
+            final = True if size else None
+        if answer[position : position + 1] != b"\x12":
+            return model, final
+        size, position = _varint(answer, position + 1)
+        end = min(end, position + size)
+        for _ in range(_MAX_ANSWER_FIELDS):
+            if position >= end:
+                break
+            tag, position = _varint(answer, position)
+            if tag & 7 != 2 or tag > _PARAMETERS_TAG:
+                break
+            size, position = _varint(answer, position)
+            if tag == _NAME_TAG:
+                model = answer[position : position + size].decode("ascii")
+            elif tag == _PARAMETERS_TAG and final is None and answer.startswith(_FINAL, position):
+                final = answer[position + len(_FINAL) : position + size] == b"\x01"
+            position += size
+    return model, final
 
 
 def append_model(message: bytes, name: str, version: str) -> bytes:

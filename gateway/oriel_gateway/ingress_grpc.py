@@ -26,7 +26,7 @@ from oriel_gateway.grpc_special import GrpcSpecial
 from oriel_gateway.targets import absent, check_model
 from oriel_gateway.tracing import Mark
 from oriel_policies.documents import ApiKey, Pool, Tenant
-from oriel_wire.engine import listener
+from oriel_wire.engine import grpc_drain
 from oriel_wire.engine.large_messages import READ_AHEAD
 from oriel_wire.engine.process import connection_places
 from oriel_wire.engine.tls import Certificates
@@ -91,6 +91,7 @@ class GrpcLimits:
     FIRST_MESSAGE_S = 10.0
     GREETING_S = 10.0
     MAX_CONNECTIONS = 4096
+    AGE_S = 15.0  # of a connection: see `grpc_drain`
     IDLE_S = 300.0  # without a call
     PACE_S = 1.0  # a message that is held back is judged again after this
 
@@ -109,6 +110,8 @@ class GrpcIngress(_GenericHandler):
         self._gateway = gateway
         self._special = GrpcSpecial(gateway, self._forward)
         self._reads = Reads()
+        self._arrivals = grpc_drain.Arrivals()
+        self._age_ms = int(GrpcLimits.AGE_S * 1000)
         self._server: aio.Server | None = None
         self.port = 0
 
@@ -128,6 +131,7 @@ class GrpcIngress(_GenericHandler):
                 # Beside the HTTP port and its upstreams: half of the places it has.
                 ("grpc.max_allowed_incoming_connections", connection_places(2 * GrpcLimits.MAX_CONNECTIONS) // 2),
                 ("grpc.max_connection_idle_ms", int(GrpcLimits.IDLE_S * 1000)),
+                (grpc_drain.MAX_AGE, self._age_ms),
                 # What nobody reads yet is held back after 64 KiB; a message that is read gets a window of its size.
                 ("grpc.http2.bdp_probe", 0),
                 ("grpc.http2.lookahead_bytes", 64 * 1024),
@@ -137,7 +141,7 @@ class GrpcIngress(_GenericHandler):
             ),
             maximum_concurrent_rpcs=GrpcLimits.MAX_CALLS,
         )
-        self._server.add_generic_rpc_handlers((self,))
+        self._server.add_generic_rpc_handlers((self._arrivals, self))
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         if certificates is None:
             self.port = self._server.add_insecure_port(address)
@@ -146,14 +150,9 @@ class GrpcIngress(_GenericHandler):
         await self._server.start()
 
     async def drain(self, grace_s: float) -> None:
-        """Let calls in flight finish, close. As over HTTP, callers are let in for `LAME_DUCK_S` more, while readiness
-        says no: whoever has just looked this server up is sending already."""
-        lame_duck_s = max(0.0, min(grace_s, listener.LAME_DUCK_S))
-        try:
-            await asyncio.sleep(lame_duck_s)
-        finally:
-            if self._server is not None:
-                await self._server.stop(grace_s - lame_duck_s)
+        """Let in nobody new, let calls in flight finish, close: see `grpc_drain`."""
+        if self._server is not None:
+            await grpc_drain.drain(self._server, self.port, self._arrivals, grace_s=grace_s, age_ms=self._age_ms)
         await self._special.close()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes]":
@@ -257,16 +256,17 @@ class GrpcIngress(_GenericHandler):
 
     async def _authorised_stream(
         self, caller: "_Caller", call: GrpcCall, first: bytes, context: "Context"
-    ) -> AsyncIterator[bytes]:
-        yield self._authorised(call, first)
+    ) -> AsyncIterator[tuple[str, bytes]]:
+        """Messages, each with the model it is for."""
+        yield call.target.name, self._authorised(call, first)
         try:
             while isinstance(message := await context.read(), bytes):
                 if is_folded(message):
                     message = await self._unfolded(caller, message)
-                while not await self._judge(caller, call, message):
+                while (model := await self._judge(caller, call, message)) is None:
                     pass  # it was held back
                 call.bytes_in += len(message)
-                yield self._authorised(call, message)
+                yield model, self._authorised(call, message)
         except Refused as refused:
             call.refuse(refused)
 
@@ -274,8 +274,8 @@ class GrpcIngress(_GenericHandler):
         tenant = self._gateway.identify(caller.credentials).tenant
         return await unfold(self._gateway, tenant, message)
 
-    async def _judge(self, caller: "_Caller", call: GrpcCall, message: bytes) -> bool:
-        """Whether a further message of a stream may pass; if not, it was held back for a while. Raises Refused.
+    async def _judge(self, caller: "_Caller", call: GrpcCall, message: bytes) -> str | None:
+        """The model of a further message of a stream that may pass; None: it was held back for a while. Raises Refused.
 
         A stream outlives keys, tokens and documents: a revoked sender sends no further message. Nor may one stream be
         the way around the limits of requests, or of another model than its first.
@@ -286,13 +286,13 @@ class GrpcIngress(_GenericHandler):
         name, version = self._authorise(tenant, "ModelStreamInfer", message)
         _bounded(message, call.gate.pool)
         if not tenant.allowances:
-            call.moved(message)
-            return True
+            call.moved(message, name)
+            return name
         target = gateway.grpc_target(tenant, "ModelStreamInfer", "model", name, version)
         wait_s = await call.further(tenant, target, len(message))
         if wait_s > 0.0:
             await asyncio.sleep(min(wait_s, GrpcLimits.PACE_S))
-        return wait_s <= 0.0
+        return name if wait_s <= 0.0 else None
 
     def _arrived(self, context: "Context") -> "_Caller":
         received_s = monotonic()

@@ -14,6 +14,7 @@ from oriel_policies.admission import Admission, Charges
 from oriel_policies.budget import RetryBudget
 from oriel_policies.concurrency import LearnedLimit
 from oriel_policies.documents import Pool, Tenant
+from oriel_policies.exchanges import Habits
 from oriel_policies.feasibility import AnswerTimes, Verdict
 from oriel_policies.queue import Pushed, SlaQueue, Ticket
 from oriel_wire.h1_response import ResponseMemo
@@ -28,10 +29,14 @@ MOST_CHARGE: Final = 4.0  # times as long as it held its permit: a service may h
 LOOK: Final = 4  # one answer in so many is looked at for how long such calls take
 _MAX_WORKS = 4096
 _NO_TIMES = AnswerTimes()
+_Others = tuple[int, frozenset[str]]  # a band and the tenants of it that are left out
 
 
 class Waiter(Protocol):
-    """Who waits for a permit. Called on the loop, at most once in total."""
+    """Who waits for a permit. Called on the loop, at most once in total. queued_s: since when, monotonic seconds."""
+
+    tenant: Tenant
+    queued_s: float
 
     def admitted(self) -> None:
         """A permit is yours; give it back with `PoolGate.leave`."""
@@ -76,6 +81,7 @@ class PoolGate:
         self._answers = 0
         self._full = False  # something waited when the latest permit came back
         self.charges = Charges()
+        self.habits = Habits()
         self.held_bytes = 0
         self.sticky = StickyChoice[HttpEndpoint](_name)
         self.grpc_sticky = StickyChoice[GrpcEndpoint](_name)
@@ -218,12 +224,13 @@ class PoolGate:
         size_bytes: int,
         good: bool | None,
         late: bool = False,
+        messages: int = 1,
     ) -> float:
         """Give a permit back; the answer is what the call is charged, in seconds.
 
         held_s: from the permit to the upstream's last byte; cost_us: what it reported, or -1; size_bytes: of the
         request, -1 if how long it took says nothing (a stream); good: answered; None: the caller ended it.
-        late: its deadline passed before it was.
+        late: its deadline passed before it was. messages: of a stream; what one of them costs is learned.
         """
         admission = self.admission
         share_s = held_s / (admission.inflight or 1)
@@ -231,7 +238,7 @@ class PoolGate:
         actual_s = cost_us * 1e-6 if cost_us >= 0 else share_s
         fair_s = min(max(actual_s, LEAST_CHARGE * share_s), MOST_CHARGE * held_s)
         admission.leave(held_s)
-        self.charges.learn(target.route, tenant.name, fair_s)
+        self.charges.learn(target.route, tenant.name, fair_s if messages == 1 else fair_s / messages)
         if good and size_bytes >= 0:
             self._answers = answers = self._answers + 1
             if answers % LOOK == 0 and target.work:
@@ -289,23 +296,43 @@ class PoolGate:
             ticket.payload.admitted()
 
     def _lend(self) -> bool:
-        """Take the permit of who does not read or is silent for somebody of a more urgent tier, or another tenant."""
-        queue, whole = self.admission.queue, len(self.owed) < self.admission.limit
+        """Take the permit of who rests, does not read or is silent for somebody else, see `loan`."""
+        queue = self.admission.queue
+        whole, mute = self._sets(self.admission.limit)
+        in_vain: set[_Others] = set()
         for loan in self.lendable:
-            if queue.others_wait(*_others(loan, not loan.stream or (whole and not loan.waits))):
-                loan.lend()
-                return True
+            if not loan.rests:
+                others = _others(loan, whole, mute)
+                if others in in_vain:
+                    continue
+                if not queue.others_wait(*others):
+                    in_vain.add(others)
+                    continue
+            elif not queue.items:
+                continue
+            loan.lend()
+            return True
         return False
 
     def _borrower(self, now: float) -> Ticket | None:
         """Who may have a free permit while some are owed."""
         admission = self.admission
-        whole = len(self.owed) <= admission.limit
-        for band, tenant in dict.fromkeys([_others(loan, whole) for loan in self.owed]):
-            if (ticket := admission.queue.pop_other(band, tenant, now)) is not None:
+        whole, mute = self._sets(admission.limit + 1)
+        for band, tenants in dict.fromkeys([_others(loan, whole, mute) for loan in self.owed]):
+            if (ticket := admission.queue.pop_other(band, tenants, now)) is not None:
                 admission.inflight += 1
                 return ticket
         return None
+
+    def _sets(self, count: int) -> tuple[bool, frozenset[str] | None]:
+        """Whether fewer than `count` permits are owed; if not, but all permits out are silent streams', the tenants
+        of these."""
+        if len(self.owed) < count:
+            return True, None
+        silent = [loan for loan in self.lendable if loan.silent]
+        if len(silent) < self.admission.inflight:
+            return False, None
+        return False, frozenset([loan.tenant.name for loan in (*silent, *self.owed)])
 
     def give_back(self, ticket: Ticket | None) -> None:
         """Give a permit back that was not used: nobody could be asked."""
@@ -330,11 +357,16 @@ class PoolGate:
             await gone.close()
 
 
-def _others(loan: "Loan", tenants: bool) -> tuple[int, str]:
-    """To whom a permit may be lent, as `SlaQueue.others_wait` takes it. tenants: to others of the same tier too; a
-    silent stream's only while no more than one more set of the pool's permits is out."""
+def _others(loan: "Loan", whole: bool, mute: frozenset[str] | None) -> _Others:
+    """To whom a permit may be lent, as `SlaQueue.others_wait` takes it: to a more urgent tier at least. That of a
+    silent stream to other tenants too if there is a set of permits for them (`whole`), else to who is not `mute`."""
     tier, tenant = loan.tenant.tier, loan.tenant.name
-    return (tier.band, tenant) if tenants else (tier.band - 1, "")
+    between_answers = loan.waits and loan.exchange is not None and not loan.pauses
+    if not between_answers and (loan.waits or whole):
+        return tier.band, frozenset((tenant,))
+    if not between_answers and mute is not None:
+        return tier.band, mute
+    return tier.band - 1, frozenset()
 
 
 def _name(endpoint: Standing) -> str:

@@ -6,7 +6,7 @@ from time import monotonic
 from typing import Any
 
 from oriel_gateway.core import Gateway
-from oriel_gateway.pools import PoolGate
+from oriel_gateway.pools import PoolGate, Waiter
 
 __all__ = ["live_queues", "oldest_wait_s", "tiers_of"]
 
@@ -66,7 +66,7 @@ def _pool(gateway: Gateway, gate: PoolGate, now: float) -> dict[str, Any]:
     }
 
 
-def _calls(gate: PoolGate, bands: Iterable[int]) -> Iterator[Any]:
+def _calls(gate: PoolGate, bands: Iterable[int]) -> Iterator[Waiter]:
     queue = gate.admission.queue
     return (ticket.payload for band in bands for ticket in queue.waiting(band) if ticket.payload is not None)
 

@@ -204,15 +204,16 @@ async def open_unit(
             http_socket = bind(settings.http_host, settings.http_port, "HTTP")
         if settings.metrics_port is not None:
             metrics_socket = bind(settings.metrics_host, settings.metrics_port, "metrics")
-        grpc_frontend, grpc_server, grpc_port = GrpcFrontend(surface), None, 0
+        grpc_frontend, grpc_server = GrpcFrontend(surface), None
         if settings.grpc_port is not None:
             # gRPC binds for itself and says little when it cannot: try first.
             bind(settings.grpc_host, settings.grpc_port, "gRPC").close()
-            grpc_server, grpc_port = await open_grpc(
+            grpc_server = await open_grpc(
                 grpc_frontend,
                 settings.grpc_host,
                 settings.grpc_port,
                 max_message_bytes=settings.max_body_bytes,
+                drain_s=settings.drain_s,
                 options=settings.grpc_options,
             )
         encodings = Encodings(settings.max_body_bytes)
@@ -238,7 +239,7 @@ async def open_unit(
                     _refuse_failures(catalog)
                 yield Unit(
                     http_port=http_server.port if http_server is not None else 0,
-                    grpc_port=grpc_port,
+                    grpc_port=grpc_server.port if grpc_server is not None else 0,
                     metrics_port=metrics_socket.getsockname()[1] if metrics_socket is not None else 0,
                     catalog=catalog,
                     surface=surface,
@@ -248,10 +249,10 @@ async def open_unit(
                 surface.stopping = True
                 python.stop()  # a load under way is a request under way: it must not hold the others' end up
                 _log.info("stopping: %d request(s) under way have at most %g s", _under_way(catalog), settings.drain_s)
-                grpc_frontend.stop()
+                grpc_frontend.stop(settings.drain_s)
                 drains: list[Awaitable[None]] = [http_server.drain(settings.drain_s)] if http_server is not None else []
                 if grpc_server is not None:
-                    drains.append(grpc_server.stop(settings.drain_s))
+                    drains.append(grpc_server.drain(settings.drain_s))
                 await asyncio.gather(*drains)
                 if cut := _under_way(catalog):
                     _log.warning("stopping: %d request(s) did not end in time and are cut", cut)

@@ -24,7 +24,7 @@ rebuilt: every operation is O(log n) amortised.
 """
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from enum import Enum
 from heapq import heapify, heappop, heappush, heapreplace
 
@@ -87,6 +87,10 @@ class _Band:
                 heapreplace(active, (flow.virtual, flow.key, flow))
             else:
                 return flow
+
+    def waiting(self, tenants: Collection[str]) -> int:
+        """Tickets of these tenants."""
+        return sum([flow.waiting for tenant in tenants if (flow := self.flows.get(tenant)) is not None])
 
     def enter(self, flow: Flow) -> None:
         """`flow` waits again, or owes less than its entry says: a new one, before which the others are nothing."""
@@ -154,14 +158,13 @@ class SlaQueue:
         flow = found.flows.get(tenant) if found else None
         return (flow.backlog, flow.waiting, flow.behind) if flow else (None, 0, 0)
 
-    def others_wait(self, band: int, tenant: str) -> bool:
-        """Whether somebody waits in a more urgent band than `band`, or another tenant than this one in it."""
+    def others_wait(self, band: int, tenants: Collection[str]) -> bool:
+        """Whether somebody waits in a more urgent band than `band`, or another tenant than these in it."""
         if not self._waiting:
             return False
         if (first := self._waiting[0]) != band:
             return first < band
-        flow = self._bands[band].flows.get(tenant)
-        return self._bands[band].items > (flow.waiting if flow else 0)
+        return self._bands[band].items > self._bands[band].waiting(tenants)
 
     def takes(self, band: int, size_bytes: int) -> bool:
         """Whether `push` would queue a ticket like this that takes room."""
@@ -223,19 +226,19 @@ class SlaQueue:
         band = self._choose()
         return self._take(band, band.next_flow(), now) if band is not None else None
 
-    def pop_other(self, band: int, tenant: str, now: float = 0.0) -> Ticket | None:
+    def pop_other(self, band: int, tenants: Collection[str], now: float = 0.0) -> Ticket | None:
         """`pop` among those whom `others_wait` means; if it is the turn of somebody else, that one keeps it."""
-        if not self.others_wait(band, tenant):
+        if not self.others_wait(band, tenants):
             return None
         chosen = self._choose()
         assert chosen is not None
-        if chosen.number >= band:
-            own = chosen.flows.get(tenant)
-            if chosen.number > band or chosen.items == (own.waiting if own else 0):
-                chosen = self._bands[self._waiting[0]]
+        if chosen.number > band or (chosen.number == band and chosen.items == chosen.waiting(tenants)):
+            chosen = self._bands[self._waiting[0]]
         flow = chosen.next_flow()
-        if chosen.number == band and flow is chosen.flows.get(tenant):
-            flow = min([each for each in chosen.flows.values() if each.waiting and each is not flow], key=_virtual)
+        if chosen.number == band:
+            these = [chosen.flows.get(tenant) for tenant in tenants]
+            if flow in these:
+                flow = min([each for each in chosen.flows.values() if each.waiting and each not in these], key=_virtual)
         return self._take(chosen, flow, now)
 
     def _take(self, band: _Band, flow: Flow, now: float) -> Ticket:

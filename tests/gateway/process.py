@@ -30,8 +30,13 @@ class Process:
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
     def cpu_s(self) -> float:
-        words = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_s(self.pid)
+
+
+def cpu_s(pid: int) -> float:
+    """Seconds that a process has computed."""
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @asynccontextmanager

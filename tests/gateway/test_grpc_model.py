@@ -3,13 +3,15 @@
 The judge is a foreign protobuf parser with Triton's own descriptors (tritonclient's).
 """
 
+from typing import Any
+
 import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from oriel_gateway.grpc_model import MAX_FIELDS, MAX_PEEK, append_model, append_schedule, peek_model
+from oriel_gateway.grpc_model import MAX_FIELDS, MAX_PEEK, append_model, append_schedule, peek_answer, peek_model
 from oriel_wire.errors import BadMessage
 
 
@@ -184,3 +186,38 @@ def test_every_kind_of_request_that_names_a_model_is_held_to_it(message: bytes) 
         except DecodeError:
             continue
         assert (request.name, request.version) == (name, version)
+
+
+def answer(error: str = "", final: bool | None = None, **fields: Any) -> bytes:
+    response = service_pb2.ModelInferResponse(**fields)
+    if final is not None:
+        response.parameters["triton_final_response"].bool_param = final
+    return service_pb2.ModelStreamInferResponse(error_message=error, infer_response=response).SerializeToString()
+
+
+@pytest.mark.parametrize("final", [None, True, False])
+@pytest.mark.parametrize("size", [0, 1, 100, 100_000])
+def test_an_answer_says_its_model_and_whether_it_is_the_last(final: bool | None, size: int) -> None:
+    fields: dict[str, Any] = {"model_version": "1", "id": "x" * min(size, 200), "raw_output_contents": [bytes(size)]}
+    assert peek_answer(answer(final=final, model_name="digits", **fields)) == ("digits", final)
+    assert peek_answer(answer(final=final, **fields)) == ("", final)
+    assert peek_answer(answer("broken", final=final, id="7")) == ("", True)
+    assert peek_answer(answer("broken", model_name="digits")) == ("digits", True)
+
+
+def test_other_parameters_of_an_answer_say_nothing() -> None:
+    response = service_pb2.ModelInferResponse(model_name="digits")
+    response.parameters["sequence_id"].int64_param = 7
+    response.parameters["triton_final_responses"].bool_param = True
+    response.parameters["a"].string_param = "triton_final_response"
+    message = service_pb2.ModelStreamInferResponse(infer_response=response)
+    assert peek_answer(message.SerializeToString()) == ("digits", None)
+    message.infer_response.parameters["triton_final_response"].bool_param = False
+    assert peek_answer(message.SerializeToString()) == ("digits", False)
+
+
+@given(st.binary(max_size=60))
+def test_no_answer_breaks_the_stream(data: bytes) -> None:
+    for beginning in (b"", b"\x0a", b"\x12\x20", b"\x12\x7f\x22\x19", answer(model_name="digits", final=True)[:-9]):
+        model, final = peek_answer(beginning + data)
+        assert isinstance(model, str) and final in (None, True, False)

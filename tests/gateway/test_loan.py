@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,10 +16,13 @@ from tritonclient.grpc import service_pb2
 
 from oriel_gateway import loan as loan_module
 from oriel_gateway.core import Gateway
+from oriel_gateway.grpc_again import go_on
 from oriel_gateway.loan import Loan
 from oriel_gateway.pools import PoolGate
+from oriel_gateway.queues import live_queues
 from oriel_gateway.targets import Target, resolve_grpc
 from oriel_policies.documents import Tenant, compile_documents
+from oriel_policies.exchanges import Exchange, Habits
 from oriel_policies.queue import Ticket
 from oriel_policies.routing import RouteTable
 
@@ -38,7 +41,7 @@ async def test_a_permit_is_lent_once_and_taken_back_once() -> None:
     snapshot = compile_documents(documents([1], max_inflight=1))
     gate = PoolGate(snapshot.pools["p"])
     assert gate.admission.enter()
-    loan = Loan(gate, snapshot.tenants["limited"], stream=True)
+    loan = Loan(gate, snapshot.tenants["limited"], Exchange(Habits(), "t"))
     loan.busy()
     assert gate.admission.inflight == 1
     for _ in range(2):
@@ -110,25 +113,95 @@ async def test_idle_streams_of_a_low_tier_keep_no_permit_from_a_higher_one() -> 
             await settle(lambda: idle(core))
 
 
-async def test_streams_that_rest_but_shortly_lend_to_a_higher_tier_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One small message every 0.4 s kept a permit for ever. Their own tier waits as before: more answers may come."""
+@pytest.mark.parametrize("tier", ["bronze", "gold"])
+async def test_streams_that_rest_but_shortly_lend_to_whoever_waits_at_once(
+    monkeypatch: pytest.MonkeyPatch, tier: str
+) -> None:
+    """One small message every 0.4 s kept a permit for ever, from its own tenant's calls and all of its tier."""
     monkeypatch.setattr(loan_module, "LENT_AFTER_S", 1000.0)
     async with AsyncExitStack() as clients:
-        async with stack(Backend(), max_inflight=2) as (address, core):
+        async with stack(Backend(), files=with_mute(tier)) as (address, core):
             held = [await opened(clients, address, BRONZE) for _ in range(2)]
-            admission = core.pools["p"].admission
-            channel = await clients.enter_async_context(aio.insecure_channel(address))
-            unary = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", None, None)
-            own = asyncio.ensure_future(unary(infer("digits"), metadata=(("x-api-key", BRONZE),), timeout=60))
-            await settle(lambda: len(admission.queue) == 1)
-            for _ in range(3):
-                await unary(infer("digits"), metadata=(("x-api-key", GOLD),), timeout=60)
+            for key in (BRONZE, GOLD, BRONZE, GOLD):
+                await asks(address, key)
                 for messages, call in held:
                     messages.send(infer("digits"))
                     assert await call.read() is not aio.EOF
             for messages, call in held:
                 messages.send(None)
                 assert await call.read() is aio.EOF and await call.code() is grpc.StatusCode.OK
+            await settle(lambda: idle(core) and not core.pools["p"].lendable)
+
+
+class Slowly(Backend):
+    """It answers the next message of each stream when told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = asyncio.Semaphore(0)
+
+    async def stream(self, messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        async for message in messages:
+            async for answer in super().stream(_one(message), context):
+                await self.go.acquire()
+                yield answer
+
+
+@pytest.mark.parametrize("key", [BRONZE, GOLD])
+async def test_a_stream_that_sends_ahead_lets_others_in_between(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    """One with always two messages on their way never rested: it kept its permit for as long as a stream may last."""
+    monkeypatch.setattr(loan_module, "LENT_AFTER_S", 1000.0)
+    backend = Slowly()
+    backend.go.release()
+    async with AsyncExitStack() as clients:
+        async with stack(backend, files=lambda port: one_permit("gold", port)) as (address, core):
+            messages, call = await opened(clients, address, BRONZE)
+            queue = core.pools["p"].admission.queue
+            for _ in range(2):
+                messages.send(infer("digits"))
+            await settle(lambda: len(backend.seen) == 2)
+            waiting = asks(address, key)
+            await settle(lambda: len(queue) == 1)
+            backend.go.release()
+            for _ in range(2):
+                messages.send(infer("digits"))
+            assert await call.read() is not aio.EOF
+            backend.go.release()
+            await waiting
+            for _ in range(3):
+                backend.go.release()
+            for _ in range(3):
+                assert await call.read() is not aio.EOF
+            messages.send(None)
+            assert await call.read() is aio.EOF and await call.code() is grpc.StatusCode.OK
+            await settle(lambda: idle(core))
+
+
+def one_permit(tier: str, port: int) -> dict[str, bytes]:
+    text = documents([port], max_inflight=1)["all.toml"]
+    return {"all.toml": text.replace(b'tier = "bronze"', f'tier = "{tier}"'.encode())}
+
+
+async def test_where_nobody_says_the_last_word_the_tenant_itself_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that answers more than once may still be at work: its tenant would have stream after stream there."""
+    monkeypatch.setattr(loan_module, "LENT_AFTER_S", 1000.0)
+    backend = Twice()
+    backend.more.set()
+    async with AsyncExitStack() as clients:
+        async with stack(backend, files=lambda port: one_permit("gold", port)) as (address, core):
+            messages, call = await opened(clients, address, BRONZE)
+            assert await call.read() is not aio.EOF
+            queue = core.pools["p"].admission.queue
+            own = asks(address, BRONZE)
+            await settle(lambda: len(queue) == 1)
+            other = asks(address, GOLD)
+            await settle(lambda: len(queue) == 2)
+            messages.send(infer("digits"))  # now it is the turn of another tenant
+            await other
+            for _ in range(2):
+                assert await call.read() is not aio.EOF
+            messages.send(None)
+            assert await call.read() is aio.EOF
             await own
             await settle(lambda: idle(core))
 
@@ -179,6 +252,8 @@ async def test_a_stream_that_goes_on_waits_for_its_turn() -> None:
 async def test_a_stream_that_waits_for_its_turn_leaves_the_queue_with_its_client() -> None:
     async with waiting_stream(1) as (backend, core, _, call, busy):
         assert backend.hold is not None
+        pool = live_queues(core)["p"]  # which it had made a failure, and /metrics too
+        assert pool["waiting"]["bronze"] == 1 and [each["tenant"] for each in pool["tenants"]] == ["b"]
         call.cancel()
         await settle(lambda: len(core.pools["p"].admission.queue) == 0)
         backend.hold.set()
@@ -413,7 +488,7 @@ def test_what_was_lent_is_not_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = SimpleNamespace(admission=SimpleNamespace(inflight=1), pump=lambda: None, lendable={}, owed={})
     now = 100.0
     monkeypatch.setattr(loan_module, "monotonic", lambda: now)
-    loan = Loan(cast(PoolGate, gate), cast(Tenant, None), stream=True)
+    loan = Loan(cast(PoolGate, gate), cast(Tenant, None), Exchange(Habits(), "t"))
     loan._since_s = now
     now += 1.0
     loan._look()
@@ -428,29 +503,64 @@ class _Call:
     def __init__(self, gate: PoolGate, tenant: Tenant, target: Target, stream: bool) -> None:
         self.gate, self.tenant, self.target = gate, tenant, target
         self.ticket: Ticket | None = None
-        self.loan = Loan(gate, tenant, stream=True) if stream else None
-        self.has = gate.admission.enter()
-        if not self.has:
+        self.exchange = Exchange(gate.habits, tenant.name)
+        self.loan = Loan(gate, tenant, self.exchange) if stream else None
+        self.asking: asyncio.Task[None] | None = None
+        self.has = False
+        if gate.admission.enter():
+            self.admitted()
+        else:
             self.ticket = gate.wait(self, tenant, target, received_s=0.0, deadline=1e12, size_bytes=0)
             gate.pump()
 
     def admitted(self) -> None:
         self.has = True
+        if self.loan is not None:
+            self.exchange.asked("m")
+            self.loan.asked()
 
     def displaced(self) -> None:
         raise AssertionError
 
+    @property
+    def waits(self) -> bool:
+        """For a permit."""
+        return not self.has or (self.asking is not None and not self.asking.done())
+
     def silent(self) -> None:
         """What its timer would find."""
         if self.has and self.loan is not None and not self.loan.lent:
-            self.loan._moved_s, self.loan._since_s = 1e-9, 0.0
+            if self.exchange.unanswered:
+                self.loan._moved_s = 1e-9
+            else:
+                self.loan._since_s = 1e-9
             self.loan._look()
 
     def answered(self) -> None:
-        if self.has and self.loan is not None:
+        """All messages are, and the client has read it."""
+        if self.has and self.loan is not None and self.exchange.unanswered:
+            self.exchange.answered("m", True, 0.0)
             self.loan.busy()
+            self.loan.idle()
+            if self.exchange.unanswered:
+                self.loan.answered()
+            else:
+                self.loan.read()
 
-    def end(self) -> None:
+    def asks(self) -> None:
+        if self.has and self.loan is not None and (self.asking is None or self.asking.done()):
+            self.asking = asyncio.create_task(self._ask(self.loan))
+
+    async def _ask(self, loan: Loan) -> None:
+        await go_on(loan, self.gate, self.tenant, self.target, 1)
+        self.exchange.asked("m")
+        loan.asked()
+
+    async def end(self) -> None:
+        if self.asking is not None:
+            self.asking.cancel()
+            with suppress(asyncio.CancelledError):
+                await self.asking
         if self.has:
             if self.loan is not None:
                 self.loan.end()
@@ -459,46 +569,127 @@ class _Call:
             assert self.ticket is not None and self.gate.forget(self.ticket)
 
 
-@settings(max_examples=200, deadline=None)
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(["stream", "stream", "call", "silent", "silent", "answered", "end", "end"]),
-            st.integers(0, 2),
-            st.integers(0, 30),
-        ),
-        max_size=120,
-    )
-)
-def test_whoever_is_silent_the_permits_are_right(operations: list[tuple[str, int, int]]) -> None:
-    """Every permit is somebody's, none is free while anybody waits, and the lowest tier has only the pool's."""
-    text = documents([1], max_inflight=3)["all.toml"]
-    snapshot = compile_documents({"all.toml": text})
-    gate = PoolGate(snapshot.pools["p"])
+LIMIT = 3
+WHAT = ["stream", "stream", "streams", "call", "hush", "silent", "answered", "answered", "asks", "asks", "end", "end"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(WHAT), st.integers(0, 3), st.integers(0, 30)), max_size=120))
+def test_whatever_streams_do_the_permits_are_right(operations: list[tuple[str, int, int]]) -> None:
+    """Every permit is somebody's, and none is kept by who rests, or by the silent alone, while somebody waits."""
+    loan_module.LENT_AFTER_S = 30.0  # no timer but `silent`
+    asyncio.run(_do(operations))
+
+
+@pytest.mark.parametrize("cost_us, charged_s", [(-1, 3.0), (5_000_000, 5.0), (100_000, 1.2)])
+async def test_each_turn_of_a_stream_is_charged_when_it_is_over(
+    monkeypatch: pytest.MonkeyPatch, cost_us: int, charged_s: float
+) -> None:
+    """It was at the stream's end: till then its messages had their turns for nothing, before those of other tenants."""
+    gate, tenants, target = _gate()
+    gate.admission.limit, gate.learned = 1, None
+    now = 100.0
+    monkeypatch.setattr(loan_module, "monotonic", lambda: now)
+    other = _Call(gate, tenants[1], target, False)
+    stream = _Call(gate, tenants[0], target, True)
+    assert stream.loan is not None and stream.ticket is not None
+    await other.end()
+    loan = stream.loan
+    loan.ticket, stream.ticket = stream.ticket, None
+    flow = loan.ticket._flow
+    assert flow is not None and stream.has
+    waiting = [_Call(gate, tenants[1], target, False) for _ in range(2)]
+    now += 1.0
+    stream.answered()
+    assert loan.free and waiting[0].has and flow.virtual == 1.0
+    now += 7.0  # for which it has no permit
+    stream.asks()
+    await asyncio.sleep(0)
+    for call in waiting:
+        await call.end()
+    await asyncio.sleep(0)
+    assert not loan.lent and flow.virtual == 1.0 + 0.01, "an estimate"
+    now += 2.0
+    loan.end(cost_us)
+    assert flow.virtual == pytest.approx(charged_s) and loan._total_s == 7.0
+    assert stream.asking is not None
+    await stream.asking
+    gate.leave(target, stream.tenant, None, 3.0, cost_us, -1, True)
+    assert gate.admission.inflight == 0
+
+
+async def test_tenants_of_mute_streams_leave_a_third_one_a_permit_at_a_time() -> None:
+    """Two that lent to each other had all permits until `stream_idle_ms`."""
+    gate, tenants, target = _gate()
+    mute = [_Call(gate, tenant, target, True) for tenant in tenants[:2] for _ in range(LIMIT)]
+    for call in (*mute, *mute):
+        call.silent()
+    third = [_Call(gate, tenants[2], target, False) for _ in range(4)]
+    more = _Call(gate, tenants[0], target, False)
+    for number in range(4):
+        assert len(gate.owed) == LIMIT + 1 and gate.admission.inflight == LIMIT
+        (served,) = [call for call in third if call.has]
+        third.remove(served)
+        await served.end()
+        assert len(third) == 3 - number and not more.has
+    assert len(gate.owed) == LIMIT, "one set more than the pool has, as before"
+    for call in (*mute, more):
+        await call.end()
+    assert gate.admission.inflight == 0 and not gate.owed and not gate.lendable
+
+
+def _gate() -> tuple[PoolGate, list[Tenant], Target]:
+    more = f'[tenants.h]\ntier = "gold"\nmodels = ["*"]\nkeys = [{{ sha256 = "{"0" * 64}" }}]\n'
+    snapshot = compile_documents(documents([1], max_inflight=LIMIT, extra=more))
     tenants = sorted(snapshot.tenants.values(), key=lambda each: each.tier.band)
-    assert {each.tier.name for each in tenants} == {"gold", "bronze"}
+    assert [each.tier.name for each in tenants] == ["gold", "gold", "gold", "bronze"]
     target = resolve_grpc("model", "digits", "", "ModelStreamInfer", tenants[0], RouteTable(snapshot.routes))
+    return PoolGate(snapshot.pools["p"]), tenants, target
+
+
+async def _do(operations: list[tuple[str, int, int]]) -> None:
+    gate, tenants, target = _gate()
     calls: list[_Call] = []
     for what, whose, number in operations:
-        if what in ("stream", "call"):
-            calls.append(_Call(gate, tenants[whose % len(tenants)], target, what == "stream"))
+        if what in ("stream", "streams", "call"):
+            count = LIMIT if what == "streams" else 1
+            calls.extend([_Call(gate, tenants[whose], target, what != "call") for _ in range(count)])
+        elif what == "hush":
+            for call in calls:
+                call.silent()
         elif calls:
             call = calls[number % len(calls)]
             if what == "end":
                 calls.remove(call)
-                call.end()
+                await call.end()
             else:
                 getattr(call, what)()
-        lent = [call for call in calls if call.loan is not None and call.loan.lent]
-        assert gate.admission.inflight == sum([call.has for call in calls]) - len(lent)
-        assert set(gate.owed) == {call.loan for call in lent}
-        assert sum([call.has for call in calls if call.tenant is tenants[-1]]) <= 3
-        waiting = [call for call in calls if not call.has]
-        assert len(waiting) == len(gate.admission.queue)
-        if waiting or gate.owed:
-            assert gate.admission.inflight >= 3
-        urgent = min([call.tenant.tier.band for call in waiting], default=9)
-        assert not [each for each in gate.lendable if each.tenant.tier.band > urgent], "it would be lent"
+        for _ in range(4):
+            await asyncio.sleep(0)
+        _check(gate, calls, tenants)
     for call in calls:
-        call.end()
-    assert not gate.owed and not gate.lendable and gate.admission.inflight == 0
+        await call.end()
+    assert not gate.owed and not gate.lendable and gate.admission.inflight == 0 and gate.held_bytes == 0
+
+
+def _check(gate: PoolGate, calls: list[_Call], tenants: list[Tenant]) -> None:
+    streams = [(call, call.loan) for call in calls if call.loan is not None]
+    lent = [loan for _, loan in streams if loan.lent]
+    inflight, queue = gate.admission.inflight, gate.admission.queue
+    assert inflight == sum([call.has for call in calls]) - len(lent)
+    assert set(gate.owed) == {loan for loan in lent if not loan.free}
+    at_work = [call for call in calls if call.has and not (call.loan is not None and call.loan.free)]
+    assert sum([call.tenant is tenants[-1] for call in at_work]) <= LIMIT
+    waiting = [call for call in calls if call.waits and not (call.loan is not None and call.has and not call.loan.free)]
+    assert len(waiting) == len(queue)
+    if waiting:
+        assert not [loan for _, loan in streams if loan.rests], "who rests keeps no permit from anybody"
+    if waiting or gate.owed:
+        assert inflight >= LIMIT
+    urgent = min([call.tenant.tier.band for call in waiting], default=9)
+    assert not [each for each in gate.lendable if each.tenant.tier.band > urgent], "it would be lent"
+    silent = [loan for loan in gate.lendable if loan.silent]
+    if len(silent) == inflight and any(loan.tenant.tier.band >= urgent for loan in silent):
+        mute = {loan.tenant.name for loan in (*silent, *gate.owed)}
+        first = [call for call in waiting if call.tenant.tier.band == urgent]
+        assert not [call for call in first if call.tenant.name not in mute], "the silent keep all from who is not"

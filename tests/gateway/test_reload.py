@@ -9,15 +9,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 import pytest
 
 from oriel_gateway import compiler, reload
 from oriel_gateway.admin import admin_app
+from oriel_gateway.app import compiler_of, load
 from oriel_gateway.compiler import FolderCompiler, compile_folder
 from oriel_gateway.core import Gateway
 from oriel_gateway.reload import CALM_S, Reloader
+from oriel_gateway.settings import Settings
 from oriel_gateway.sources import FolderSource, Stamp
 from oriel_policies.documents import Snapshot, compile_documents
 from oriel_policies.documents.packed import decoded
@@ -448,10 +450,10 @@ async def test_a_compiler_whose_start_is_cancelled_is_ended(tmp_path: Path, monk
     started: list[subprocess.Popen[bytes]] = []
     entered, go = threading.Event(), threading.Event()
 
-    def start(folder: Path, out: IO[bytes], last: IO[bytes] | None) -> "subprocess.Popen[bytes]":
+    def start(*args: Any) -> "subprocess.Popen[bytes]":
         entered.set()
         go.wait(10)
-        started.append(real(folder, out, last))
+        started.append(real(*args))
         return started[0]
 
     monkeypatch.setattr(compiler, "_start", start)
@@ -579,3 +581,41 @@ async def test_a_mistake_in_another_file_does_not_keep_a_dropped_key_alive(
             await reloader.look()
             assert await statuses() == (200, 401)
             assert (core.documents.withdrawn_keys, core.documents.adopted) == (0, 2)
+
+
+@pytest.mark.parametrize("lines", [0, 50])
+async def test_a_pool_of_the_command_line_that_is_gone_does_not_keep_a_dropped_key_alive(
+    up: Upstream, tmp_path: Path, lines: int
+) -> None:
+    """Documents that were good but for the pool that --endpoint names withdrew nothing, nor did any after them."""
+    base = documents([up.port])["all.toml"].decode()
+    tenant = {name: f'[tenants.{name}]\ntier = "gold"\nmodels = ["*"]\n' for name in ("one", "two")}
+    key = 'keys = [{{ sha256 = "{}", name = "k" }}]\n'
+    good = {f"{name}.toml": (text + key.format(digest(name))).encode() for name, text in tenant.items()}
+    good["all.toml"] = base.encode()
+    if lines:
+        rows = [json.dumps({"name": f"n{n}", "tier": "gold", "models": ["*"]}) for n in range(lines)]
+        good["tenants.ndjson"] = "\n".join(rows).encode()
+    write(tmp_path, good)
+    source = FolderSource(tmp_path)
+    settings = Settings(policies=tmp_path, endpoints={"p": (("127.0.0.1", up.port),)})
+    with compiler_of(settings) as folder:
+        await load(settings, folder)
+        async with gateway(good) as (port, core), Client(port) as one, Client(port) as two:
+            reloader = Reloader(core, source, lambda: load(settings, folder), seen=source.stamp())
+
+            async def statuses() -> tuple[int, int]:
+                return (await one.ask(INFER, key="one")).status, (await two.ask(INFER, key="two")).status
+
+            assert await statuses() == (200, 200)
+            renamed = base.replace("[pools.p]", "[pools.q]").replace('pool = "p"', 'pool = "q"').encode()
+            write(tmp_path, {"all.toml": renamed, "one.toml": tenant["one"].encode()})
+            await reloader.look()
+            assert await statuses() == (401, 200)
+            assert "no pool is named 'p', only q: add [pools.p]" in str(core.documents.mistakes[0])
+            write(tmp_path, {"two.toml": tenant["two"].encode()})
+            await reloader.look()
+            assert await statuses() == (401, 401)
+            write(tmp_path, good)
+            await reloader.look()
+            assert await statuses() == (200, 200) and core.documents.withdrawn_keys == 0

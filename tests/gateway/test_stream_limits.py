@@ -7,13 +7,16 @@ from typing import Any
 import grpc
 import pytest
 from grpc import aio
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
 from oriel_gateway import core as core_module
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.identity import identify
-from oriel_gateway.limits import Grant, StreamGrant
+from oriel_gateway.limits import Grant, StreamGrant, streams
 from oriel_policies.documents import ApiKey, compile_documents
+from oriel_policies.exchanges import Exchange, Habits
 
 from .stack import BRONZE, GOLD, digest, documents
 from .test_ingress_grpc import Backend, idle, stack
@@ -208,7 +211,8 @@ def compute_left(desk: Desk, grant: Grant, model: str) -> float:
     return meter.left(desk.now)[0]
 
 
-def test_a_streams_computing_counts_for_a_model_from_when_it_is_named() -> None:
+def test_a_streams_computing_counts_for_the_models_that_are_at_work() -> None:
+    """What came of the second model was charged to the first as well, and what a server says of the whole."""
     desk = Desk(
         """limits = [
             { model = "small", compute_ms_per_day = 10000 },
@@ -216,23 +220,24 @@ def test_a_streams_computing_counts_for_a_model_from_when_it_is_named() -> None:
         ]"""
     )
     first = desk.take("small")
-    stream = StreamGrant(first, desk.now)
+    stream = StreamGrant(first, "small", desk.now)
     desk.now += 1.0
-    stream.worked(desk.now, 1.0, desk.now)  # for the small one only
+    stream.worked(["small"], desk.now, 1.0, desk.now)  # for the small one only
 
     later = desk.limiter.further(desk.tenant, desk.target("big"), 0, desk.now, stream.held)
     assert isinstance(later, Grant)
-    stream.took(later, desk.now)
+    stream.took(later, "big", desk.now)
+    stream.asks("big", [], desk.now)
     assert compute_left(desk, later, "big") == 990_000.0
     desk.now += 0.5
-    stream.worked(desk.now, 1.0, desk.now)
+    stream.worked(["big"], desk.now, 1.0, desk.now)
     assert compute_left(desk, later, "big") == 490_000.0, "counted while the stream goes on"
     again = desk.limiter.further(desk.tenant, desk.target("big"), 0, desk.now, stream.held)
     assert isinstance(again, Grant)
-    stream.took(again, desk.now)
+    stream.took(again, "big", desk.now)
     assert compute_left(desk, later, "big") == 490_000.0, "one message's worth is reserved"
     desk.now += 0.5
-    stream.worked(desk.now, 1.0, desk.now)
+    stream.worked(["big"], desk.now, 1.0, desk.now)
     with pytest.raises(Refused) as caught:  # long before it ends
         desk.limiter.further(desk.tenant, desk.target("big"), 0, desk.now, stream.held)
     assert caught.value.outcome is Outcome.QUOTA_EXCEEDED
@@ -242,4 +247,143 @@ def test_a_streams_computing_counts_for_a_model_from_when_it_is_named() -> None:
     (slots,) = [meter for meter in big if meter.bound.slots]
     assert slots.left(desk.now)[0] == 2
     assert [meter.left(desk.now)[0] for meter in big if not meter.bound.slots] == [600_000.0]
-    assert [meter.left(desk.now)[0] for meter in small] == [9_200_000.0]
+    assert [meter.left(desk.now)[0] for meter in small] == [9_600_000.0]
+
+
+BOTH = """limits = [
+    { model = "small", compute_ms_per_day = 1000000, bytes_per_s = 1000, bytes_burst = 10000 },
+    { model = "big", compute_ms_per_day = 1000000, bytes_per_s = 1000, bytes_burst = 10000 },
+    { model = "*", compute_ms_per_day = 1000000 },
+]"""
+
+
+class Mixed:
+    """A stream of two models with limits of each and one of both."""
+
+    def __init__(self) -> None:
+        self.desk = desk = Desk(BOTH)
+        first = desk.take("small")
+        self.stream = StreamGrant(first, "small", desk.now)
+        further = desk.limiter.further(desk.tenant, desk.target("big"), 0, desk.now, self.stream.held)
+        assert isinstance(further, Grant)
+        self.stream.took(further, "big", desk.now)
+        self.meters = {meter.bound.name: meter for grant in (first, further) for meter in grant.meters}
+        self._before = self._used()
+
+    def _used(self) -> dict[str, float]:
+        return {name: meter.bound.limit - meter.left(self.desk.now)[0] for name, meter in self.meters.items()}
+
+    def used(self) -> tuple[float, float, float]:
+        """Microseconds of computing beyond what was reserved: of the small one, of the big one, of both together."""
+        used = self._used()
+        names = ("model:small/compute-day", "model:big/compute-day", "model:*/compute-day")
+        small, big, both = (used[name] - self._before[name] for name in names)
+        return small, big, both
+
+    def bytes(self) -> tuple[float, float]:
+        used = self._used()
+        return used["model:small/bytes"], used["model:big/bytes"]
+
+
+def test_an_answers_bytes_count_for_the_model_it_names() -> None:
+    mixed = Mixed()
+    now = mixed.desk.now
+    mixed.stream.answered(3000, "small", now)
+    assert mixed.bytes() == (3000, 0)
+    mixed.stream.answered(500, "big", now)
+    assert mixed.bytes() == (3000, 500)
+    for unknown in ("", "other"):
+        mixed.stream.answered(100, unknown, now)
+    assert mixed.bytes() == (3200, 700), "it may be of either"
+
+
+def test_limits_of_a_streams_models_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "_MAX_MODELS", 3)
+    mixed = Mixed()
+    now = mixed.desk.now
+    for n in range(5):
+        further = mixed.desk.limiter.further(mixed.desk.tenant, mixed.desk.target(f"m{n}"), 0, now, mixed.stream.held)
+        assert isinstance(further, Grant)
+        mixed.stream.took(further, f"m{n}", now)
+    for n in range(5):
+        mixed.stream.answered(100, f"m{n}", now)
+    assert len(mixed.stream._models) == 3 and mixed.bytes() == (400, 400), "all but the third model's"
+
+
+def test_a_model_that_says_more_was_at_work_all_the_time() -> None:
+    """A stream's cheap messages between two answers of a dear one do not pay for it."""
+    mixed = Mixed()
+    stream, desk = mixed.stream, mixed.desk
+    stream.asks("big", [], desk.now)
+    desk.now += 1.0
+    stream.worked(["big"], desk.now, 1.0, desk.now)  # its first answer
+    for _ in range(9):
+        desk.now += 0.1
+        stream.asks("small", [], desk.now)
+        desk.now += 0.1
+        stream.worked(["small"], desk.now, 1.0, desk.now)
+    stream.worked(["big"], desk.now, 1.0, desk.now)  # its second
+    small, big, _ = mixed.used()
+    assert abs(small - 900_000) < 20 and abs(big - 2_800_000) < 20
+    stream.settle(2_800_000, desk.now)
+    for used in mixed.used()[1:]:
+        assert abs(used + 10_000 - 2_800_000) < 20, "at the end both pay the whole"
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["ask", "answer", "pause"]), st.sampled_from(["small", "big"]), st.integers(1, 50)),
+        max_size=60,
+    ),
+    st.integers(0, 3_000_000),
+)
+def test_each_model_pays_for_the_time_that_it_was_at_work(operations: list[tuple[str, str, int]], cost_us: int) -> None:
+    mixed = Mixed()
+    stream, desk, exchange = mixed.stream, mixed.desk, Exchange(Habits(), "t")
+    at_work = {"small": 0, "big": 0}
+    truth = {"small": 0.0, "big": 0.0, "both": 0.0}
+    for what, model, ms in operations:
+        for name, count in at_work.items():
+            truth[name] += ms * 1e3 if count else 0.0
+        truth["both"] += ms * 1e3 if any(at_work.values()) else 0.0
+        desk.now += ms * 1e-3
+        if what == "ask":
+            stream.worked(exchange.at_work, desk.now, 1.0, desk.now)
+            stream.asks(model, exchange.at_work, desk.now)
+            exchange.asked(model)
+            at_work[model] += 1
+        elif what == "answer" and at_work[model]:
+            stream.worked(exchange.at_work, desk.now, 1.0, desk.now)
+            exchange.answered(model, None, desk.now)
+            at_work[model] -= 1
+    stream.worked(exchange.at_work, desk.now, 1.0, desk.now)
+    for used, true in zip(mixed.used(), truth.values(), strict=True):
+        assert abs(used - true) <= len(operations) + 1
+    stream.settle(cost_us, desk.now)
+    if truth["both"]:
+        reserved = 10_000
+        for used, true in zip(mixed.used(), truth.values(), strict=True):
+            assert abs(used + reserved - cost_us * true / truth["both"]) <= cost_us * 0.01 + reserved * 2
+
+
+class Wide(Backend):
+    """Its model `digits` answers with 50 kB."""
+
+    async def stream(self, messages: AsyncIterator[bytes], context: object) -> AsyncIterator[bytes]:
+        async for message in messages:
+            name = service_pb2.ModelInferRequest.FromString(message).model_name
+            raw = [bytes(50_000)] if name == "digits" else []
+            response = service_pb2.ModelInferResponse(model_name=name, raw_output_contents=raw)
+            yield service_pb2.ModelStreamInferResponse(infer_response=response).SerializeToString()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_what_one_model_answers_is_not_charged_to_another(shared: bool) -> None:
+    """All answers of a stream counted for every model that it had named: 100 kB held the other one back for 99 s."""
+    files = limited('limits = [{ model = "big", bytes_per_s = 1000, bytes_burst = 1000 }]')
+    async with stack(Wide(), files=lambda p: widen(files(p)), shared=shared) as (address, _):
+        async with asyncio.timeout(30):
+            names = ["big", "digits", "digits", "big"]
+            assert await send(address, [infer(name) for name in names]) == names
+            assert await send(address, [infer("big")]) == ["big"]

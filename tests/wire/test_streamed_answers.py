@@ -2,11 +2,13 @@
 
 import asyncio
 import socket
+import sys
 from collections.abc import AsyncIterator
 
 import pytest
 
 from oriel_wire.engine.buffered import Exchange, HttpLimits, HttpServer, serve
+from oriel_wire.engine.kernel import UNSENT_BYTES
 
 
 class Held:
@@ -147,3 +149,19 @@ async def test_a_started_answer_cannot_be_given_whole(held: tuple[Held, HttpServ
     with pytest.raises(RuntimeError, match="begun"):
         handler.exchanges[0].respond(200, [])
     writer.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other kernels may not know this bound")
+async def test_the_kernel_takes_little_of_an_answer_that_nobody_reads(held: tuple[Held, HttpServer]) -> None:
+    """It took 2.6 MiB for each reader, on no budget: copied twice, and for nobody."""
+    handler, server = held
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", server.port))
+        client.send(GET)
+        await until(lambda: handler.exchanges)
+        size = 8 << 20
+        handler.exchanges[0].write(bytes(size))
+        (connection,) = server.connections
+        assert size - connection.transport.get_write_buffer_size() < 3 * UNSENT_BYTES

@@ -8,19 +8,18 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import msgspec
-
+from oriel_cli.load.answers import MAX_JUDGED_BYTES, Body, body_of, http_reason, shown, stream_fault
 from oriel_cli.load.bodies import Prepared
 from oriel_cli.load.tally import Outcome
 from oriel_wire.engine.upstream import Endpoint, UpstreamConnection
 from oriel_wire.errors import UpstreamError, UpstreamUnreachable
 from oriel_wire.h1_response import ResponseHead
+from oriel_wire.v2 import grpc as v2_grpc
 
-__all__ = ["GrpcSender", "HttpSender", "Sender", "Ticket", "http_reason"]
+__all__ = ["GrpcSender", "HttpSender", "Sender", "Ticket"]
 
-MAX_REFUSAL_BYTES = 64 * 1024
-MAX_REASON_CHARS = 60
 GOOD = Outcome("good")
+STREAM = f"/{v2_grpc.SERVICE}/ModelStreamInfer"
 
 
 class Ticket:
@@ -79,12 +78,13 @@ class HttpSender:
 class _HttpAnswer:
     """One request's ResponseSink."""
 
-    __slots__ = ("_head", "_refusal", "_request", "_ticket", "connection")
+    __slots__ = ("_body", "_head", "_refusal", "_request", "_ticket", "connection")
 
     def __init__(self, ticket: Ticket, request: bytes) -> None:
         self._ticket = ticket
         self._request = request
         self._head: ResponseHead | None = None
+        self._body: Body | None = None  # of a good status
         self._refusal = b""
         self.connection: UpstreamConnection | None = None
 
@@ -95,17 +95,25 @@ class _HttpAnswer:
 
     def response(self, head: ResponseHead, data: bytes, complete: bool) -> None:
         self._head = head
+        # Most answers are here at once, as long as they said and without the word: there is nothing to look for.
+        at_once = complete and head.content_length is not None and b"error" not in data
+        if 200 <= head.status < 300 and not at_once:
+            self._body = body_of(head)
         self.response_data(data, complete)
 
     def response_data(self, data: bytes, complete: bool) -> None:
         head = self._head
         assert head is not None
-        good = 200 <= head.status < 300
-        if not good and len(self._refusal) < MAX_REFUSAL_BYTES:
+        good, body = 200 <= head.status < 300, self._body
+        if body is not None:
+            body.add(data)
+        elif not good and len(self._refusal) < MAX_JUDGED_BYTES:
             self._refusal += data
         if complete:
             self.connection = None
-            self._ticket.ended(self._ticket, GOOD if good else self._refused(head))
+            fault = body.fault() if body is not None else ""
+            outcome = Outcome("failed", f"{head.status} {fault}") if fault else GOOD if good else self._refused(head)
+            self._ticket.ended(self._ticket, outcome)
 
     def failed(self, error: UpstreamError) -> None:
         self.connection = None
@@ -120,30 +128,16 @@ class _HttpAnswer:
         return Outcome("refused", reason, _seconds(head.get("retry-after")))
 
 
-def http_reason(body: bytes) -> str:
-    """The machine-readable reason in a refusal's body (`reason`, or `error.reason`); empty if there is none."""
-    try:
-        document = msgspec.json.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return ""
-    error = document.get("error") if isinstance(document, dict) else None
-    for place in (document, error):
-        if isinstance(place, dict) and isinstance(found := place.get("reason"), str):
-            return _shown(found)
-    return ""
-
-
-def _shown(reason: str) -> str:
-    return "".join(char for char in reason[:MAX_REASON_CHARS] if char.isprintable())
-
-
 def _seconds(text: str | None) -> float | None:
     # The other form, a date, is counted as none: no server of this field sends it.
     return float(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
 class GrpcSender:
-    """Unary calls over a few channels of grpc.aio, in turn; messages stay bytes."""
+    """Calls over a few channels of grpc.aio, in turn; messages stay bytes.
+
+    ModelStreamInfer: one message per call, answered by all that come until the stream ends.
+    """
 
     def __init__(self, prepared: Prepared, channels: int, *, deadline_s: float | None) -> None:
         import grpc
@@ -153,7 +147,9 @@ class GrpcSender:
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
         target = f"{prepared.host}:{prepared.port}"
         self._channels = [grpc.aio.insecure_channel(target, options=options) for _ in range(channels)]
-        self._calls = [channel.unary_unary(prepared.path, None, None) for channel in self._channels]
+        self._exchange = self._stream if prepared.path == STREAM else self._unary
+        kind = "unary_stream" if prepared.path == STREAM else "unary_unary"
+        self._calls = [getattr(channel, kind)(prepared.path, None, None) for channel in self._channels]
         self._body = prepared.body
         self._metadata = tuple(prepared.fields)
         self._deadline_s = deadline_s
@@ -177,7 +173,7 @@ class GrpcSender:
         for channel in self._channels:
             await channel.close(None)
 
-    async def _exchange(self, call: Any, ticket: Ticket) -> None:
+    async def _unary(self, call: Any, ticket: Ticket) -> None:
         try:
             await call(self._body, timeout=self._deadline_s, metadata=self._metadata)
         except self._error as error:
@@ -185,11 +181,24 @@ class GrpcSender:
         else:
             ticket.ended(ticket, GOOD)
 
+    async def _stream(self, call: Any, ticket: Ticket) -> None:
+        fault, begun = "", False
+        try:
+            async for message in call(self._body, timeout=self._deadline_s, metadata=self._metadata):
+                begun = True
+                fault = fault or stream_fault(message)
+        except self._error as error:
+            outcome = _grpc_refusal(error)
+            # What has begun is refused no more.
+            ticket.ended(ticket, Outcome("failed", outcome.reason) if begun else outcome)
+        else:
+            ticket.ended(ticket, Outcome("failed", f"OK {fault}") if fault else GOOD)
+
 
 def _grpc_refusal(error: Any) -> Outcome:
     trailers = {str(name): value for name, value in error.trailing_metadata() or ()}
     reason = trailers.get("x-oriel-reason", "")
-    name = f"{error.code().name} {_shown(reason) if isinstance(reason, str) else ''}".strip()
+    name = f"{error.code().name} {shown(reason) if isinstance(reason, str) else ''}".strip()
     wait = trailers.get("retry-after")
     # What the client library says by itself when nobody answers has no trailers.
     if not trailers and name in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"):

@@ -17,6 +17,7 @@ from oriel_inference.servers.repository_api import GrpcRepository
 from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.stream import StreamFrontend
 from oriel_inference.servers.surface import EXTENSIONS, SERVER_VERSION, Surface
+from oriel_wire.engine import grpc_drain
 from oriel_wire.engine.large_messages import LargeMessages
 from oriel_wire.errors import BadMessage, StartFailed
 from oriel_wire.v2.grpc import HEALTH_METHODS, HEALTH_SERVICE, METHODS, SERVICE
@@ -24,7 +25,7 @@ from oriel_wire.v2.metadata import metadata_message
 from oriel_wire.v2.proto import health_pb2, v2_pb2
 from oriel_wire.v2.proto_cost import parse
 
-__all__ = ["GrpcFrontend", "open_grpc"]
+__all__ = ["GrpcFrontend", "GrpcServer", "open_grpc"]
 
 _log = logging.getLogger(__name__)
 
@@ -70,9 +71,9 @@ class GrpcFrontend:
             _generic(HEALTH_SERVICE, {"Check": self._check}, HEALTH_METHODS, self._large),
         ]
 
-    def stop(self) -> None:
-        """The server drains: end what would stay open for ever."""
-        self._streams.stop()
+    def stop(self, drain_s: float) -> None:
+        """The server drains, within so long: end what would stay open for ever."""
+        self._streams.stop(drain_s)
         self._watch.stop()
 
     async def _server_live(self, request: Message, context: Context) -> Message:
@@ -122,15 +123,30 @@ class GrpcFrontend:
         return response
 
 
+class GrpcServer:
+    """A started server. Build with `open_grpc`, end with `drain`."""
+
+    def __init__(self, server: grpc.aio.Server, port: int, arrivals: grpc_drain.Arrivals, age_ms: int) -> None:
+        self.port = port
+        self._server = server
+        self._arrivals = arrivals
+        self._age_ms = age_ms
+
+    async def drain(self, grace_s: float) -> None:
+        """Let in nobody new, let calls in flight finish, close: see `grpc_drain`."""
+        await grpc_drain.drain(self._server, self.port, self._arrivals, grace_s=grace_s, age_ms=self._age_ms)
+
+
 async def open_grpc(
     frontend: GrpcFrontend,
     host: str,
     port: int,
     *,
     max_message_bytes: int,
+    drain_s: float,
     options: Sequence[tuple[str, int]] = (),
-) -> tuple[grpc.aio.Server, int]:
-    """A started server and its port. options: gRPC's own, instead of ours. Raises StartFailed without port."""
+) -> GrpcServer:
+    """drain_s: what its end will have. options: gRPC's own, instead of ours. Raises StartFailed without port."""
     settings = {
         "grpc.max_receive_message_length": max_message_bytes,
         "grpc.max_send_message_length": -1,
@@ -139,10 +155,12 @@ async def open_grpc(
         "grpc.absolute_max_metadata_size": MAX_METADATA_BYTES + MAX_METADATA_BYTES // 4,
         "grpc.http2.min_ping_interval_without_data_ms": MIN_PING_INTERVAL_MS,
         "grpc.so_reuseport": 0,
+        grpc_drain.MAX_AGE: grpc_drain.max_age_ms(drain_s),
         **dict(options),
     }
+    arrivals = grpc_drain.Arrivals()
     server = grpc.aio.server(
-        handlers=frontend.handlers(),
+        handlers=[arrivals, *frontend.handlers()],
         maximum_concurrent_rpcs=MAX_CALLS,
         options=list(settings.items()),
     )
@@ -154,7 +172,7 @@ async def open_grpc(
             f"port {port} on {host} cannot be opened (inference gRPC): free it or pass --grpc-port N"
         ) from error
     await server.start()
-    return server, bound
+    return GrpcServer(server, bound, arrivals, settings[grpc_drain.MAX_AGE])
 
 
 def _generic(

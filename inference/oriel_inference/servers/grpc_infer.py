@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from oriel_inference.backends import Outputs
 from oriel_inference.batching.call import Answer
 from oriel_inference.dataplane import Completion, respond
-from oriel_inference.errors import BackendFailed, CallerLeft, InferenceError, ServerStopping
+from oriel_inference.errors import BackendFailed, CallerLeft, InferenceError
 from oriel_inference.fitting import Fitted
 from oriel_inference.lifecycle import ServingModel
 from oriel_inference.servers.gather import Gather
@@ -98,8 +98,6 @@ class GrpcInfer:
         ended: asyncio.Future[_Ended] = asyncio.get_running_loop().create_future()
         model = ""
         try:
-            if surface.stopping:
-                raise ServerStopping
             found = self._messages.find(data)
             if found is not None:
                 model = found[0].model_name[:128]

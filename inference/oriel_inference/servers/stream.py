@@ -12,6 +12,8 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from math import inf
 
 import grpc
 import grpc.aio
@@ -37,6 +39,8 @@ __all__ = ["StreamFrontend"]
 _log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 64
+QUIET_S = 0.5
+LATEST_SHARE = 0.7
 ERROR_MODE = "triton_grpc_error"
 FINAL = "triton_final_response"
 WANTS_FINAL = "triton_enable_empty_final_response"
@@ -51,19 +55,23 @@ class StreamFrontend:
         self._surface = surface
         self._large = large
         self._open: set[_Stream] = set()
+        self._last_s = inf
 
     def handler(self) -> "grpc.GenericRpcHandler[object, object]":
         """To register with a server."""
         method = grpc.stream_stream_rpc_method_handler(self._infer, response_serializer=_Response.SerializeToString)
         return grpc.method_handlers_generic_handler(SERVICE, {"ModelStreamInfer": method})
 
-    def stop(self) -> None:
-        """The server drains: streams end as soon as nothing of theirs is under way."""
+    def stop(self, drain_s: float) -> None:
+        """The server drains: a stream ends as soon as nothing of it is under way and no message has come for
+        `QUIET_S`; late in `drain_s` it is not asked any more, only what is under way is answered."""
+        self._last_s = time.monotonic() + LATEST_SHARE * drain_s
         for stream in self._open:
-            stream.wake()
+            stream.stop(self._last_s)
 
     async def _infer(self, _: AsyncIterator[bytes], context: Context) -> None:
         stream = _Stream(self._surface, self._large, context)
+        stream.stop(self._last_s)
         self._open.add(stream)
         error: InferenceError | None
         try:
@@ -128,11 +136,14 @@ class _Stream:
         self._room = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._wake = asyncio.Event()
         self._all_read = False
+        self._heard_s = now
+        self._last_s = inf  # no message after that; finite: the server stops
         self._cost_us = 0
         context.set_trailing_metadata(((REQUEST_ID, self._ctx.request_id),))
 
-    def wake(self) -> None:
-        """Something has changed for the writer."""
+    def stop(self, last_s: float) -> None:
+        """The server stops, and takes messages until then (monotonic seconds, inf: it does not)."""
+        self._last_s = last_s
         self._wake.set()
 
     async def run(self) -> InferenceError | None:
@@ -168,15 +179,20 @@ class _Stream:
             if not self._slots:
                 if self._all_read:
                     return None
-                if self._surface.stopping:
+                if self._last_s < inf and time.monotonic() >= min(self._heard_s + QUIET_S, self._last_s):
                     return ServerStopping()
             self._wake.clear()
-            await self._wake.wait()
+            if self._last_s == inf:
+                await self._wake.wait()
+                continue
+            with suppress(TimeoutError):  # that nothing comes is no event
+                async with asyncio.timeout(QUIET_S):
+                    await self._wake.wait()
 
     # Requests -----------------------------------------------------------------------------------------------------
 
     def _begin(self, data: bytes) -> None:
-        received_s = time.monotonic()
+        received_s = self._heard_s = time.monotonic()
         slot = _Slot(len(data))
         self._slots.add(slot)
         deadline = received_s + self._timeout_s
@@ -193,7 +209,7 @@ class _Stream:
             size_bytes=len(data),
         )
         try:
-            if self._surface.stopping:
+            if received_s >= self._last_s:
                 raise ServerStopping
             request = self._decode(data, slot)
             serving = self._surface.catalog.get(request.model_name, request.model_version)

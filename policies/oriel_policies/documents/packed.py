@@ -33,7 +33,7 @@ from oriel_policies.documents.promises import (
     Tier,
 )
 
-__all__ = ["MAGIC", "ROW", "Parts", "Rows", "decoded", "encode_head", "pack", "parts", "unpack"]
+__all__ = ["MAGIC", "ROW", "Parts", "Rows", "decoded", "encode_head", "pack", "parts", "pools_of", "unpack"]
 
 MAGIC = b"oriel\0p2"
 _SIZES = Struct("<8sQQQQQQ")
@@ -164,6 +164,11 @@ def parts(packed: memoryview) -> Parts:
         raise ValueError("not a packed snapshot")
     head_, keys_, tenants_, records_, documents_ = (packed[start:end] for start, end in pairwise(ends))
     return Parts(head_, keys_, tenants_, records_, dead, documents_)
+
+
+def pools_of(block: Parts) -> Mapping[str, Pool]:
+    """Those of a block, by name."""
+    return _decode_head(block.head).pools
 
 
 def unpack(packed: memoryview) -> Snapshot:

@@ -12,6 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from oriel_wire.engine.greeting import Greeting, SecureListener
+from oriel_wire.engine.kernel import take_little
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.h1 import LineMemo
 
@@ -66,6 +67,7 @@ class HttpServer:
         self._tick()
         self.secure = tls is not None
         self._factory, self._socket = factory, sock
+        take_little(sock)
         if tls is not None:
             self._secure = SecureListener(self, sock, tls, factory)
             self._secure.listen(BACKLOG)

@@ -1,0 +1,133 @@
+"""R11 over gRPC: a server ends under load, and no call fails but those that find no connection any more."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from grpc import aio
+from tritonclient.grpc import service_pb2
+
+from oriel_gateway.ingress_grpc import GrpcLimits
+from oriel_inference.app import open_unit
+from oriel_inference.servers import stream
+from oriel_inference.settings import Settings
+from oriel_wire.engine import grpc_drain
+from oriel_wire.trace import ListSink
+
+from ..gateway.stack import GOLD
+from ..gateway.test_grpc_second_tries import MESSAGE, house
+from ..inference import models
+
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
+CHANNELS, CALLERS, AGE_MS = 4, 32, 400
+
+
+@dataclass
+class Load:
+    """Callers that each begin a call when their last has ended, until one of them fails."""
+
+    answered: int = 0
+    failed: list[str] = field(default_factory=list)
+
+    async def call(self, channel: aio.Channel, message: bytes, metadata: tuple[tuple[str, str], ...]) -> None:
+        infer = channel.unary_unary(INFER)
+        while True:
+            try:
+                await infer(message, metadata=metadata, timeout=60)
+            except aio.AioRpcError as error:
+                self.failed.append(f"{error.code().name}: {error.details()}")
+                return
+            self.answered += 1
+
+    async def reaches(self, count: int) -> None:
+        """Wait until so many more calls were answered."""
+        count += self.answered
+        while self.answered < count:
+            assert not self.failed
+            await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def load(port: int, message: bytes, metadata: tuple[tuple[str, str], ...] = ()) -> AsyncIterator[Load]:
+    """32 callers on 4 connections, all of which have ended when this does."""
+    calls = Load()
+    options = (("grpc.use_local_subchannel_pool", 1),)
+    channels = [aio.insecure_channel(f"127.0.0.1:{port}", options=options) for _ in range(CHANNELS)]
+    async with asyncio.timeout(60):
+        tasks = [asyncio.ensure_future(calls.call(channels[n % CHANNELS], message, metadata)) for n in range(CALLERS)]
+        yield calls
+        await asyncio.gather(*tasks)
+    for channel in channels:
+        await channel.close()
+
+
+@pytest.fixture(autouse=True)
+def ages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections grow old quickly, and a pause of a busy machine is not taken for the end of all calls."""
+    monkeypatch.setattr(GrpcLimits, "AGE_S", AGE_MS / 1e3)
+    monkeypatch.setattr(grpc_drain, "QUIET_S", 2.0)
+    monkeypatch.setattr(stream, "QUIET_S", 60.0)
+
+
+def refused(calls: Load) -> bool:
+    """Whether all that failed is that, in the end, nobody could connect."""
+    return len(calls.failed) == CALLERS and all("failed to connect to all addresses" in each for each in calls.failed)
+
+
+async def test_a_gateway_that_ends_under_load_fails_no_call() -> None:
+    """It cancelled some of those that had just come, and some that came before their client knew."""
+    async with house() as it:
+        it.steps[:] = [0.002] * 100_000
+        async with load(it.ingress.port, MESSAGE, (("x-api-key", GOLD),)) as calls:
+            await calls.reaches(500)  # among them are connections that grew old
+            it.core.draining = True
+            await it.ingress.drain(20.0)
+        assert refused(calls), calls.failed
+
+
+async def test_an_inference_server_that_ends_under_load_fails_no_call(tmp_path: Path) -> None:
+    """It refused every call that came in the first moment, and cancelled others. A stream that is used goes on."""
+    models.put(tmp_path, "double", models.double(), models.DOUBLE)
+    settings = Settings(
+        repositories=(tmp_path,),
+        http_port=0,
+        grpc_port=0,
+        metrics_port=0,
+        drain_s=20.0,
+        grpc_options=((grpc_drain.MAX_AGE, AGE_MS),),
+    )
+    tensor = service_pb2.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 4])
+    row = np.ones(4, np.float32).tobytes()
+    message = service_pb2.ModelInferRequest(model_name="double", inputs=[tensor], raw_input_contents=[row])
+    stop, started = asyncio.Event(), asyncio.get_running_loop().create_future()
+
+    async def serve() -> None:
+        async with open_unit(settings, sink=ListSink()) as unit:
+            started.set_result(unit)
+            await stop.wait()
+
+    serving = asyncio.ensure_future(serve())
+    unit = await started
+    async with load(unit.grpc_port, message.SerializeToString()) as calls:
+        channel = aio.insecure_channel(f"127.0.0.1:{unit.grpc_port}")
+        used = channel.stream_stream(STREAM)()
+        await calls.reaches(500)
+        for turn in range(4):
+            if turn == 1:
+                stop.set()
+                while not unit.surface.stopping:
+                    await asyncio.sleep(0)
+            await used.write(message.SerializeToString())
+            answer = service_pb2.ModelStreamInferResponse.FromString(await used.read())
+            assert answer.infer_response.model_name == "double" and not answer.error_message
+        await used.done_writing()
+        assert await used.read() is aio.EOF and await used.code() is grpc.StatusCode.OK
+        await serving
+        await channel.close()
+    assert refused(calls), calls.failed

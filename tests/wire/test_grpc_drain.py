@@ -1,0 +1,132 @@
+"""What a gRPC server's drain is made of; whole drains under load are in tests/path."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+from grpc import aio
+
+from oriel_wire.engine import grpc_drain, listener
+from oriel_wire.engine.grpc_drain import ENDLESS_MS, MAX_AGE, Arrivals, close_listeners, drain, max_age_ms
+
+METHOD = "/a.Service/Method"
+
+
+class Echo(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic at run time
+    def __init__(self) -> None:
+        self.hold: asyncio.Event | None = None
+
+    def service(self, details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes]":
+        return grpc.unary_unary_rpc_method_handler(self.unary)
+
+    async def unary(self, message: bytes, context: "aio.ServicerContext[bytes, bytes]") -> bytes:
+        if self.hold is not None:
+            await self.hold.wait()
+        return message
+
+
+class Served:
+    """A server of `Echo` and a client of it."""
+
+    def __init__(self, host: str = "127.0.0.1", age_ms: int = ENDLESS_MS) -> None:
+        self.arrivals, self.echo = Arrivals(), Echo()
+        self.server = aio.server(handlers=[self.arrivals, self.echo], options=[(MAX_AGE, age_ms)])
+        self.port = self.server.add_insecure_port(f"{host}:0")
+        self.channel = aio.insecure_channel(f"127.0.0.1:{self.port}")
+
+    async def call(self) -> bytes:
+        answer: bytes = await self.channel.unary_unary(METHOD)(b"a", timeout=60)
+        return answer
+
+    def connects(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), timeout=60).close()
+        except ConnectionError:  # reset, if it was in the queue
+            return False
+        return True
+
+    async def drain(self, grace_s: float, age_ms: int = ENDLESS_MS) -> None:
+        await drain(self.server, self.port, self.arrivals, grace_s=grace_s, age_ms=age_ms)
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    one = Served()
+    await one.server.start()
+    yield one
+    await one.channel.close()
+    await one.server.stop(0.0)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "[::]"])
+async def test_a_server_that_no_longer_listens_serves_on(host: str) -> None:
+    served, other = Served(host), Served(host)
+    await served.server.start()
+    await other.server.start()
+    assert await served.call() == b"a" and served.arrivals.begun == 1
+    assert close_listeners(served.port) >= 1
+    assert not served.connects() and other.connects()
+    assert await served.call() == b"a" and served.arrivals.begun == 2
+    assert close_listeners(served.port) == 0
+    await served.server.stop(0.0)
+    with pytest.raises(aio.AioRpcError):
+        await served.call()
+    assert await other.call() == b"a"
+    await other.server.stop(0.0)
+    for each in (served, other):
+        await each.channel.close()
+
+
+async def test_who_is_idle_is_not_waited_for(served: Served) -> None:
+    """Connected, and without a call: it ends long before its time."""
+    assert await served.call() == b"a"
+    async with asyncio.timeout(60):
+        await served.drain(3600.0)
+
+
+async def test_what_runs_is_waited_for(served: Served) -> None:
+    served.echo.hold = asyncio.Event()
+    calls = [asyncio.ensure_future(served.call()) for _ in range(3)]
+    while served.arrivals.begun < 3:
+        await asyncio.sleep(0.001)
+    draining = asyncio.ensure_future(served.drain(3600.0))
+    while served.connects():
+        await asyncio.sleep(0.001)
+    served.echo.hold.set()
+    assert await asyncio.gather(*calls) == [b"a"] * 3
+    await draining
+
+
+async def test_what_does_not_end_is_cut_when_the_grace_is_over(served: Served) -> None:
+    served.echo.hold = asyncio.Event()
+    call = asyncio.ensure_future(served.call())
+    while not served.arrivals.begun:
+        await asyncio.sleep(0.001)
+    await served.drain(0.3)
+    with pytest.raises(aio.AioRpcError):
+        await call
+
+
+async def test_a_second_signal_cuts_at_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "LAME_DUCK_S", 3600.0)
+    served.echo.hold = asyncio.Event()
+    call = asyncio.ensure_future(served.call())
+    while not served.arrivals.begun:
+        await asyncio.sleep(0.001)
+    draining = asyncio.ensure_future(served.drain(7200.0))
+    await asyncio.sleep(0)
+    draining.cancel()
+    async with asyncio.timeout(60):
+        with pytest.raises(asyncio.CancelledError):
+            await draining
+        with pytest.raises(aio.AioRpcError):
+            await call
+
+
+def test_connections_age_so_that_all_are_gone_in_time() -> None:
+    for grace_s in (2.0, 5.0, 25.0, 600.0):
+        aged_s = max_age_ms(grace_s) / 1e3 * grpc_drain._JITTER
+        assert grace_s / 3 < aged_s < grace_s * grpc_drain._LATEST_SHARE
+    assert max_age_ms(0.0) == max_age_ms(1.0) == max_age_ms(1e9) == ENDLESS_MS
