@@ -9,7 +9,8 @@ BIN := $(VENV)/bin
 HERE := $(shell pwd | cksum | cut -d' ' -f1)
 export PYTHON VENV
 
-.PHONY: run test test-openvino test-redis62 setup lint lock proto bench bench-inference soak fuzz clean
+.PHONY: run test test-openvino test-redis62 test-compiled compiled setup lint lock proto bench bench-inference soak fuzz \
+	clean
 
 run: $(VENV)/.demo-$(HERE)
 	@exec $(BIN)/oriel up --demo $(ARGS)
@@ -26,6 +27,14 @@ test-openvino:
 test-redis62: $(VENV)/.dev-$(HERE)
 	@ORIEL_TEST_REDIS=6.2 exec $(BIN)/python -m pytest tests/conformance/test_ledger.py tests/conformance/test_limiter.py \
 		tests/conformance/test_shared_limits.py tests/conformance/test_redis_server.py $(ARGS)
+
+# The gateway with its hot path compiled: build/compiled/bin/oriel, and its wheel in build/wheels. Needs a C compiler.
+compiled: build/compiled/.wheel-$(HERE)
+
+# Their tests against that wheel, not against this checkout; tests/conftest.py looks that it is so.
+test-compiled: build/compiled-test/.wheel-$(HERE)
+	@ORIEL_TEST_COMPILED=1 exec build/compiled-test/bin/python -m pytest -o "pythonpath=tests/path tests/bench tests/conformance" \
+		-n $(JOBS) tests/gateway tests/wire tests/policies $(ARGS)
 
 setup: $(VENV)/.dev-$(HERE)
 
@@ -55,6 +64,19 @@ fuzz: $(VENV)/.dev-$(HERE)
 # The inference server beside others: a quarter of an hour, results under docs/benchmarks. Needs wrk and h2load.
 bench-inference: $(VENV)/.dev-$(HERE)
 	$(BIN)/python tests/bench/inference_suite.py $(ARGS)
+
+build/wheels/.made-$(HERE): $(VENV)/.dev-$(HERE) hatch_build.py $(shell find wire policies gateway logic inference cli -name '*.py')
+	@echo "compiling (half a minute)" >&2
+	@rm -rf build/wheels && mkdir -p build
+	@ORIEL_COMPILE=1 $(BIN)/python -m build --no-isolation --wheel --outdir build/wheels . >build/wheel.log 2>&1 || \
+		{ tail -n 5 build/wheel.log >&2; exit 1; }
+	@touch $@
+
+build/compiled/.wheel-$(HERE): LOCK := base.txt
+build/compiled-test/.wheel-$(HERE): LOCK := dev.txt
+build/compiled/.wheel-$(HERE) build/compiled-test/.wheel-$(HERE): build/wheels/.made-$(HERE) requirements/install
+	@VENV=$(@D) requirements/install $(LOCK) build/wheels/*.whl
+	@touch $@
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

@@ -2,9 +2,13 @@
 
 import ast
 import gc
+import os
+import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, wraps
+from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +60,24 @@ class _Loop(uvloop.Loop):
 def pytest_asyncio_loop_factories(config: Any, item: Any) -> Mapping[str, Callable[[], uvloop.Loop]]:
     """uvloop's transports differ from asyncio's own."""
     return {"uvloop": _Loop}
+
+
+def compiled_modules() -> list[str]:
+    """What a compiled wheel has compiled, as pyproject.toml lists it: dotted names."""
+    hook = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]
+    return [path.partition("/")[2].removesuffix(".py").replace("/", ".") for path in hook["custom"]["modules"]]
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """`make test-compiled` tests what is installed: nothing of ours comes from the checkout, and it is compiled."""
+    if os.environ.get("ORIEL_TEST_COMPILED") != "1":
+        return
+    for name in ("oriel_cli", "oriel_gateway", "oriel_policies", "oriel_wire", *compiled_modules()):
+        found = find_spec(name)
+        file = "" if found is None else found.origin or ""
+        library = file.endswith(tuple(EXTENSION_SUFFIXES))
+        if not file or "site-packages" not in file or library != (name in compiled_modules()):
+            pytest.exit(f"{name} is {file or 'missing'}, and not what the compiled wheel has of it", returncode=2)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,7 +14,7 @@ in its transport, whose high-water mark pauses the upstream before that.
 """
 
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from oriel_gateway.answers import STATUS
 from oriel_gateway.attempts import note_answer
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Call"]
 
-_STAGES = (
+_STAGES: Final = (
     "receiving the request",
     "waiting for a permit",
     "waiting for the answer to an equal request",
@@ -44,9 +44,11 @@ _STAGES = (
     "receiving the answer",
     "",
 )
-ASK_REPORT = f"{LOAD_FORMAT}: text\r\n"
-_SMALL = 64 * 1024
-_PIECE = 2 * 1024
+ASK_REPORT: Final = f"{LOAD_FORMAT}: text\r\n"
+_SMALL: Final = 64 * 1024
+_PIECE: Final = 2 * 1024
+_ANSWERED: Final = Outcome.ANSWERED  # compiled, a member of an enum costs a look-up by name each time
+_LEFT: Final = Outcome.CLIENT_LEFT
 
 
 class Call(Recovery):
@@ -101,7 +103,7 @@ class Call(Recovery):
 
     def client_left(self) -> None:
         """The client closed its side: free everything at once."""
-        self._end(Outcome.CLIENT_LEFT)
+        self._end(_LEFT)
 
     def client_writable(self, writable: bool) -> None:
         """Backpressure from the client to the upstream."""
@@ -268,8 +270,9 @@ class Call(Recovery):
         head = self.head
         if head.content_length is not None or head.chunked:  # it is all here now: its length is known
             tail += f"content-length: {self._pending_bytes}\r\n"
-        if self.client.forwarded:
-            tail += self.client.forwarded
+        client = self.client
+        if client is not None and client.forwarded:
+            tail += client.forwarded
         line, host, more = self.target.line, connection.endpoint.host_line, tail.encode("latin-1")
         body = self._pending
         if body is None or self._pending_bytes <= _SMALL:
@@ -308,6 +311,7 @@ class Call(Recovery):
         self.cost_us = head.cost_us
         self.bytes_out = len(data)
         client = self.client
+        assert client is not None
         start: bytes | None = None
         if complete:
             self._connection = None  # it is the pool's again: what this client does not read must not pause it
@@ -341,7 +345,7 @@ class Call(Recovery):
         else:
             client.transport.writelines((start + tail, data))
         if complete:
-            self._end(Outcome.ANSWERED, "", now)
+            self._end(_ANSWERED, "", now)
             client.answered(close=self._close, now=now)
         elif not client.keeps_up:
             client.on_writable(False)
@@ -349,6 +353,7 @@ class Call(Recovery):
     def _begin(self, head: ResponseHead, data: bytes, complete: bool, now: float) -> bytes:
         """The first lines of an answer that is not like most; data: of the body, came with it."""
         client = self.client
+        assert client is not None
         close = client.must_close
         lines = dressed(head.forward, client.cors) if client.cors else [*head.forward]
         if self._asked:
@@ -386,6 +391,7 @@ class Call(Recovery):
         if self.extras is not None:
             self.extras.data(data)
         client = self.client
+        assert client is not None
         if complete:
             self._connection = None
         self.bytes_out += len(data)
@@ -405,7 +411,7 @@ class Call(Recovery):
         elif data:
             client.transport.write(data)
         if complete:
-            self._end(Outcome.ANSWERED)
+            self._end(_ANSWERED)
             client.answered(close=self._close)
         elif not client.keeps_up:
             client.on_writable(False)
@@ -418,6 +424,7 @@ class Call(Recovery):
             return
         begun = self.state == ANSWERING
         client = self.client
+        assert client is not None
         queued_s = (self.permit_s or monotonic()) - self.queued_s if self.queued_s else 0.0
         if not begun:
             self.status = STATUS[refused.outcome]
@@ -429,7 +436,7 @@ class Call(Recovery):
             client.write_refusal(refused, self.mark, v2=v2, queued_s=queued_s)
             client.answered(close=client.must_close)
 
-    def end_unsent(self, status: int, outcome: Outcome = Outcome.ANSWERED, error: str = "") -> None:
+    def end_unsent(self, status: int, outcome: Outcome = _ANSWERED, error: str = "") -> None:
         """The call was answered, or its connection refused the rest of it, without being made."""
         self.status = status
         self._end(outcome, error)
@@ -444,7 +451,8 @@ class Call(Recovery):
             return
         self.state = DONE
         self.outcome = outcome
-        self.client.call = None
+        if self.client is not None:
+            self.client.call = None
         gateway, gate, tenant = self._gateway, self._gate, self.tenant
         if self.slot == YOUNG:
             del gateway.young[self]
@@ -462,9 +470,9 @@ class Call(Recovery):
         if state >= SENDING:
             if self._connection is not None or not self.sent_s:
                 self._drop_first(now)
-            late = outcome is not Outcome.ANSWERED and now >= self.deadline and not self._streaming
-            left = outcome is Outcome.CLIENT_LEFT and not late
-            good = None if left else outcome is Outcome.ANSWERED and self.status < 500
+            late = outcome is not _ANSWERED and now >= self.deadline and not self._streaming
+            left = outcome is _LEFT and not late
+            good = None if left else outcome is _ANSWERED and self.status < 500
             size_bytes = -1 if self._streaming or self.status >= 300 else self._pending_bytes
             held_s = now - self.permit_s
             if self._loan is not None:
@@ -478,7 +486,7 @@ class Call(Recovery):
             self._hedge.cancel()
             self._hedge = None  # or the two would hold one another
         if self.grant is not None:
-            executed = self.sent_s > 0.0 or outcome is Outcome.ANSWERED
+            executed = self.sent_s > 0.0 or outcome is _ANSWERED
             if state == JOINED and not executed and self.extras is not None:
                 executed, cost_s = self.extras.abandoned(self, now)
             self.grant.settle(round(cost_s * 1e6), executed, now)

@@ -1,7 +1,7 @@
 """What one HTTP call knows, holds and has been through; see `call` for what the states mean."""
 
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from oriel_gateway.errors import Outcome
 from oriel_gateway.tracing import Mark
@@ -25,14 +25,20 @@ if TYPE_CHECKING:
 
 __all__ = ["ANSWERING", "COLLECT", "DONE", "JOINED", "LEAST_S", "QUEUED", "SENDING", "YOUNG", "CallState"]
 
-COLLECT, QUEUED, JOINED, SENDING, ANSWERING, DONE = range(6)
-LEAST_S = 0.001  # with less left a call is not sent: the next hop is told whole milliseconds
-YOUNG = -1  # the slot of a call that the clock of deadlines has not taken in yet
+COLLECT: Final = 0
+QUEUED: Final = 1
+JOINED: Final = 2
+SENDING: Final = 3
+ANSWERING: Final = 4
+DONE: Final = 5
+LEAST_S: Final = 0.001  # with less left a call is not sent: the next hop is told whole milliseconds
+YOUNG: Final = -1  # the slot of a call that the clock of deadlines has not taken in yet
 
 
 class CallState:
     """Times are monotonic seconds; 0.0 means not reached.
 
+    client: None for a call that is made for others (`detached`).
     ahead: calls before it when it came to the queue, -1 if it did not queue. endpoint: asked last; tried: asked before
     in vain, the latest `TOLD` of them. stick: what chooses the endpoint, "" = whichever is least busy. slot: among the
     deadlines. lines: the part of its head that is the same whenever it is sent, None until it is.
@@ -91,7 +97,7 @@ class CallState:
     def __init__(
         self,
         gateway: "Gateway",
-        client: "ClientConnection",
+        client: "ClientConnection | None",
         gate: "PoolGate",
         head: RequestHead,
         tenant: Tenant,

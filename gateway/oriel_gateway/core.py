@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from mypy_extensions import mypyc_attr
 
 from oriel_gateway.access_log import AccessLog
 from oriel_gateway.decisions import NOT_REACHED, Decisions
@@ -38,9 +40,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Expirable", "Gateway", "Young"]
 
-_TARGETS = 8192
+_TARGETS: Final = 8192
 _RELEASED = 200  # remembered things let go per turn of the loop
-_BODY_BYTES = 64 * 1024  # smaller bodies leave no memory behind that is worth giving back
+_BODY_BYTES: Final = 64 * 1024  # smaller bodies leave no memory behind that is worth giving back
 _GIVE_BACK_S = 2.0
 LEARN_SHARE = 0.5  # of the tightest target that calls may spend in a pool so that its concurrency can be learned
 
@@ -63,6 +65,7 @@ class Young(Expirable, Protocol):
     received_s: float
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Gateway:
     """The rooms before `forward`. Single writer: the loop it was built on."""
 

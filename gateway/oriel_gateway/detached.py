@@ -1,9 +1,8 @@
 """A call without a client of its own: the same queue, permits, endpoints and deadline, and an answer for somebody else.
 
-It is not counted as a request and not traced: whoever it works for is.
+It is not counted as a request and not traced: whoever it works for is. It comes from no address: those it works for may
+be several.
 """
-
-from typing import TYPE_CHECKING, cast
 
 from oriel_gateway.call import Call
 from oriel_gateway.core import Gateway
@@ -14,20 +13,7 @@ from oriel_gateway.tracing import Mark
 from oriel_policies.documents import Tenant
 from oriel_wire.h1 import RequestHead
 
-if TYPE_CHECKING:
-    from oriel_gateway.ingress_http import ClientConnection
-
 __all__ = ["DetachedCall"]
-
-
-class _Nobody:
-    """Stands where a client's connection would be."""
-
-    __slots__ = ("call",)
-    must_close = False
-    departed = False
-    forwarded = ""  # an answer for several callers comes from none of their addresses
-    cors = b""
 
 
 class DetachedCall(Call):
@@ -44,8 +30,7 @@ class DetachedCall(Call):
         received_s: float,
         deadline: float,
     ) -> None:
-        nobody = cast("ClientConnection", _Nobody())
-        super().__init__(gateway, nobody, gate, head, tenant, target, mark, received_s, deadline)
+        super().__init__(gateway, None, gate, head, tenant, target, mark, received_s, deadline)
         gateway.routing.detached[self] = None
 
     def client_writable(self, writable: bool) -> None:

@@ -2,7 +2,7 @@
 
 from math import ceil, inf
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from oriel_gateway.endpoints import EndpointSet, HttpEndpoint, Standing
 from oriel_gateway.errors import Outcome, Refused
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["PoolGate", "Waiter"]
 
-LEAST_CHARGE = 0.1  # of what a call is charged that reports nothing
-MOST_CHARGE = 4.0  # times as long as it held its permit: a service may have asked several models at once
-LOOK = 4  # one answer in so many is looked at for how long such calls take
+LEAST_CHARGE: Final = 0.1  # of what a call is charged that reports nothing
+MOST_CHARGE: Final = 4.0  # times as long as it held its permit: a service may have asked several models at once
+LOOK: Final = 4  # one answer in so many is looked at for how long such calls take
 _MAX_WORKS = 4096
 _NO_TIMES = AnswerTimes()
 _Others = tuple[int, frozenset[str]]  # a band and the tenants of it that are left out

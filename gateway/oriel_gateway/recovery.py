@@ -63,11 +63,12 @@ class Recovery(CallState):
 
     def admitted(self) -> None:
         """There is a permit: find an endpoint and send, unless the client has left where nobody could see it."""
-        if self.client.departed:
+        client = self.client
+        if client is not None and client.departed:
             ticket, self._ticket = self._ticket, None
             self._gate.decline(ticket)
             self._end(Outcome.CLIENT_LEFT)
-            self.client.transport.abort()
+            client.transport.abort()
             return
         now = monotonic()
         if now >= self.deadline - LEAST_S:  # the permit came first: both have waited for the loop
@@ -99,9 +100,10 @@ class Recovery(CallState):
     def unparked(self) -> None:
         """Somebody can be asked: to the queue, with the time waited so far."""
         self._parked = False
-        if self.client.departed:
+        client = self.client
+        if client is not None and client.departed:
             self._end(Outcome.CLIENT_LEFT)
-            self.client.transport.abort()
+            client.transport.abort()
             return
         queued_s = self.queued_s
         self.enter()

@@ -75,6 +75,7 @@ def answer_from(call: Call, answer: KeptAnswer, how: str, age_s: float) -> None:
     """Answer a call that was not made: how is "hit" or "joined"."""
     now = monotonic()
     client, mark = call.client, call.mark
+    assert client is not None
     close = client.must_close
     lines = [*answer.lines, b"content-length: %d" % len(answer.body)]
     if client.cors:

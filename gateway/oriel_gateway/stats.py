@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter
+from typing import Final
 
 from oriel_gateway.answers import STATUS
 from oriel_gateway.decisions import Plain
@@ -11,8 +12,8 @@ from oriel_policies.documents import Tenant
 
 __all__ = ["BATCH", "BUCKETS_S", "RESULTS", "Histogram", "Series", "Stats", "result_of"]
 
-BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-BATCH = 256
+BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+BATCH: Final = 256
 # What became of the promise. met, late: answered within the tier's target, or after it. missed: refused or failed here
 # or further in. excused: the caller's own doing (a wrong request, over its limits, left), which costs no error budget.
 RESULTS = ("met", "late", "missed", "excused")

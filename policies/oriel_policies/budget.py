@@ -5,13 +5,14 @@ Google's SRE book, chapter 21, and of Finagle's `RetryBudget`; here without a fl
 """
 
 from math import ceil
+from typing import Final
 
 __all__ = ["ABSENT_SHARE", "MAX_ATTEMPTS", "RetryBudget"]
 
-MAX_ATTEMPTS = 2
+MAX_ATTEMPTS: Final = 2
 RATIO = 0.1
 ABSENT_SHARE = 0.5  # for models that one endpoint has not: a client names what it likes
-WINDOW_S = 10
+WINDOW_S: Final = 10
 
 
 class RetryBudget:

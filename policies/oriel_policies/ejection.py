@@ -7,6 +7,7 @@ and at most half of a pool is ejected (the panic threshold), because an error th
 
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import Final
 
 __all__ = ["Cause", "Ejection", "Record", "most_ejected", "outliers", "silent_for_too_long"]
 
@@ -21,7 +22,7 @@ FORGIVEN_S = 30.0
 SUSPECT_S = 0.25  # nothing came back for that long: ask whether anybody is there
 SILENT_S = 0.6
 SILENT_ANSWERS = 5.0  # times what an answer usually takes
-_ALPHA = 0.1
+_ALPHA: Final = 0.1
 
 
 class Cause(StrEnum):

@@ -8,11 +8,12 @@ the cost leaps up to a slow answer at once and comes down exponentially.
 
 from collections.abc import Callable
 from math import exp
+from typing import Final
 
 __all__ = ["PeakEwma", "two_of"]
 
-DECAY_S = 10.0
-PENALTY_S = 1000.0  # an endpoint that has work and never answered, or has no room: behind every one that did
+DECAY_S: Final = 10.0
+PENALTY_S: Final = 1000.0  # an endpoint that has work and never answered, or has no room: behind every one that did
 BUSY_S = 0.1
 LONGEST_BUSY_S = 5.0
 

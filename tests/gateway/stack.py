@@ -160,9 +160,13 @@ async def upstream() -> AsyncIterator[Upstream]:
 
 @asynccontextmanager
 async def gateway(
-    files: dict[str, bytes], *, limits: HttpLimits | None = None, limiter: Limiter | None = None
+    files: dict[str, bytes],
+    *,
+    limits: HttpLimits | None = None,
+    limiter: Limiter | None = None,
+    make: type[Gateway] = Gateway,
 ) -> AsyncIterator[tuple[int, Gateway]]:
-    gate = Gateway(compile_documents(files), limiter=limiter or EmbeddedLimiter(), sink=ListSink())
+    gate = make(compile_documents(files), limiter=limiter or EmbeddedLimiter(), sink=ListSink())
     server: HttpServer = HttpServer(limits or HttpLimits())
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))

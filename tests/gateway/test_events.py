@@ -71,6 +71,7 @@ async def streaming(fields: str, *pieces: bytes, dies: bool, again: bytes = b"")
                 await writer.drain()
             while not dies and not reader.at_eof():
                 writer.write(again)
+                await writer.drain()  # of a connection that was reset the reader has no end
                 await asyncio.sleep(0.01)
         except ConnectionError:
             pass

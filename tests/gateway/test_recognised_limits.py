@@ -11,6 +11,7 @@ from oriel_gateway import call, ingress_http
 from oriel_gateway.core import Gateway
 from oriel_gateway.limits import SharedLimiter
 from oriel_gateway.limits.ledger import MemoryLedger
+from oriel_policies.documents import Tenant
 
 from .stack import Client, Seen, Upstream, gateway, upstream
 from .test_limits import INFER, on, tenant_t
@@ -34,17 +35,17 @@ async def up() -> AsyncIterator[Upstream]:
         yield it
 
 
-def looks(core: Gateway, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows whenever a head of a known sender is looked at as a whole."""
+def looking() -> tuple[type[Gateway], list[int]]:
+    """A gateway, and what grows whenever it looks at a head of a known sender as a whole."""
     seen: list[int] = []
-    numbers, judge = count(), core.deadline
+    numbers = count()
 
-    def deadline(*args: object) -> float:
-        seen.append(next(numbers))
-        return judge(*args)  # type: ignore[arg-type]
+    class Looking(Gateway):
+        def deadline(self, tenant: Tenant, received_s: float, timeout_ms: str | None) -> float:
+            seen.append(next(numbers))
+            return super().deadline(tenant, received_s, timeout_ms)
 
-    monkeypatch.setattr(core, "deadline", deadline)
-    return seen
+    return Looking, seen
 
 
 async def raw(client: Client, head: str, body: bytes) -> bytes:
@@ -69,8 +70,9 @@ async def test_answers_are_those_of_heads_that_are_looked_at(
         monkeypatch.setattr(module, "monotonic", lambda: 1e6)
     told = []
     for again in (True, False):
-        async with gateway(on(up.port, tenant_t(limits))) as (port, core):
-            seen, answers = looks(core, monkeypatch), []
+        make, seen = looking()
+        async with gateway(on(up.port, tenant_t(limits)), make=make) as (port, core):
+            answers = []
             async with Client(port) as first:
                 for _ in range(allowed + 3):
                     if again:
@@ -90,12 +92,12 @@ async def test_answers_are_those_of_heads_that_are_looked_at(
         assert (b'"reason":"' in answer and b"retry-after: " in answer) is (b" 429 " in answer)
 
 
-async def test_a_rate_counts_each_request_once_whatever_its_body_comes_with(
-    up: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_rate_counts_each_request_once_whatever_its_body_comes_with(up: Upstream) -> None:
     """Bodies whole, in two pieces, of other lengths, and none at all."""
-    async with gateway(on(up.port, tenant_t("limit = { requests_per_s = 0.01, burst = 40 }"))) as (port, core):
-        seen, statuses = looks(core, monkeypatch), []
+    make, seen = looking()
+    files = on(up.port, tenant_t("limit = { requests_per_s = 0.01, burst = 40 }"))
+    async with gateway(files, make=make) as (port, core):
+        statuses = []
         async with Client(port) as client:
             for number in range(60):
                 size = (4, 900, 0)[number % 3]
@@ -113,7 +115,7 @@ async def test_a_rate_counts_each_request_once_whatever_its_body_comes_with(
         assert core.pools["p"].calls == 0 and core.stats.refused["rate_limited"] == 20
 
 
-async def test_slots_are_held_and_come_back(up: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slots_are_held_and_come_back(up: Upstream) -> None:
     gate = asyncio.Event()
 
     async def answer(_: Seen) -> bytes:
@@ -121,7 +123,8 @@ async def test_slots_are_held_and_come_back(up: Upstream, monkeypatch: pytest.Mo
         return b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
     up.answer = answer
-    async with gateway(on(up.port, tenant_t("limit = { concurrency = 2 }"))) as (port, core):
+    make, seen = looking()
+    async with gateway(on(up.port, tenant_t("limit = { concurrency = 2 }")), make=make) as (port, core):
         clients = [Client(port) for _ in range(5)]
         for client in clients:
             await client.__aenter__()
@@ -129,7 +132,7 @@ async def test_slots_are_held_and_come_back(up: Upstream, monkeypatch: pytest.Mo
         for client in clients:
             for _ in range(3):
                 assert (await client.ask(INFER, b"x", key="key-t")).status == 200
-        seen = looks(core, monkeypatch)
+        seen.clear()
         for _ in range(3):
             gate.clear()
             for client in clients:
@@ -147,12 +150,10 @@ async def test_slots_are_held_and_come_back(up: Upstream, monkeypatch: pytest.Mo
             await client.__aexit__(None, None, None)
 
 
-async def test_a_ledger_that_others_share_is_asked_for_recognised_heads_as_well(
-    up: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_ledger_that_others_share_is_asked_for_recognised_heads_as_well(up: Upstream) -> None:
     limiter = SharedLimiter(MemoryLedger(lambda: 0.0).seat("one"), budget_s=30.0)
     files = on(up.port, tenant_t("limit = { requests_per_s = 0.001, burst = 6 }"))
-    async with gateway(files, limiter=limiter) as (port, core), Client(port) as client:
-        seen = looks(core, monkeypatch)
+    make, seen = looking()
+    async with gateway(files, limiter=limiter, make=make) as (port, core), Client(port) as client:
         statuses = [(await client.ask(INFER, b"x", key="key-t")).status for _ in range(9)]
         assert statuses == [200] * 6 + [429] * 3 and len(seen) == 2

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import grpc
 import pytest
@@ -10,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from oriel_gateway.core import Gateway
+from oriel_gateway import core as core_module
 from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.identity import identify
 from oriel_gateway.limits import Grant, StreamGrant, streams
-from oriel_policies.documents import compile_documents
+from oriel_policies.documents import ApiKey, compile_documents
 from oriel_policies.exchanges import Exchange, Habits
 
 from .stack import BRONZE, GOLD, digest, documents
@@ -105,7 +107,7 @@ async def test_a_key_revoked_while_the_first_message_is_awaited_does_not_count()
             yield infer("digits")
 
         call = channel.stream_stream(STREAM, None, None)(messages(), metadata=(("x-api-key", GOLD),))
-        await arrived(core, call)
+        await arrived()
         port = core.pools["p"].pool.grpc_endpoints[0][1]
         files = documents([port])["all.toml"].replace(digest(GOLD).encode(), digest("new").encode())
         core.adopt(compile_documents({"all.toml": files}))
@@ -115,19 +117,18 @@ async def test_a_key_revoked_while_the_first_message_is_awaited_does_not_count()
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED and not backend.seen
 
 
-async def arrived(core: Gateway, call: object) -> None:
-    """Until the caller was identified once."""
-    identified = core.identify
+async def arrived() -> None:
+    """Until a caller was identified."""
     seen = asyncio.Event()
 
-    def identify(*args: object) -> object:
+    def identifying(*args: Any) -> ApiKey:
         seen.set()
-        return identified(*args)  # type: ignore[arg-type]
+        return identify(*args)
 
-    core.identify = identify  # type: ignore[assignment]
-    async with asyncio.timeout(60):
-        await seen.wait()
-    core.identify = identified  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(core_module, "identify", identifying)
+        async with asyncio.timeout(60):
+            await seen.wait()
 
 
 @pytest.mark.parametrize("version", ["01", "007", "-1", "1 ", "9" * 19, "+1"])

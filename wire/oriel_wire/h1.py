@@ -24,11 +24,14 @@ import re
 from collections.abc import Iterable
 from enum import IntEnum
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oriel_wire.errors import BadMessage, TooLarge
 
-__all__ = ["MAX_LINE", "Field", "Kind", "LineMemo", "RequestHead", "parse_request_head"]
+if TYPE_CHECKING:
+    from oriel_wire.h1_response import ResponseHead
+
+__all__ = ["MAX_LINE", "Field", "Kind", "LineMemo", "RequestHead", "ResponseMemo", "parse_request_head"]
 
 
 class Kind(IntEnum):
@@ -271,6 +274,19 @@ class LineMemo:
         elif kind == _HOST and _HOST_VALUE.match(raw) is None:
             raise BadMessage("Host is not a name or an address")
         return Field(line, name, raw.decode("latin-1"), kind, number)
+
+
+class ResponseMemo(LineMemo):
+    """What one upstream's answers said before (`h1_response`): lines, status lines, and at most 32 whole heads of up to
+    1 KiB.
+    """
+
+    __slots__ = ("heads", "statuses")
+
+    def __init__(self) -> None:
+        super().__init__(response=True)
+        self.statuses: dict[bytes, tuple[int, int]] = {}
+        self.heads: dict[bytes, ResponseHead] = {}
 
 
 class RequestHead:

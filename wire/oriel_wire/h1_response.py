@@ -5,10 +5,10 @@ a line nobody has seen before is not kept, so what differs from answer to answer
 """
 
 import re
-from copy import copy
+from typing import Final
 
 from oriel_wire.errors import BadMessage
-from oriel_wire.h1 import MAX_LINE, Field, Kind, LineMemo
+from oriel_wire.h1 import MAX_LINE, Field, Kind, ResponseMemo
 
 __all__ = ["ResponseHead", "ResponseMemo", "parse_response_head"]
 
@@ -18,21 +18,10 @@ _CONNECTION = int(Kind.CONNECTION)
 _SERVER_TIMING = int(Kind.SERVER_TIMING)
 _COST = int(Kind.COST)
 _DATE = int(Kind.DATE)
-_MAX_KEPT_HEAD = 1024
-_MAX_HEADS = 32
-_MAX_FIELDS = 256
+_MAX_KEPT_HEAD: Final = 1024
+_MAX_HEADS: Final = 32
+_MAX_FIELDS: Final = 256
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [\x20-\x7e\x80-\xff\t]*)?\Z")
-
-
-class ResponseMemo(LineMemo):
-    """What one upstream's answers said before: lines, status lines, and at most 32 whole heads of up to 1 KiB."""
-
-    __slots__ = ("heads", "statuses")
-
-    def __init__(self) -> None:
-        super().__init__(response=True)
-        self.statuses: dict[bytes, tuple[int, int]] = {}
-        self.heads: dict[bytes, ResponseHead] = {}
 
 
 class ResponseHead:
@@ -65,9 +54,10 @@ class ResponseHead:
 
     def copy(self) -> "ResponseHead":
         """One whose lines may be changed."""
-        made = copy(self)
-        made.forward = [*self.forward]
-        made.start = None
+        made = ResponseHead(self.status, b"", 1)
+        made.content_length, made.chunked, made.close = self.content_length, self.chunked, self.close
+        made.dated, made.server_timing, made.cost_us = self.dated, self.server_timing, self.cost_us
+        made.forward, made.fields = [*self.forward], self.fields
         return made
 
 

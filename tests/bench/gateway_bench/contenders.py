@@ -17,7 +17,7 @@ __all__ = ["CASES", "PEERS", "ROOT", "Contender", "cpu_s", "free_port", "free_po
 
 ROOT = Path(__file__).parents[3]
 PEERS = Path(__file__).parents[1] / "peers"
-CASES = ("oriel", "nginx", "tcp floor", "envoy", "starlette+aiohttp", "starlette+httpx")
+CASES = ("oriel", "oriel compiled", "nginx", "tcp floor", "envoy", "starlette+aiohttp", "starlette+httpx")
 TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 Contender = tuple[int, int]  # process id, port
 
@@ -68,6 +68,17 @@ def peers_python() -> Path:
         venv.create(folder, with_pip=True, clear=True)
         subprocess.run([python, "-m", "pip", "install", "-q", "-r", PEERS / "requirements.txt"], check=True)
         ready.write_text(wanted)
+    return python
+
+
+def compiled_python() -> Path:
+    """The interpreter of an environment with the compiled gateway, made on first use and when a source has changed."""
+    subprocess.run(["make", "--silent", "compiled"], cwd=ROOT, check=True, stdout=sys.stderr)
+    python = ROOT / "build" / "compiled" / "bin" / "python"
+    asked = [python, "-c", "import oriel_gateway.call; print(oriel_gateway.call.__file__)"]
+    file = subprocess.run(asked, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+    if not file.endswith(".so"):
+        sys.exit(f"{file} is not compiled")
     return python
 
 
@@ -146,8 +157,9 @@ def _environment(upstream: int) -> dict[str, str]:
 
 def _command(name: str, folder: Path, port: int, upstream: int, tls: bool, policies: str) -> list[str]:
     cert, key = certificate(folder) if tls else (None, None)
-    if name == "oriel":
-        command = [sys.executable, "-m", "oriel_cli.main", "gateway", "--policies", policies]
+    if name in ("oriel", "oriel compiled"):
+        python = sys.executable if name == "oriel" else str(compiled_python())
+        command = [python, "-m", "oriel_cli.main", "gateway", "--policies", policies]
         command += ["--http-port", str(port), "--grpc-port", str(free_port()), "--admin-port", str(free_port())]
         command += ["--endpoint", f"inference=127.0.0.1:{upstream}"]
         return command + (["--tls-cert", str(cert), "--tls-key", str(key)] if tls else [])

@@ -2,11 +2,14 @@
 
 import asyncio
 
+from mypy_extensions import mypyc_attr
+
 from oriel_wire.h1 import RequestHead
 
 __all__ = ["ServerHooks"]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ServerHooks(asyncio.Protocol):
     """No state. Called on the loop; none of them may wait."""
 

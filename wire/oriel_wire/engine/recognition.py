@@ -6,12 +6,14 @@ fingerprints keyed by this process's secret (not the bytes: they hold a key); a 
 its own earlier head. Heads of more than 4 KiB are recognised as a whole or not at all.
 """
 
+from typing import Final
+
 from oriel_wire.h1 import RequestHead
 from oriel_wire.h1_similar import HeadPattern
 
 __all__ = ["Recognition"]
 
-_MAX_PATTERN = 4096
+_MAX_PATTERN: Final = 4096
 
 
 class Recognition:

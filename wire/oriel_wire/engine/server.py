@@ -21,7 +21,9 @@ The subclass calls `answered(close=...)` exactly once per request when its last 
 
 import asyncio
 from time import monotonic
-from typing import cast
+from typing import Final, cast
+
+from mypy_extensions import mypyc_attr
 
 from oriel_wire.chunked import ChunkedDecoder
 from oriel_wire.engine.hooks import ServerHooks
@@ -33,11 +35,16 @@ from oriel_wire.h1 import RequestHead, parse_request_head
 
 __all__ = ["WAIT", "ServerConnection"]
 
-HEAD, BODY, WAIT, DRAIN, CLOSED = range(5)
-_DRAIN_S = 1.0
-_LARGE = 64 * 1024
+HEAD: Final = 0
+BODY: Final = 1
+WAIT: Final = 2
+DRAIN: Final = 3
+CLOSED: Final = 4
+_DRAIN_S: Final = 1.0
+_LARGE: Final = 64 * 1024
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ServerConnection(ServerHooks):
     """One client connection; see the module's head for the states and for who calls what."""
 

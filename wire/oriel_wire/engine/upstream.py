@@ -12,7 +12,9 @@ import select
 import struct
 import sys
 from time import monotonic
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
+
+from mypy_extensions import mypyc_attr
 
 from oriel_wire.chunked import ChunkedDecoder
 from oriel_wire.errors import (
@@ -27,11 +29,11 @@ from oriel_wire.h1_response import ResponseHead, ResponseMemo, parse_response_he
 
 __all__ = ["Endpoint", "ResponseSink", "UpstreamConnection"]
 
-_MAX_HEAD = 64 * 1024
-_MAX_INTERIM = 8
-_VERSION = b"HTTP/1."
-_WHOLE_ERROR = 4096  # bytes of an error's body up to which it is given as a whole
-_UNTIL_CLOSE = 1 << 62
+_MAX_HEAD: Final = 64 * 1024
+_MAX_INTERIM: Final = 8
+_VERSION: Final = b"HTTP/1."
+_WHOLE_ERROR: Final = 4096  # bytes of an error's body up to which it is given as a whole
+_UNTIL_CLOSE: Final = 1 << 62
 _NOBODY = (None, 0.0)
 _SIOCOUTQ = 0x5411  # Linux: bytes of a socket that its peer has not acknowledged
 
@@ -298,6 +300,7 @@ class UpstreamConnection(asyncio.Protocol):
             sink.failed(UpstreamBroken("the upstream closed the connection before its answer was complete"))
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Endpoint:
     """One upstream address. `outstanding`: requests that were begun and have not ended.
 

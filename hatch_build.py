@@ -1,0 +1,65 @@
+"""A wheel with the gateway's hot path compiled by mypyc, where ORIEL_COMPILE=1 asks for one; else it is pure Python.
+
+What is compiled is listed in pyproject.toml, with this hook. The sources go into the wheel as well, for tracebacks and
+type checkers; Python prefers the compiled module beside them. A checkout never gets one: an editable install is pure.
+"""
+
+import os
+import shlex
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+GROUP = "oriel_compiled"  # the library that all of them share: <GROUP>__mypyc
+
+
+class CompiledModules(BuildHookInterface):  # type: ignore[type-arg]
+    """See the module's head."""
+
+    PLUGIN_NAME = "custom"
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        self._made: Path | None = None
+        if os.environ.get("ORIEL_COMPILE") != "1" or version == "editable":
+            return
+        self._made = made = Path(mkdtemp(prefix="oriel-compiled-"))
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True
+        for library in compiled(Path(self.root), self.config["modules"], made):
+            build_data["force_include"][str(library)] = str(library.relative_to(made / "lib"))
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        if self._made is not None:
+            shutil.rmtree(self._made)
+
+
+def compiled(root: Path, modules: list[str], folder: Path) -> list[Path]:
+    """Compile sources (relative to `root`); the libraries lie under `folder`/lib as they are to lie in the wheel."""
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
+    if shutil.which(compiler) is None:
+        sys.exit(f"oriel: ORIEL_COMPILE=1 needs a C compiler, and there is no {compiler} (Debian: apt install gcc)")
+    try:
+        from mypyc.build import mypycify
+        from setuptools import setup
+    except ImportError:
+        sys.exit("oriel: ORIEL_COMPILE=1 needs mypy and setuptools; `make compiled` has both")
+    before = Path.cwd()
+    os.chdir(root)
+    try:
+        setup(
+            name="oriel",
+            packages=[],
+            py_modules=[],
+            ext_modules=mypycify(
+                modules, opt_level="3", debug_level="0", group_name=GROUP, target_dir=str(folder / "c")
+            ),
+            script_args=["-q", "build_ext", "--build-lib", str(folder / "lib"), "--build-temp", str(folder / "o")],
+        )
+    finally:
+        os.chdir(before)
+    return sorted((folder / "lib").rglob("*.so"))
