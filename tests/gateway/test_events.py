@@ -63,9 +63,9 @@ async def streaming(fields: str, *pieces: bytes, dies: bool, again: bytes = b"")
     ended = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\nx")
-        writer.write(f"HTTP/1.1 200 OK\r\n{fields}\r\n".encode())
         try:
+            await reader.readuntil(b"\r\n\r\nx")
+            writer.write(f"HTTP/1.1 200 OK\r\n{fields}\r\n".encode())
             for piece in pieces:
                 writer.write(piece)
                 await writer.drain()
@@ -73,10 +73,11 @@ async def streaming(fields: str, *pieces: bytes, dies: bool, again: bytes = b"")
                 writer.write(again)
                 await writer.drain()  # of a connection that was reset the reader has no end
                 await asyncio.sleep(0.01)
-        except ConnectionError:
-            pass
-        writer.close()
-        ended.set()
+        except (ConnectionError, RuntimeError):
+            pass  # the latter is uvloop's word for a transport that was reset since
+        finally:
+            writer.close()
+            ended.set()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     try:
