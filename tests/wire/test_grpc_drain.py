@@ -27,11 +27,21 @@ class Echo(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic at 
         return message
 
 
+class Counted(Arrivals):
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = 0
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> None:
+        super().service(handler_call_details)
+        self.begun += 1
+
+
 class Served:
     """A server of `Echo` and a client of it."""
 
     def __init__(self, host: str = "127.0.0.1", age_ms: int = ENDLESS_MS) -> None:
-        self.arrivals, self.echo = Arrivals(), Echo()
+        self.arrivals, self.echo = Counted(), Echo()
         self.server = aio.server(handlers=[self.arrivals, self.echo], options=[(MAX_AGE, age_ms)])
         self.port = self.server.add_insecure_port(f"{host}:0")
         self.channel = aio.insecure_channel(f"127.0.0.1:{self.port}")

@@ -9,7 +9,8 @@ load one in a hundred of a second's. So it is called once no call can come:
 3. Connections have a maximum age, all the time. One that has reached it is closed in the way that loses nothing: its
    client is told, calls that cross with that are served, calls under way finish, however long they take, and the client
    makes another connection, now elsewhere. So after an age there is no connection left that can bring a call.
-4. Where none has come for `QUIET_S` none is on its way either, and nobody waits for the rest of the age.
+4. Where none has come for `QUIET_S`, as before the stop on an idle server, none is likely to be on its way, and nobody
+   waits for the rest of the age.
 
 Then `stop`, which lets what is under way finish.
 """
@@ -18,6 +19,8 @@ import asyncio
 import os
 import socket
 from contextlib import suppress
+from math import inf
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import grpc
@@ -28,7 +31,7 @@ from oriel_wire.engine import listener
 __all__ = ["MAX_AGE", "Arrivals", "close_listeners", "drain", "max_age_ms"]
 
 MAX_AGE = "grpc.max_connection_age_ms"  # of the server's options
-QUIET_S = 1.0
+QUIET_S = 5.0
 AGE_SHARE = 0.6
 ENDLESS_MS = 2**31 - 1  # as gRPC says it
 _LEAST_GRACE_S = 2.0
@@ -44,14 +47,14 @@ else:
 
 
 class Arrivals(_GenericHandler):
-    """Counts the calls of a server, to be registered before its handlers; takes none."""
+    """Knows when the latest call of a server came, to be registered before its handlers; takes none."""
 
     def __init__(self) -> None:
-        self.begun = 0
+        self.latest_s = -inf
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> None:
         """Called by gRPC once for each call."""
-        self.begun += 1
+        self.latest_s = monotonic()
 
 
 def max_age_ms(grace_s: float) -> int:
@@ -74,7 +77,7 @@ async def drain(server: aio.Server, port: int, arrivals: Arrivals, *, grace_s: f
         if grace_s > announce_s:
             await asyncio.to_thread(close_listeners, port)
             aged_s = age_ms / 1e3 * _JITTER + _SLOW_S
-            await _until_none_comes(arrivals, loop.time() + min(aged_s, _LATEST_SHARE * grace_s))
+            await _until_none_comes(arrivals, monotonic() + min(aged_s, _LATEST_SHARE * grace_s))
         await server.stop(max(0.0, ends_s - loop.time()))
     except asyncio.CancelledError:
         await server.stop(0.0)
@@ -82,12 +85,9 @@ async def drain(server: aio.Server, port: int, arrivals: Arrivals, *, grace_s: f
 
 
 async def _until_none_comes(arrivals: Arrivals, ends_s: float) -> None:
-    loop = asyncio.get_running_loop()
-    seen, since_s = arrivals.begun, loop.time()
-    while (now := loop.time()) < ends_s:
-        if arrivals.begun != seen:
-            seen, since_s = arrivals.begun, now
-        elif now - since_s >= QUIET_S:
+    while True:
+        now = monotonic()
+        if now >= ends_s or now - arrivals.latest_s >= QUIET_S:
             return
         await asyncio.sleep(min(_LOOK_S, QUIET_S))
 
