@@ -11,11 +11,13 @@ from oriel_logic.endpoints import Endpoint, Endpoints
 from oriel_logic.envelope import Envelope
 from oriel_logic.inference import InferenceServers
 from oriel_logic.ingress import Dispatch
+from oriel_logic.loading import load, one_line
 from oriel_logic.metrics import Metrics
 from oriel_logic.pipeline import Pipeline
-from oriel_logic.registry import Registry, load, one_line
+from oriel_logic.registry import Registry
 from oriel_logic.server import open_server
 from oriel_logic.settings import Settings
+from oriel_logic.sources import handler_files
 from oriel_logic.workers.launch import ForkServer
 from oriel_logic.workers.pool import PoolLimits, WorkerPool
 from oriel_logic.workers.references import Services
@@ -62,7 +64,8 @@ class Unit:
 
     def __init__(self, settings: Settings, server: ForkServer, sink: SpanSink) -> None:
         self.metrics = Metrics()
-        self.registry = Registry(load(settings.services))
+        files = handler_files(settings.services)
+        self.registry = Registry(load(files))
         self._services = Services()
         self.pool = WorkerPool(
             server,
@@ -73,7 +76,7 @@ class Unit:
                 max_frame_bytes=settings.max_frame_bytes,
                 overrun_s=settings.overrun_s,
             ),
-            launch=lambda: ForkServer.launch(settings.services, max_frame_bytes=settings.max_frame_bytes),
+            launch=lambda: ForkServer.launch(files, max_frame_bytes=settings.max_frame_bytes),
             on_problems=self._report,
         )
         clients = [Endpoint(f"{host}:{port}", HttpClient(host=host, port=port)) for host, port in settings.inference]

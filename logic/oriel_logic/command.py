@@ -60,10 +60,11 @@ def run(args: argparse.Namespace) -> int:
     except StartFailed as error:
         sys.stderr.write(f"oriel logic: {error}\n")
         return 2
+    from oriel_logic.sources import handler_files
     from oriel_logic.workers.launch import ForkServer
 
     # Before anything starts threads, and early: it imports the services while this process imports the rest.
-    server = ForkServer.launch(settings.services, max_frame_bytes=settings.max_frame_bytes)
+    server = ForkServer.launch(handler_files(settings.services), max_frame_bytes=settings.max_frame_bytes)
     from oriel_logic.app import serve_unit
     from oriel_wire.engine.process import configure_logging, run_unit
 

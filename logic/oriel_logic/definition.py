@@ -26,7 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, overload
 
-__all__ = ["Definition", "NotAService", "definition_of", "service"]
+__all__ = ["Definition", "NotAService", "definition_of", "describe", "service"]
 
 MARK = "__oriel_service__"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
@@ -130,3 +130,18 @@ def definition_of(value: object) -> Definition | None:
     """The definition that `@service` left on `value` itself (not on a base class)."""
     found = getattr(value, "__dict__", {}).get(MARK)
     return found if isinstance(found, Definition) else None
+
+
+def describe(definition: Definition) -> dict[str, Any]:
+    """As plain values, for a process that cannot import the service itself."""
+    stages = {
+        stage: {"where": "worker" if definition.runs_in_worker(stage) else "loop"} for stage in definition.stages()
+    }
+    return {
+        "name": definition.name,
+        "shape": definition.shape,
+        "stages": stages,
+        "model": definition.model,
+        "model_version": definition.model_version,
+        "description": definition.description,
+    }

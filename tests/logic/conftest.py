@@ -17,6 +17,7 @@ import pytest
 
 from oriel_logic.app import Unit
 from oriel_logic.settings import Settings
+from oriel_logic.sources import handler_files
 from oriel_logic.workers.launch import ForkServer
 from oriel_logic.workers.pool import PoolLimits, WorkerPool
 from oriel_wire.context import CallContext
@@ -177,7 +178,7 @@ async def stack(inference: FakeInference) -> AsyncIterator[StackMaker]:
                 services=folders, inference=tuple(("127.0.0.1", port) for port in ports), **{"workers": 1, **settings}
             )
             sink = ListSink()
-            unit = Unit(chosen, ForkServer.launch(folders, max_frame_bytes=chosen.max_frame_bytes), sink)
+            unit = Unit(chosen, ForkServer.launch(handler_files(folders), max_frame_bytes=chosen.max_frame_bytes), sink)
             opened.push_async_callback(unit.close)
             await unit.start()
             await unit.pool.wait_ready()
@@ -225,7 +226,7 @@ async def pool(services: Callable[..., Path]) -> AsyncIterator[Callable[..., Awa
             chosen = PoolLimits(**{"workers": 1, **limits})
 
             def launch() -> ForkServer:
-                return ForkServer.launch([folder], max_frame_bytes=chosen.max_frame_bytes)
+                return ForkServer.launch(handler_files([folder]), max_frame_bytes=chosen.max_frame_bytes)
 
             made = WorkerPool(launch(), chosen, launch=launch, on_problems=lambda problems: None, clock=clock)
             opened.push_async_callback(made.close)
