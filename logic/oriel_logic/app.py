@@ -105,7 +105,7 @@ class Unit:
         """Set services up and begin to start workers; requests that come before they are ready wait for them."""
         await self.pool.start()
         for definition in self.registry.definitions():
-            if definition.shape == "function" or all(definition.runs_in_worker(each) for each in definition.stages()):
+            if all(definition.runs_in_worker(each) for each in definition.stages()):
                 continue
             try:
                 self._services.set_up(definition)

@@ -351,7 +351,7 @@ async def test_a_service_that_is_full_after_its_model_ran_is_not_to_be_asked_aga
         from oriel_logic import service
         from oriel_logic.errors import Saturated
         @service
-        async def late(request, models, context):
+        async def late(request, models, ctx):
             if request.json()[0]:
                 await models.infer("double", {"x": [[1.0, 2.0]]})
             raise Saturated("no worker is free", retry_after_s=1.0)
