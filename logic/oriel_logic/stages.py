@@ -1,9 +1,8 @@
 """Where a request's time went: every stage is timed once, and feeds `Server-Timing`, the spans and the histograms."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from types import TracebackType
 from typing import Literal
 
 from oriel_wire.trace import Span, TraceContext, child
@@ -11,17 +10,40 @@ from oriel_wire.trace import Span, TraceContext, child
 __all__ = ["Ledger", "Stage"]
 
 
-@dataclass(slots=True, kw_only=True)
 class Stage:
-    """One stage, open while `end_s` is 0. Times are monotonic seconds. `context` is its place in the trace."""
+    """One stage, open while `end_s` is 0; `with` times its body. What the body raises passes through.
 
-    name: str
-    start_s: float
-    context: TraceContext
-    kind: Literal["client", "internal"] = "internal"
-    end_s: float = 0.0
-    error: str = ""
-    attributes: dict[str, str | int | float | bool] = field(default_factory=dict)
+    Times are monotonic seconds. `context` is its place in the trace. error: the name of what the body raised.
+    """
+
+    __slots__ = ("_clock", "attributes", "context", "end_s", "error", "kind", "name", "start_s")
+
+    def __init__(
+        self,
+        name: str,
+        context: TraceContext,
+        *,
+        kind: Literal["client", "internal"] = "internal",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.context = context
+        self.kind = kind
+        self.start_s = clock()
+        self.end_s = 0.0
+        self.error = ""
+        self.attributes: dict[str, str | int | float | bool] = {}
+        self._clock = clock
+
+    def __enter__(self) -> "Stage":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.error = kind.__name__
+        self.end_s = self._clock()
 
 
 class Ledger:
@@ -38,18 +60,11 @@ class Ledger:
         self.cost_us = 0
         self._clock = clock
 
-    @contextmanager
-    def stage(self, name: str, *, kind: Literal["client", "internal"] = "internal") -> Iterator[Stage]:
-        """Time the body. What it raises passes through."""
-        stage = Stage(name=name, start_s=self._clock(), context=child(self.root), kind=kind)
+    def stage(self, name: str, *, kind: Literal["client", "internal"] = "internal") -> Stage:
+        """`with ledger.stage("infer"):` times the body as one of this request's stages."""
+        stage = Stage(name, child(self.root), kind=kind, clock=self._clock)
         self.stages.append(stage)
-        try:
-            yield stage
-        except BaseException as error:
-            stage.error = type(error).__name__
-            raise
-        finally:
-            stage.end_s = self._clock()
+        return stage
 
     @property
     def interrupted(self) -> str:

@@ -41,7 +41,7 @@ async def test_stage_names_are_bounded() -> None:
     from oriel_wire.trace import new_trace
 
     metrics = Metrics()
-    stages = [Stage(name=f"s{index}", start_s=0.0, end_s=1.0, context=new_trace(False)) for index in range(100)]
+    stages = [Stage(f"s{index}", new_trace(False), clock=lambda: 1.0) for index in range(100)]
     metrics.observe("x", Outcome.OK, 1.0, stages)
     value = metrics.registry.get_sample_value
     assert value("oriel_logic_stage_seconds_count", {"service": "x", "stage": "other"}) == 100 - MAX_STAGES
