@@ -46,9 +46,9 @@ class Kind(IntEnum):
 
     JOB: (reference, arguments, how it is to run). READY: a Report, once, first.
     RESULT: (value, stages). REFUSED: what `outcomes` makes of it. FAILED: (outcome value, one line, traceback text).
-    PIECE: one value of a stream; its end is RESULT, REFUSED or FAILED. MORE: how many further pieces may come.
-    CANCEL: nobody waits for the job any more. CALL: (number, method, arguments, keywords), a call of a model.
-    CALLED: (number, the value, None) or (number, None, what `outcomes` makes of a refusal).
+    EXHAUSTED: like FAILED, and the process ends. PIECE: one value of a stream; its end is one of the four before.
+    MORE: one further piece may come. CANCEL: nobody waits for the job any more. CALL: (number, method, arguments,
+    keywords), a call of a model. CALLED: (number, the value, None), or (number, None, a refusal as in REFUSED).
     """
 
     JOB = 1
@@ -61,6 +61,7 @@ class Kind(IntEnum):
     CANCEL = 8
     CALL = 9
     CALLED = 10
+    EXHAUSTED = 11
 
 
 class FrameTooLarge(ValueError):

@@ -19,7 +19,7 @@ from typing import Any
 
 from oriel_logic.errors import DeadlineExceeded, HandlerFailed, LogicError, Saturated, WorkerDied
 from oriel_logic.workers.asked import ModelCalls
-from oriel_logic.workers.frames import Frame, FrameTooLarge, Packed, pack
+from oriel_logic.workers.frames import Frame, FrameTooLarge, Kind, Packed, pack
 from oriel_logic.workers.job import Done, Job, Pieces
 from oriel_logic.workers.launch import Broken, Exited, ForkServer, Started
 from oriel_logic.workers.segments import unpack
@@ -256,7 +256,10 @@ class WorkerPool:
         known = self._costs_ms.get(job.reference, cost_ms)
         self._costs_ms[job.reference] = known + COST_SHARE * (cost_ms - known)
         job.worker = None
-        self._idle.append(worker)
+        if frame.kind is Kind.EXHAUSTED:
+            worker.killed_for = "memory_limit"  # it ends by itself
+        else:
+            self._idle.append(worker)
         self._dispatch()
         job.answer(frame)
 

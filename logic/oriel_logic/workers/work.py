@@ -52,7 +52,7 @@ class Desk:
             if self._link.is_gone(error):
                 raise
             self._fail(*described(error), cpu_us)
-        return answer[0] != Outcome.MEMORY_EXCEEDED.value if kind is Kind.FAILED else True
+        return kind is not Kind.EXHAUSTED
 
     def _fail(self, line: str, trace: str, cpu_us: int) -> None:
         self._link.send(Kind.FAILED, (Outcome.HANDLER_FAILED.value, line, trace), cpu_us=cpu_us)
@@ -65,10 +65,12 @@ class Desk:
         except CallerLeft:
             return Kind.FAILED, (Outcome.CLIENT_LEFT.value, "nobody waits for it any more", "")
         except LogicError as error:  # a refusal of the handler's, or of a model
+            if error.outcome is Outcome.HANDLER_FAILED:
+                return Kind.FAILED, (error.outcome.value, *described(error))
             return Kind.REFUSED, facts_of(error)
         except MemoryError as error:
             self._memory.lift()
-            return Kind.FAILED, (Outcome.MEMORY_EXCEEDED.value, *described(error))
+            return Kind.EXHAUSTED, (Outcome.MEMORY_EXCEEDED.value, *described(error))
         except OSError as error:
             if self._link.is_gone(error):
                 raise

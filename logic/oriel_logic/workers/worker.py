@@ -25,6 +25,7 @@ from oriel_logic.workers.segments import drop
 __all__ = ["Owner", "Worker"]
 
 GRACE_MIN_S = 1.0
+ANSWERS = (Kind.RESULT, Kind.REFUSED, Kind.FAILED, Kind.EXHAUSTED)
 NOTHING = pack(None, limit_bytes=100)
 
 
@@ -141,7 +142,7 @@ class Worker:
             if self._asked is None:
                 self._asked = Asked(job.models, self._channel, limit_bytes=self._limit_bytes)
             self._asked.take(frame)
-        elif frame.kind in (Kind.RESULT, Kind.REFUSED, Kind.FAILED):
+        elif frame.kind in ANSWERS:
             self.job = None
             self._rest()
             self._owner.answered(self, job, frame)
