@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from oriel_logic.signature import MISSING, Form, NotAService, Parameter, Signature, form_of, is_pydantic
 
 __all__ = ["JSON", "MEDIA_IN", "MEDIA_OUT", "Schemas", "json_type", "schemas_of"]
@@ -69,9 +67,15 @@ class Schemas:
 def json_type(signature: Signature) -> Any:
     """The type of a JSON body: the input's own, or an object with a field per input. None if JSON is not read."""
     inputs = [each for each in signature.inputs if each.form not in (Form.UPLOAD, Form.LINES)]
+    if not inputs:
+        return None
+    try:
+        import msgspec
+    except ImportError as error:
+        raise NotAService("typed inputs need the package msgspec in the service's environment") from error
     if signature.body == "whole":
         return inputs[0].type
-    if not inputs or signature.streams_in or lone_tensors(signature):
+    if signature.streams_in or lone_tensors(signature):
         return None
     required = [(each.name, field_type(each)) for each in inputs if each.default is MISSING]
     optional = [(each.name, field_type(each), default_of(each)) for each in inputs if each.default is not MISSING]
@@ -91,6 +95,8 @@ def default_of(parameter: Parameter) -> Any:
     value = parameter.default
     if isinstance(value, IMMUTABLE):
         return value
+    import msgspec
+
     return msgspec.field(default_factory=lambda: copy.deepcopy(value))
 
 
@@ -165,6 +171,12 @@ class Writer:
         """Raises NotAService."""
         if found is Any:
             return {}
+        try:
+            import msgspec
+        except ImportError as error:
+            raise NotAService(
+                "typed inputs and answers need the package msgspec in the service's environment"
+            ) from error
         template = f"#/components/schemas/{self._service}.{{name}}"
         try:
             (schema,), components = msgspec.json.schema_components(
