@@ -10,7 +10,17 @@ from typing import Any
 
 from oriel_logic.signature import MISSING, Form, NotAService, Parameter, Signature, form_of, is_pydantic
 
-__all__ = ["JSON", "MEDIA_IN", "MEDIA_OUT", "Schemas", "json_type", "schemas_of"]
+__all__ = [
+    "JSON",
+    "MEDIA_IN",
+    "MEDIA_OUT",
+    "Schemas",
+    "MULTIPART",
+    "fields_type",
+    "lead_input",
+    "reads_json",
+    "schemas_of",
+]
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
@@ -64,22 +74,23 @@ class Schemas:
     components: Mapping[str, Any]
 
 
-def json_type(signature: Signature) -> Any:
-    """The type of a JSON body: the input's own, or an object with a field per input. None if JSON is not read."""
-    inputs = [each for each in signature.inputs if each.form not in (Form.UPLOAD, Form.LINES)]
-    if not inputs:
-        return None
+def fields_type(signature: Signature) -> Any:
+    """The type of what is read whole: the one input's own, or an object with a field per input."""
     try:
-        import msgspec
+        import msgspec  # a worker in an environment of its own may be without it
     except ImportError as error:
         raise NotAService("typed inputs need the package msgspec in the service's environment") from error
+    inputs = [each for each in signature.inputs if each.form not in (Form.UPLOAD, Form.LINES)]
     if signature.body == "whole":
         return inputs[0].type
-    if signature.streams_in or lone_tensors(signature):
-        return None
     required = [(each.name, field_type(each)) for each in inputs if each.default is MISSING]
     optional = [(each.name, field_type(each), default_of(each)) for each in inputs if each.default is not MISSING]
     return msgspec.defstruct("input", [*required, *optional], forbid_unknown_fields=True)
+
+
+def reads_json(signature: Signature) -> bool:
+    """Whether the body may be JSON of `fields_type`."""
+    return bool(signature.inputs) and signature.streams_in is None and not lone_tensors(signature)
 
 
 def lone_tensors(signature: Signature) -> bool:
@@ -103,13 +114,12 @@ def default_of(parameter: Parameter) -> Any:
 def schemas_of(signature: Signature, name: str) -> Schemas:
     """Raises NotAService for a type that has no JSON form."""
     writer = Writer(name)
-    body = json_type(signature)
     takes: dict[str, Any] = {}
     query: list[Mapping[str, Any]] = []
     if lone_tensors(signature):
         takes[JSON] = {"schema": {"type": "object", "required": ["inputs"], "properties": {"inputs": V2_TENSORS}}}
-    if body is not None:
-        takes[JSON] = {"schema": writer.schema(body)}
+    if reads_json(signature):
+        takes[JSON] = {"schema": writer.schema(fields_type(signature))}
     lead = lead_input(signature)
     if lead is not None:
         for media in MEDIA_IN[lead.form]:
@@ -150,6 +160,8 @@ def multipart_schema(signature: Signature, writer: "Writer") -> dict[str, Any]:
 def output_content(signature: Signature, writer: "Writer") -> dict[str, Any]:
     output = signature.output
     media = MEDIA_OUT[output.form]
+    if not output.declared and output.form is Form.JSON:
+        return {"*/*": {}}
     if output.form is Form.LINES:
         if output.type is bytes:
             return {"application/octet-stream": {}}

@@ -274,7 +274,7 @@ def is_pydantic(hint: Any) -> bool:
 
 
 def is_object(hint: Any) -> bool:
-    """Whether JSON of this type is an object (or anything, for Any)."""
+    """Whether JSON of this type is an object."""
     hint, _ = without_none(hint)
     if typing.get_origin(hint) is typing.Annotated:
         hint = typing.get_args(hint)[0]

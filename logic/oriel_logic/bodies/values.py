@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from oriel_logic.bodies import audio, npy
+from oriel_logic.bodies.tensors import Tensors
 from oriel_logic.errors import Refused
 from oriel_logic.models import Array
 from oriel_logic.signature import Form, form_of, is_pydantic
@@ -18,6 +19,7 @@ from oriel_logic.signature import Form, form_of, is_pydantic
 __all__ = ["array_of", "converted", "from_base64", "from_bytes"]
 
 NUMBERS = "biuf"
+ABSTRACT = (np.generic, np.number, np.integer, np.signedinteger, np.unsignedinteger, np.inexact, np.floating)
 
 
 def converted(wanted: Any, value: Any) -> Any:
@@ -25,6 +27,8 @@ def converted(wanted: Any, value: Any) -> Any:
     form, kind, _ = form_of(wanted)
     if is_pydantic(kind):
         return kind.model_validate(value)
+    if form is Form.TENSORS and isinstance(value, Tensors):
+        return value
     if form in (Form.JSON, Form.TENSORS):
         raise ValueError(f"a {getattr(kind, '__name__', kind)} cannot be given here")
     try:
@@ -83,14 +87,10 @@ def dtype_in(wanted: Any) -> "np.dtype[Any] | None":
     """float32 of `NDArray[np.float32]`; None where it names no single dtype."""
     arguments = typing.get_args(wanted)
     inner = typing.get_args(arguments[1]) if len(arguments) == 2 else ()
-    return (
-        np.dtype(inner[0])
-        if inner
-        and isinstance(inner[0], type)
-        and issubclass(inner[0], np.generic)
-        and inner[0] not in (np.generic, np.number, np.integer, np.floating)
-        else None
-    )
+    named = inner[0] if inner else None
+    if not isinstance(named, type) or not issubclass(named, np.generic) or named in ABSTRACT:
+        return None
+    return np.dtype(named)
 
 
 def fits(array: Array, target: "np.dtype[Any]") -> bool:

@@ -20,7 +20,7 @@ MAX_TRACEBACK = 8000
 
 
 class Report(TypedDict):
-    """What a worker says first. problems: {service: why it cannot run here}. descriptions: as `Definition.describe` gives them."""
+    """What a worker says first. problems: {service: why it cannot run here}. descriptions: as `describe` gives them."""
 
     problems: dict[str, str]
     descriptions: dict[str, dict[str, Any]]

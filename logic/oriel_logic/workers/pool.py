@@ -48,7 +48,7 @@ class PoolLimits:
 class WorkerPool:
     """launch: makes a fork server; `server` is the first one. on_problems: told what a worker could not set up.
 
-    descriptions: {service: as `Definition.describe` gives it}, once a worker is ready. problem: why none can be started; ""
+    descriptions: {service: as `describe` gives it}, once a worker is ready. problem: why none can be started; ""
     while that is not known to be so.
     """
 
