@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Pooling", "normalised", "plan", "pooled", "shortened"]
+__all__ = ["Pooling", "normalised", "padded", "plan", "pooled", "shortened"]
 
 Pooling = Literal["mean", "cls", "last"]
 Floats = NDArray[np.float32]
@@ -63,3 +63,12 @@ def plan(lengths: Sequence[int], *, max_rows: int, max_tokens: int) -> Iterator[
         batch.append(index)
     if batch:
         yield batch
+
+
+def padded(rows: Sequence[NDArray[np.int32]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Token ids of different lengths as (ids, mask), both [rows, longest], padding behind."""
+    lengths = np.array([len(row) for row in rows])
+    mask = (np.arange(lengths.max()) < lengths[:, np.newaxis]).astype(np.int64)
+    ids = np.zeros(mask.shape, dtype=np.int64)
+    ids[mask == 1] = np.concatenate(rows)
+    return ids, mask
