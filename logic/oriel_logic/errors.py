@@ -2,6 +2,8 @@
 reason) and a sentence for people; only `replies` turns them into statuses.
 
 LogicError
+├── BadRequest             no request of HTTP as this server reads it
+├── ClientLeft             nobody waits for the answer any more
 ├── Refused                the input's fault; handlers raise it with a sentence of their own
 │   ├── MediaUnsupported   a kind of body the service does not read
 │   ├── InputTooLarge      a bound of the server or the service was passed
@@ -25,6 +27,8 @@ from enum import Enum
 from typing import ClassVar
 
 __all__ = [
+    "BadRequest",
+    "ClientLeft",
     "DeadlineExceeded",
     "HandlerFailed",
     "InputTooLarge",
@@ -54,6 +58,7 @@ class Outcome(Enum):
 
     OK = "ok"
     CLIENT_LEFT = "client_left"
+    BAD_REQUEST = "bad_request"
     INPUT_REFUSED = "input_refused"
     MEDIA_UNSUPPORTED = "media_unsupported"
     INPUT_TOO_LARGE = "input_too_large"
@@ -81,6 +86,19 @@ class LogicError(Exception):
         super().__init__(message[:MAX_MESSAGE])
         self.message = message[:MAX_MESSAGE]
         self.retry_after_s = retry_after_s
+
+
+class BadRequest(LogicError):
+    outcome = Outcome.BAD_REQUEST
+
+
+class ClientLeft(LogicError):
+    """Nobody is there to answer."""
+
+    outcome = Outcome.CLIENT_LEFT
+
+    def __init__(self) -> None:
+        super().__init__("the client left")
 
 
 class Refused(LogicError):

@@ -1,6 +1,7 @@
 """Values and errors as HTTP answers. The only place of this unit that knows statuses."""
 
 import math
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ __all__ = ["Reply", "error_body", "error_reply", "reply_of", "retry_after", "sta
 JSON = "application/json"
 STATUS = {
     Outcome.CLIENT_LEFT: 499,
+    Outcome.BAD_REQUEST: 400,
     Outcome.INPUT_REFUSED: 422,
     Outcome.MEDIA_UNSUPPORTED: 415,
     Outcome.INPUT_TOO_LARGE: 413,
@@ -36,12 +38,16 @@ STATUS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """An answer as it goes out; `headers` without content-type and content-length."""
+    """An answer as it goes out; `headers` without content-type and content-length.
+
+    pieces: of an answer that is streamed instead of `body`; closed early when the client leaves.
+    """
 
     status: int
-    body: bytes
+    body: bytes = b""
     content_type: str = JSON
     headers: tuple[tuple[str, str], ...] = ()
+    pieces: AsyncIterator[bytes] | None = None
 
 
 def reply_of(value: Any) -> Reply:
