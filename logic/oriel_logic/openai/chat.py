@@ -28,7 +28,9 @@ def missing(template: str) -> str:
         return ""
     if find_spec("jinja2") is None:
         return "its chat template needs the package jinja2: pip install 'oriel[embeddings]'"
-    return "" if Path(template).is_file() else f"there is no chat template {Path(template).name} beside its handler file"
+    return (
+        "" if Path(template).is_file() else f"there is no chat template {Path(template).name} beside its handler file"
+    )
 
 
 def encode_chat(path: str, template: str, start: str, messages: Sequence[Mapping[str, str]]) -> Encoded:

@@ -8,19 +8,32 @@ The names are those of Hugging Face's ONNX exports (Optimum, `text-generation-wi
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oriel_logic.errors import HandlerFailed, ModelFailed
-from oriel_logic.models import Models, Outputs
+from oriel_logic.models import ArrayLike, Outputs
 from oriel_logic.tensors import ModelSpec
 from oriel_wire.v2.datatypes import DATATYPES
 
-__all__ = ["Cache", "TokenModel", "token_model"]
+__all__ = ["Cache", "Steps", "TokenModel", "token_model"]
 
 PAST, PRESENT = "past_key_values.", "present."
+
+
+class Steps(Protocol):
+    """The part of `Models` that a decode loop needs."""
+
+    async def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, ArrayLike],
+        *,
+        outputs: Sequence[str] | None = None,
+        version: str = "",
+    ) -> Outputs: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +70,7 @@ class TokenModel:
     positions: bool
     mask: bool
 
-    async def begin(self, models: Models, prompt: NDArray[Any]) -> tuple[NDArray[Any], Cache]:
+    async def begin(self, models: Steps, prompt: NDArray[Any]) -> tuple[NDArray[Any], Cache]:
         """The whole prompt at once ("prefill"): logits [1, vocabulary] for what follows, and the cache.
 
         prompt: token ids, at least one.
@@ -65,7 +78,7 @@ class TokenModel:
         cache = Cache({each.past: np.zeros(each.shape, dtype=each.dtype) for each in self.layers}, 0)
         return await self.step(models, prompt[np.newaxis].astype(np.int64), cache), cache
 
-    async def step(self, models: Models, tokens: NDArray[np.int64], cache: Cache) -> NDArray[Any]:
+    async def step(self, models: Steps, tokens: NDArray[np.int64], cache: Cache) -> NDArray[Any]:
         """Logits [rows, vocabulary] for what follows `tokens` [rows, new]; the cache then holds them too.
 
         Raises what `models.infer` raises; the cache is then as it was.

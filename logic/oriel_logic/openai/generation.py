@@ -1,15 +1,14 @@
 """The decode loop: prefill once, then one step per token for all choices of a prompt together."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oriel_logic.errors import ModelFailed
-from oriel_logic.models import Models
-from oriel_logic.openai.decoder import TokenModel
+from oriel_logic.openai.decoder import Steps, TokenModel
 from oriel_logic.openai.sequence import Delta
 from oriel_logic.openai.sequence import Sequence as Generated
 
@@ -19,8 +18,8 @@ SMALL_LOGITS = 1 << 15  # drawn in place: under 1 ms
 
 
 async def generate(
-    model: TokenModel, prompt: NDArray[Any], choices: Sequence[Generated], *, first: Models, steps: Models
-) -> AsyncIterator[list[Delta]]:
+    model: TokenModel, prompt: NDArray[Any], choices: Sequence[Generated], *, first: Steps, steps: Steps
+) -> AsyncGenerator[list[Delta], None]:
     """What each step adds to each choice that has not ended, until all have.
 
     first: for the prefill; steps: for the rest. Raises what models raise, DeadlineExceeded among it. Closed between
@@ -47,7 +46,7 @@ async def drawn(model: str, running: Sequence[Generated], logits: NDArray[Any]) 
         return [choice.take(row) for choice, row in zip(running, logits, strict=True)]
 
     try:
-        # A large vocabulary takes milliseconds to sort: not on the loop, and numpy lets go of the interpreter meanwhile.
+        # A large vocabulary takes milliseconds to sort: off the loop, where numpy lets go of the interpreter.
         return draw() if logits.size <= SMALL_LOGITS else await asyncio.to_thread(draw)
     except ValueError as error:
         raise ModelFailed(f"model '{model}': {error}") from error

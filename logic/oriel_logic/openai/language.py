@@ -3,14 +3,14 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
-from oriel_logic.errors import DeadlineExceeded, HandlerFailed, LogicError, ParameterWrong
+from oriel_logic.errors import DeadlineExceeded, HandlerFailed, ParameterWrong
 from oriel_logic.openai import answers, chat, tokenizer
 from oriel_logic.openai.decoder import TokenModel, token_model
 from oriel_logic.openai.detokenize import Vocabulary
@@ -29,6 +29,7 @@ from oriel_logic.openai.schema import (
 from oriel_logic.openai.sequence import Delta
 from oriel_logic.openai.sequence import Sequence as Generated
 from oriel_logic.openai.served import Desk, Served
+from oriel_logic.pipeline import first_logic_error
 from oriel_logic.replies import Reply
 
 __all__ = ["LanguageModel"]
@@ -82,18 +83,16 @@ class LanguageModel(Served):
         """`/v1/completions`. Raises ParameterWrong, and what workers and models raise."""
         asked = texts_or_tokens(request.prompt, "prompt", most=MAX_PROMPTS)
         prompts = await self.encode(desk, asked, "prompt")
-        form = answers.CompletionForm(desk.call.request_id, self.served_as, int(time.time()))
+        form = answers.CompletionForm(desk.visit.call.request_id, self.served_as, int(time.time()))
         return await self._answer(request, prompts, request.max_tokens or COMPLETION_TOKENS, "prompt", form, desk)
 
     async def converse(self, request: ChatRequest, desk: Desk) -> Reply:
         """`/v1/chat/completions`."""
         said = [{"role": each.role, "content": each.text} for each in request.messages]
-        found = await desk.context.run(
-            chat.encode_chat, str(self.tokenizer), self.chat_template, self.start, said
-        )
+        found = await desk.context.run(chat.encode_chat, str(self.tokenizer), self.chat_template, self.start, said)
         if found.problem:
             raise ParameterWrong(found.problem, param="messages")
-        form = answers.ChatForm(desk.call.request_id, self.served_as, int(time.time()))
+        form = answers.ChatForm(desk.visit.call.request_id, self.served_as, int(time.time()))
         most = request.max_completion_tokens or request.max_tokens
         return await self._answer(request, [found.ids], most, "messages", form, desk)
 
@@ -201,7 +200,7 @@ class Run:
                     for delta in deltas:
                         texts[delta.index] += delta.text
 
-        with self._desk.ledger.stage(STAGE):
+        with self._desk.visit.ledger.stage(STAGE):
             if len(self.choices) == 1:
                 await collect(0)
             else:
@@ -210,14 +209,14 @@ class Run:
                         group.create_task(collect(prompt))
         return texts
 
-    async def events(self, form: answers.Form, *, tells_usage: bool) -> AsyncIterator[bytes]:
+    async def events(self, form: answers.Form, *, tells_usage: bool) -> AsyncGenerator[bytes, None]:
         """The answer as server-sent events, one prompt after the other.
 
         What fails before the first event is raised; what fails later is the last event, and `[DONE]` does not come.
         """
         begun = False
         try:
-            with self._desk.ledger.stage(STAGE):
+            with self._desk.visit.ledger.stage(STAGE):
                 for prompt in range(len(self.choices)):
                     async with aclosing(self._deltas(prompt)) as steps:
                         opened = False
@@ -231,18 +230,18 @@ class Run:
                                 begun = True
                                 yield b"".join([event(each) for each in told])
             yield (event(form.last(self.usage())) if tells_usage else b"") + DONE
-        except LogicError as error:
+        except Exception as error:
             if not begun:
                 raise
-            yield event(answers.error_facts(error, self._desk.call.request_id))
-        except Exception as error:  # the stream has begun: a status can no longer say it
-            if not begun:
-                raise
-            _log.error("request %s: stream failed", self._desk.call.request_id, exc_info=error)
-            failed = HandlerFailed("the service failed: its log says why under this request id")
-            yield event(answers.error_facts(failed, self._desk.call.request_id))
+            # The stream has begun: a status can no longer say it.
+            meant = first_logic_error(error)
+            if meant is None:
+                _log.error("request %s: stream failed", self._desk.visit.call.request_id, exc_info=error)
+                meant = HandlerFailed("the service failed: its log says why under this request id")
+            self._desk.visit.outcome = meant.outcome
+            yield event(answers.error_facts(meant, self._desk.visit.call.request_id))
 
-    async def _deltas(self, prompt: int) -> AsyncIterator[list[Delta]]:
+    async def _deltas(self, prompt: int) -> AsyncGenerator[list[Delta], None]:
         desk = self._desk
         steps = generate(self._model, self._prompts[prompt], self.choices[prompt], first=desk.models, steps=desk.steps)
         try:

@@ -26,7 +26,8 @@ def pooled(hidden: NDArray[Any], mask: NDArray[Any], how: Pooling) -> Floats:
         return hidden[:, 0].astype(np.float32, copy=False)
     counts = mask.sum(axis=1)
     if how == "last":
-        return hidden[np.arange(len(hidden)), np.maximum(counts - 1, 0)].astype(np.float32, copy=False)
+        ends: Floats = hidden[np.arange(len(hidden)), np.maximum(counts - 1, 0)].astype(np.float32, copy=False)
+        return ends
     hidden = hidden.astype(np.float32, copy=False)
     weights = mask.astype(np.float32)[:, np.newaxis, :]
     sums = np.matmul(weights, hidden)[:, 0]
@@ -37,7 +38,8 @@ def pooled(hidden: NDArray[Any], mask: NDArray[Any], how: Pooling) -> Floats:
 def normalised(vectors: Floats) -> Floats:
     """Each row divided by its length; a row of zeros stays as it is."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return vectors / np.where(lengths == 0, np.float32(1), lengths)
+    unit: Floats = vectors / np.where(lengths == 0, 1, lengths).astype(np.float32)
+    return unit
 
 
 def shortened(vectors: Floats, dimensions: int | None, *, normalise: bool) -> Floats:

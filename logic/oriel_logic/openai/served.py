@@ -7,19 +7,20 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from oriel_logic.context import Context
+from oriel_logic.envelope import Visit
 from oriel_logic.errors import ParameterWrong
-from oriel_logic.models import ArrayLike, Models, Outputs
+from oriel_logic.models import ArrayLike, Outputs
 from oriel_logic.openai import tokenizer
+from oriel_logic.openai.decoder import Steps
 from oriel_logic.stages import Ledger
 from oriel_logic.tensors import ModelSpec
-from oriel_wire.context import CallContext
 
-__all__ = ["Desk", "Served", "SpecModels", "StepModels"]
+__all__ = ["Desk", "Served", "StepModels"]
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}\Z")
 
 
-class SpecModels(Models, Protocol):
+class SpecModels(Steps, Protocol):
     """Models that also tell what they take and give."""
 
     async def metadata(self, model: str, *, version: str = "") -> ModelSpec: ...
@@ -29,17 +30,16 @@ class SpecModels(Models, Protocol):
 class Desk:
     """One request's tools. models: timed one by one; steps: for the many calls of a decode loop."""
 
-    call: CallContext
-    ledger: Ledger
+    visit: Visit
     context: Context
     models: SpecModels
-    steps: Models
+    steps: Steps
 
 
 class StepModels:
     """Models for a loop: what its calls cost is added up, and nothing is kept of each one."""
 
-    def __init__(self, models: Models, own: Ledger, ledger: Ledger) -> None:
+    def __init__(self, models: Steps, own: Ledger, ledger: Ledger) -> None:
         """own: the ledger that `models` writes to, nobody else; ledger: the request's."""
         self._models = models
         self._own = own
@@ -91,5 +91,3 @@ class Served:
         if found.problem:
             raise ParameterWrong(found.problem, param=param)
         return found.rows()
-
-
