@@ -1,7 +1,7 @@
 """A logic server with an encoder and a decoder behind it, and the official client in front."""
 
 import importlib.util
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -106,9 +106,7 @@ Maker = Callable[..., Awaitable[tuple[openai.AsyncOpenAI, Any]]]
 
 
 @pytest.fixture
-async def served(
-    stack: Any, services: Any, example: Path, behind: Behind
-) -> AsyncIterator[Maker]:
+async def served(stack: Any, services: Any, example: Path, behind: Behind) -> AsyncIterator[Maker]:
     """await served(): (official client, stack) of a server with `words` and `tiny`."""
     clients: list[openai.AsyncOpenAI] = []
 
@@ -124,5 +122,3 @@ async def served(
     yield start
     for client in clients:
         await client.close()
-
-
