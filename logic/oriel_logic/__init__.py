@@ -15,7 +15,7 @@ from oriel_logic.context import Context
 from oriel_logic.definition import service
 from oriel_logic.errors import InputTooLarge, MediaUnsupported, ModelBusy, ModelError, Refused
 from oriel_logic.messages import Answer, Request
-from oriel_logic.models import Models, Outputs
+from oriel_logic.models import Models, ModelSpec, Outputs, TensorSpec
 
 __all__ = [
     "Answer",
@@ -24,9 +24,11 @@ __all__ = [
     "MediaUnsupported",
     "ModelBusy",
     "ModelError",
+    "ModelSpec",
     "Models",
     "Outputs",
     "Refused",
     "Request",
+    "TensorSpec",
     "service",
 ]

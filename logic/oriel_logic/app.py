@@ -6,19 +6,17 @@ import logging
 
 from starlette.applications import Starlette
 
-from oriel_logic.endpoints import Endpoint, Endpoints
 from oriel_logic.envelope import Envelope
-from oriel_logic.inference import InferenceServers
 from oriel_logic.ingress import application
 from oriel_logic.metrics import Metrics
 from oriel_logic.pipeline import Pipeline
 from oriel_logic.registry import Registry, load, one_line
 from oriel_logic.server import serve
 from oriel_logic.settings import Settings
+from oriel_logic.upstreams import Upstreams
 from oriel_logic.workers.launch import ForkServer
 from oriel_logic.workers.pool import PoolLimits, WorkerPool
 from oriel_logic.workers.references import Services
-from oriel_wire.engine.client import HttpClient
 from oriel_wire.engine.control import health_routes, serve_control
 from oriel_wire.engine.process import listen
 from oriel_wire.engine.spans import open_sink
@@ -71,12 +69,11 @@ class Unit:
             launch=lambda: ForkServer.launch(settings.services, max_frame_bytes=settings.max_frame_bytes),
             on_problems=self._report,
         )
-        clients = [Endpoint(f"{host}:{port}", HttpClient(host=host, port=port)) for host, port in settings.inference]
-        self._inference = InferenceServers(Endpoints(clients))
+        self._inference = Upstreams(settings.inference, settings.inference_grpc)
         self.app = Envelope(
             application(
                 self.registry,
-                Pipeline(self._services, self.pool, self._inference),
+                Pipeline(self._services, self.pool, self._inference.servers),
                 max_body_bytes=settings.max_body_bytes,
             ),
             sink=sink,
@@ -91,6 +88,7 @@ class Unit:
 
     async def start(self) -> None:
         """Set services up and begin to start workers; requests that come before they are ready wait for them."""
+        await self._inference.start()
         await self.pool.start()
         for definition in self.registry.definitions():
             if definition.shape == "function" or all(definition.runs_in_worker(each) for each in definition.stages()):
