@@ -8,9 +8,7 @@ import sys
 
 from starlette.applications import Starlette
 
-from oriel_logic.endpoints import Endpoint, Endpoints
 from oriel_logic.envelope import Envelope
-from oriel_logic.inference import InferenceServers
 from oriel_logic.ingress import Dispatch
 from oriel_logic.loading import load, one_line
 from oriel_logic.metrics import Metrics
@@ -19,10 +17,10 @@ from oriel_logic.registry import Registry
 from oriel_logic.server import open_server
 from oriel_logic.settings import Settings
 from oriel_logic.sources import handler_files
+from oriel_logic.upstreams import Upstreams
 from oriel_logic.workers.launch import ForkServer
 from oriel_logic.workers.pool import PoolLimits, WorkerPool
 from oriel_logic.workers.references import Services
-from oriel_wire.engine.client import HttpClient
 from oriel_wire.engine.control import health_routes, serve_control
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.peers import TrustedPeers
@@ -80,19 +78,18 @@ class Unit:
             launch=lambda: ForkServer.launch(files, max_frame_bytes=settings.max_frame_bytes),
             on_problems=self._report,
         )
-        clients = [Endpoint(f"{host}:{port}", HttpClient(host=host, port=port)) for host, port in settings.inference]
-        self._inference = InferenceServers(Endpoints(clients))
+        self._inference = Upstreams(settings.inference, settings.inference_grpc)
         self._settings = settings
         self._peers = TrustedPeers(settings.trusted_peers)
         self.dispatch = Dispatch(
             self.registry,
-            Pipeline(self._services, self.pool, self._inference),
+            Pipeline(self._services, self.pool, self._inference.servers),
             max_body_bytes=settings.max_body_bytes,
         )
         if "oriel_logic.openai" in sys.modules:  # a handler file asked for it
             from oriel_logic.openai.dispatch import OpenAI, served_in
 
-            OpenAI(self.dispatch.routes, self.pool, self._inference).serve(served_in(files))
+            OpenAI(self.dispatch.routes, self.pool, self._inference.servers).serve(served_in(files))
         self.envelope = Envelope(
             self.dispatch,
             sink=sink,
@@ -108,6 +105,7 @@ class Unit:
 
     async def start(self) -> None:
         """Set services up and begin to start workers; requests that come before they are ready wait for them."""
+        await self._inference.start()
         await self.pool.start()
         for definition in self.registry.definitions():
             if all(definition.runs_in_worker(each) for each in definition.stages()):
