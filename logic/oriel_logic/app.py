@@ -4,6 +4,8 @@ import asyncio
 import gc
 import logging
 import socket
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 
@@ -29,19 +31,26 @@ from oriel_wire.engine.process import listen
 from oriel_wire.engine.spans import open_sink
 from oriel_wire.trace import SpanSink
 
+if TYPE_CHECKING:
+    from oriel_logic.dev.fakes import FakeServers
+    from oriel_logic.dev.session import Session
+
 __all__ = ["Unit", "serve_unit"]
 
 _log = logging.getLogger(__name__)
 
 
-async def serve_unit(settings: Settings, server: ForkServer, stop: asyncio.Event) -> None:
-    """Run until `stop` is set, then drain. Raises StartFailed (a port is taken)."""
+async def serve_unit(settings: Settings, server: ForkServer, stop: asyncio.Event, dev: "Session | None" = None) -> None:
+    """Run until `stop` is set, then drain. Raises StartFailed (a port is taken). dev: of `oriel logic dev`."""
     http = listen(settings.host, settings.http_port, "logic HTTP")
     admin = listen(settings.host, settings.admin_port, "logic admin")
     sink = open_sink("logic")
-    unit = Unit(settings, server, sink)
+    unit = Unit(settings, server, sink, dev.models if dev is not None else None)
     admin_stop = asyncio.Event()
+    beside = AsyncExitStack()
     try:
+        if dev is not None:
+            await beside.enter_async_context(dev.running())
         await unit.start()
         # What exists now lives as long as the process: keep it out of every later collection.
         gc.collect()
@@ -50,19 +59,28 @@ async def serve_unit(settings: Settings, server: ForkServer, stop: asyncio.Event
             control = group.create_task(serve_control(unit.admin(stop), admin, admin_stop))
             _log.info("services on http://%s:%d/v1/services", *http.getsockname()[:2])
             front = await unit.open(http)
+            if dev is not None:
+                await unit.pool.wait_ready()
+                await dev.greet(unit.registry, "http://{}:{}".format(*http.getsockname()[:2]))
             await stop.wait()
             await front.drain(settings.drain_s)
             admin_stop.set()  # health answers until the last request is done
             await control
     finally:
         await unit.close()
+        await beside.aclose()
         await asyncio.to_thread(sink.close)
 
 
 class Unit:
-    """A logic server without its sockets: `open` gives it one. `envelope` answers requests, with or without."""
+    """A logic server without its sockets: `open` gives it one. `envelope` answers requests, with or without.
 
-    def __init__(self, settings: Settings, server: ForkServer, sink: SpanSink) -> None:
+    models: stand in for inference servers.
+    """
+
+    def __init__(
+        self, settings: Settings, server: ForkServer, sink: SpanSink, models: "FakeServers | None" = None
+    ) -> None:
         self.metrics = Metrics()
         files = handler_files(settings.services)
         self.registry = Registry(load(files))
@@ -80,7 +98,7 @@ class Unit:
             on_problems=self._report,
         )
         clients = [Endpoint(f"{host}:{port}", HttpClient(host=host, port=port)) for host, port in settings.inference]
-        self._inference = InferenceServers(Endpoints(clients))
+        self._inference = models or InferenceServers(Endpoints(clients))
         self._settings = settings
         self._peers = TrustedPeers(settings.trusted_peers)
         self.dispatch = Dispatch(

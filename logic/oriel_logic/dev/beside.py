@@ -21,7 +21,7 @@ from oriel_wire.engine.client import HttpClient
 from oriel_wire.engine.process import LIFELINE_VARIABLE
 from oriel_wire.errors import StartFailed, UpstreamError
 
-__all__ = ["Address", "Listed", "Ports", "inference_server", "models_of"]
+__all__ = ["Address", "Listed", "Ports", "free_ports", "inference_server", "models_of"]
 
 Address = tuple[str, int]
 HOST = "127.0.0.1"
@@ -40,12 +40,11 @@ class Ports:
 
 
 @asynccontextmanager
-async def inference_server(repository: Path, *, start_s: float = START_S) -> AsyncIterator[Ports]:
-    """The ports of an inference server that serves `repository`, while the block lasts; its log goes to stderr.
+async def inference_server(repository: Path, ports: Ports, *, start_s: float = START_S) -> AsyncIterator[None]:
+    """An inference server of `repository` on `ports`, while the block lasts; its log goes to stderr.
 
     Raises StartFailed when it ends before it is ready. Cancelled: it is ended at once.
     """
-    ports = free_ports()
     lifeline, held = os.pipe()
     process = await asyncio.create_subprocess_exec(
         *command(repository, ports),
@@ -58,7 +57,7 @@ async def inference_server(repository: Path, *, start_s: float = START_S) -> Asy
     os.close(lifeline)
     try:
         await ready(process, ports, start_s)
-        yield ports
+        yield
         with suppress(ProcessLookupError):
             process.terminate()
         with suppress(TimeoutError):
