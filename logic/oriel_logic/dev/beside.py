@@ -28,7 +28,6 @@ HOST = "127.0.0.1"
 START_S = 180.0
 PROBE_S = 2.0
 PROBE_EVERY_S = 0.05
-SETTLED = ("READY", "UNAVAILABLE")
 STOP_S = 10.0
 
 
@@ -101,7 +100,7 @@ async def ready(process: asyncio.subprocess.Process, ports: Ports, start_s: floa
     end = monotonic() + start_s
     while process.returncode is None:
         models = await models_of((HOST, ports.http))
-        if models is not None and all(each.state in SETTLED for each in models):
+        if models is not None and all(each.is_settled for each in models):
             return
         if monotonic() > end:
             raise StartFailed(f"the inference server is not ready after {start_s:.0f} s: see its lines above")
@@ -115,6 +114,11 @@ class Listed(msgspec.Struct):
     name: str
     state: str = "READY"
     reason: str = ""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is ready or has failed; without a reason its turn has not come yet."""
+        return self.state == "READY" or (self.state == "UNAVAILABLE" and bool(self.reason))
 
 
 async def models_of(address: Address) -> list[Listed] | None:

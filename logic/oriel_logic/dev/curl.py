@@ -20,6 +20,11 @@ MEDIA_BY_SUFFIX = {
     ".ndjson": "application/x-ndjson",
 }
 SUFFIX_BY_MEDIA = {media: suffix for suffix, media in reversed(MEDIA_BY_SUFFIX.items())}
+# One white pixel, and eight samples of silence at 8 kHz.
+SMALLEST = {
+    "image/png": "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEAsTj2FAAAAABJRU5ErkJggg==",
+    "audio/wav": "UklGRjQAAABXQVZFZm10IBAAAAABAAEAQB8AAIA+AAACABAAZGF0YRAAAAAAAAAAAAAAAAAAAAAAAAAA",
+}
 MAX_DEPTH = 8
 # A longer body is no line that a person pastes.
 MAX_INLINE = 600
@@ -43,7 +48,7 @@ def curl_line(
         if len(body) <= MAX_INLINE:
             return f"curl -H 'content-type: {JSON}' -d {shlex.quote(body)} {url}"
     media = next((each for each in takes if each in SUFFIX_BY_MEDIA), "")
-    if media == "text/plain":
+    if media == "text/plain" or "*/*" in takes:
         return f"curl -H 'content-type: text/plain' -d 'some text' {url}"
     if media:
         return f"curl -H 'content-type: {media}' --data-binary @YOUR-FILE{SUFFIX_BY_MEDIA[media]} {url}"
@@ -65,6 +70,8 @@ def example(schema: Mapping[str, Any], components: Mapping[str, Any], depth: int
     for key in ("anyOf", "oneOf", "allOf"):
         if schema.get(key):
             return example(schema[key][0], components, depth + 1)
+    if schema.get("contentEncoding") == "base64":
+        return SMALLEST.get(schema.get("contentMediaType", ""), "AAAA")
     kind = schema.get("type", "string")
     if isinstance(kind, list):
         kind = kind[0]

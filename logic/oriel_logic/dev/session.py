@@ -30,7 +30,7 @@ class Session:
     def configure_logging(self) -> None:
         """Warnings and errors on stderr, for a person."""
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(TracebackOfOwnFiles())
+        handler.setFormatter(TracebackOfOwnFiles(self._target.root))
         logging.getLogger().handlers[:] = [handler]
         logging.getLogger().setLevel(logging.WARNING)
         logging.getLogger("oriel_logic.dev").setLevel(logging.INFO)
@@ -54,10 +54,12 @@ class Session:
         found = []
         for facts in registry.describe():
             name = str(facts["name"])
-            sample = sample_file(files[name]) if name in files else None
+            file = files.get(name)
+            path, sample = (file.path, sample_file(file)) if file is not None else (None, None)
             found.append(
                 Shown(
                     name=name,
+                    file=shown_path(path) if path is not None else str(facts["file"]),
                     definition=next((each for each in registry.definitions() if each.name == name), None),
                     sample=shown_path(sample) if sample is not None else "",
                     problem=str(facts.get("problem", "")),

@@ -1,7 +1,10 @@
 """The curl line: what the shell hands to curl is what the service takes."""
 
+import base64
+import io
 import json
 import shlex
+import wave
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -9,6 +12,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from oriel_logic.dev.curl import curl_line, example
 
@@ -81,9 +85,21 @@ def test_without_a_sample_the_body_is_made_up() -> None:
     [
         ({"image/png": {}, "image/jpeg": {}}, "'content-type: image/png' --data-binary @YOUR-FILE.png"),
         ({"text/plain": {}}, "'content-type: text/plain' -d 'some text'"),
-        ({"*/*": {}}, "--data-binary @YOUR-FILE"),
+        ({"*/*": {}}, "-d 'some text'"),
+        ({"application/octet-stream": {}}, "--data-binary @YOUR-FILE"),
         ({}, "-X POST"),
     ],
 )
 def test_what_is_no_json_shows_where_its_body_goes(takes: dict[str, Any], words_in_it: str) -> None:
     assert words_in_it in curl_line(URL, takes, {})
+
+
+@pytest.mark.parametrize("media", ["image/png", "audio/wav"])
+def test_a_picture_or_sound_in_json_is_the_smallest_there_is(media: str) -> None:
+    value = example({"type": "string", "contentEncoding": "base64", "contentMediaType": media}, {})
+    data = io.BytesIO(base64.b64decode(value, validate=True))
+    if media == "image/png":
+        assert Image.open(data).size == (1, 1)
+    else:
+        with wave.open(data) as sound:
+            assert sound.getnframes() == 8
