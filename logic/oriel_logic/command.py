@@ -5,10 +5,15 @@ import asyncio
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from oriel_wire.errors import StartFailed
 
-__all__ = ["add_arguments", "run"]
+if TYPE_CHECKING:
+    from oriel_logic.dev.session import Session
+    from oriel_logic.settings import Settings
+
+__all__ = ["add_arguments", "address", "launch", "run", "worker_count"]
 
 GRPC = "127.0.0.1:8001"
 
@@ -48,9 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """The exit code: 0 stopped as asked, 1 crashed, 2 could not start (one line on stderr says why)."""
-    # Array work belongs to the workers; without this numpy starts a thread per core in every process.
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ.setdefault(name, "1")
     from oriel_logic.settings import LOOPBACK, Settings
     from oriel_wire.engine.peers import TrustedPeers
 
@@ -69,6 +71,14 @@ def run(args: argparse.Namespace) -> int:
     except StartFailed as error:
         sys.stderr.write(f"oriel logic: {error}\n")
         return 2
+    return launch(settings)
+
+
+def launch(settings: "Settings", dev: "Session | None" = None) -> int:
+    """Run a server until it is asked to stop; the exit code. dev: for `oriel logic dev`."""
+    # Array work belongs to the workers; without this numpy starts a thread per core in every process.
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
     from oriel_logic.sources import handler_files
     from oriel_logic.workers.launch import ForkServer
 
@@ -78,9 +88,11 @@ def run(args: argparse.Namespace) -> int:
     from oriel_wire.engine.process import configure_logging, run_unit
 
     configure_logging("logic")
+    if dev is not None:
+        dev.configure_logging()
 
     async def main(stop: asyncio.Event) -> None:
-        await serve_unit(settings, server, stop)
+        await serve_unit(settings, server, stop, dev)
 
     return run_unit(main, unit="logic")
 
