@@ -10,11 +10,13 @@ from oriel_logic.endpoints import Endpoint, Endpoints
 from oriel_logic.envelope import Envelope
 from oriel_logic.inference import InferenceServers
 from oriel_logic.ingress import application
+from oriel_logic.loading import load, one_line
 from oriel_logic.metrics import Metrics
 from oriel_logic.pipeline import Pipeline
-from oriel_logic.registry import Registry, load, one_line
+from oriel_logic.registry import Registry
 from oriel_logic.server import serve
 from oriel_logic.settings import Settings
+from oriel_logic.sources import handler_files
 from oriel_logic.workers.launch import ForkServer
 from oriel_logic.workers.pool import PoolLimits, WorkerPool
 from oriel_logic.workers.references import Services
@@ -57,7 +59,7 @@ class Unit:
 
     def __init__(self, settings: Settings, server: ForkServer, sink: SpanSink) -> None:
         self.metrics = Metrics()
-        self.registry = Registry(load(settings.services))
+        self.registry = Registry(load(handler_files(settings.services)))
         self._services = Services()
         self.pool = WorkerPool(
             server,

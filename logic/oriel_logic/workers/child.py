@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from oriel_logic.definition import Definition
 from oriel_logic.errors import Refused
-from oriel_logic.registry import one_line
+from oriel_logic.loading import one_line
 from oriel_logic.workers.frames import HEADER, Frame, FrameTooLarge, Kind, decode, encode
 from oriel_logic.workers.references import Services
 

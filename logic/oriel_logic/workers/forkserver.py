@@ -25,7 +25,8 @@ import socket
 import sys
 from pathlib import Path
 
-from oriel_logic.registry import load, one_line
+from oriel_logic.loading import load, one_line
+from oriel_logic.sources import handler_files
 from oriel_logic.workers import child
 from oriel_logic.workers.records import EXITED, RECORD, STARTED
 from oriel_logic.workers.references import Services
@@ -46,7 +47,7 @@ def main() -> None:
     control = socket.socket(fileno=settings["control_fd"])
     services, problems = Services(), {}
     definitions = []
-    for loaded in load([Path(folder) for folder in settings["services"]], log=False):
+    for loaded in load(handler_files([Path(folder) for folder in settings["services"]]), log=False):
         if loaded.definition is not None:
             definitions.append(loaded.definition)
         elif loaded.problem:
