@@ -1,14 +1,18 @@
 """What a handler sees of models: `await models.infer("digits", {"image": array})`, numpy in and out."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array: TypeAlias = NDArray[Any]
+else:  # a worker in an environment of its own may be without numpy
+    Array = Any
 
 __all__ = ["Array", "ArrayLike", "Models", "Outputs"]
 
-Array = NDArray[Any]
-ArrayLike = Array | Sequence[Any] | float | int | str | bytes
+ArrayLike: TypeAlias = Array | Sequence[Any] | float | int | str | bytes
 
 
 class Outputs(dict[str, Array]):
