@@ -10,20 +10,12 @@ from starlette.applications import Starlette
 from oriel_logic.endpoints import Endpoint, Endpoints
 from oriel_logic.envelope import Envelope
 from oriel_logic.inference import InferenceServers
-<<<<<<< HEAD
-from oriel_logic.ingress import application
-=======
 from oriel_logic.ingress import Dispatch
->>>>>>> 7a9414435466d75101bdb92889ac4970955d4ed8
 from oriel_logic.loading import load, one_line
 from oriel_logic.metrics import Metrics
 from oriel_logic.pipeline import Pipeline
 from oriel_logic.registry import Registry
-<<<<<<< HEAD
-from oriel_logic.server import serve
-=======
 from oriel_logic.server import open_server
->>>>>>> 7a9414435466d75101bdb92889ac4970955d4ed8
 from oriel_logic.settings import Settings
 from oriel_logic.sources import handler_files
 from oriel_logic.workers.launch import ForkServer
@@ -72,12 +64,8 @@ class Unit:
 
     def __init__(self, settings: Settings, server: ForkServer, sink: SpanSink) -> None:
         self.metrics = Metrics()
-<<<<<<< HEAD
-        self.registry = Registry(load(handler_files(settings.services)))
-=======
         files = handler_files(settings.services)
         self.registry = Registry(load(files))
->>>>>>> 7a9414435466d75101bdb92889ac4970955d4ed8
         self._services = Services()
         self.pool = WorkerPool(
             server,

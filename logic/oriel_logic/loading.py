@@ -5,19 +5,11 @@ values travel between them. A file that fails to import is reported and stops no
 
 **Neighbours.** A handler imports files that lie beside it by their plain names (`import prep`, `from prep import x`),
 as a script would. Two services, or two versions of one, may each have a `prep.py`, so a neighbour is imported as a
-<<<<<<< HEAD
 part of its handler: `oriel_services.digits.beside.prep`, `oriel_services.digits@2.beside.prep`. That is done where
 the import statement is: a handler and its neighbours are executed with an `__import__` of their own (`exec` takes the
 builtins from the globals it is given). What is installed goes before a neighbour of the same name: a service called
 `redis.py` may import redis. What looks modules up by name alone (pickles made elsewhere,
 `importlib.import_module("prep")`) finds them through `sys.path`, where the folder is put last.
-=======
-part of its handler: `oriel_services.digits.prep`, `oriel_services.digits@2.prep`. That is done where the import
-statement is: a handler and its neighbours are executed with an `__import__` of their own (`exec` takes the builtins
-from the globals it is given). What is installed goes before a neighbour of the same name: a service called `redis.py`
-may import redis. What looks modules up by name alone (pickles made elsewhere, `importlib.import_module("prep")`)
-finds them through `sys.path`, where the folder is put last.
->>>>>>> 7a9414435466d75101bdb92889ac4970955d4ed8
 
 Handlers are compiled afresh whenever they are loaded and leave no `__pycache__`: a cached file is told from a newer
 one by the second and the size only.
@@ -42,10 +34,7 @@ from oriel_logic.sources import PACKAGE, HandlerFile
 
 __all__ = ["Loaded", "forget", "load", "load_file", "one_line"]
 
-<<<<<<< HEAD
 BESIDE = "beside"
-=======
->>>>>>> 7a9414435466d75101bdb92889ac4970955d4ed8
 _log = logging.getLogger(__name__)
 
 
@@ -96,21 +85,12 @@ def import_file(file: HandlerFile) -> ModuleType:
         sys.meta_path.insert(0, NeighbourFinder())
     importlib.invalidate_caches()
     loader = HandlerLoader(file.module, str(file.path), own_builtins(file))
-<<<<<<< HEAD
     spec = importlib.util.spec_from_file_location(file.module, file.path, loader=loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(PACKAGE, package(PACKAGE))
     sys.modules[file.module] = module
     sys.modules[f"{file.module}.{BESIDE}"] = package(f"{file.module}.{BESIDE}", str(file.folder))
-=======
-    spec = importlib.util.spec_from_file_location(
-        file.module, file.path, loader=loader, submodule_search_locations=[str(file.folder)]
-    )
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[file.module] = module
->>>>>>> 7a9414435466d75101bdb92889ac4970955d4ed8
     try:
         loader.exec_module(module)
     except BaseException:
@@ -119,7 +99,6 @@ def import_file(file: HandlerFile) -> ModuleType:
     return module
 
 
-<<<<<<< HEAD
 def package(name: str, *path: str) -> ModuleType:
     """A package without code of its own."""
     made = ModuleType(name)
@@ -127,8 +106,6 @@ def package(name: str, *path: str) -> ModuleType:
     return made
 
 
-=======
->>>>>>> 7a9414435466d75101bdb92889ac4970955d4ed8
 def forget(module: str) -> None:
     """Drop a handler and its neighbours from the loaded modules; what still runs keeps what it uses."""
     for name in [each for each in sys.modules if each == module or each.startswith(f"{module}.")]:
@@ -169,11 +146,7 @@ class HandlerLoader(SourceFileLoader):
 
 
 class NeighbourFinder(MetaPathFinder):
-<<<<<<< HEAD
     """Finds what lies beside a handler as a part of it: `oriel_services.digits.beside.prep`."""
-=======
-    """Finds what lies beside a handler as a part of it: `oriel_services.digits.prep`."""
->>>>>>> 7a9414435466d75101bdb92889ac4970955d4ed8
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -196,13 +169,8 @@ def own_builtins(file: HandlerFile) -> dict[str, Any]:
 def own_import(file: HandlerFile) -> Callable[..., Any]:
     """`__import__` for one handler and its neighbours."""
     assert file.path is not None and file.folder is not None
-<<<<<<< HEAD
     folder, stem = file.folder, file.path.stem
     known: dict[str, bool] = {}
-=======
-    package, folder, stem = file.module, file.folder, file.path.stem
-    known: dict[str, bool] = {stem: True}
->>>>>>> 7a9414435466d75101bdb92889ac4970955d4ed8
 
     def is_neighbour(head: str) -> bool:
         found = known.get(head)
@@ -220,11 +188,7 @@ def own_import(file: HandlerFile) -> Callable[..., Any]:
         head, _, rest = name.partition(".")
         if level or not is_neighbour(head):
             return builtins.__import__(name, globals, locals, fromlist or (), level)
-<<<<<<< HEAD
         top = file.module if head == stem else f"{file.module}.{BESIDE}.{head}"
-=======
-        top = package if head == stem else f"{package}.{head}"
->>>>>>> 7a9414435466d75101bdb92889ac4970955d4ed8
         if fromlist:
             return builtins.__import__(f"{top}.{rest}" if rest else top, globals, locals, fromlist, 0)
         importlib.import_module(f"{top}.{rest}" if rest else top)

@@ -48,14 +48,8 @@ class HandlerFile:
             return f"{self.module}:{self.attribute}"
         if self.path.name != HANDLER or self.folder is None:
             return self.path.name
-<<<<<<< HEAD
-        return "/".join(
-            (self.name, HANDLER) if self.folder.name == self.name else (self.name, self.folder.name, HANDLER)
-        )
-=======
         folders = (self.name,) if self.folder.name == self.name else (self.name, self.folder.name)
         return "/".join((*folders, HANDLER))
->>>>>>> 7a9414435466d75101bdb92889ac4970955d4ed8
 
     def to_record(self) -> list[str]:
         """As JSON takes it; `from_record` undoes it."""
