@@ -8,8 +8,6 @@ from oriel_logic.weights import Shares
 
 VERSIONS = st.text("abc123.", min_size=1, max_size=4)
 WEIGHTS = st.dictionaries(VERSIONS, st.integers(0, 1000), min_size=1, max_size=8).filter(lambda w: any(w.values()))
-    lambda each: any(each.values())
-)
 
 
 @given(weights=WEIGHTS, key=st.text(max_size=40))
