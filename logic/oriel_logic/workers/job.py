@@ -61,7 +61,9 @@ class Job:
         else:
             summary, trace = value
             _log.error("request %s: stage '%s' failed: %s\n%s", self.request_id, self.stage, summary, trace)
-            self.fail(self._failed())
+            failed = self._failed()
+            failed.add_note(summary)  # for the handler's author, in a self-test
+            self.fail(failed)
 
     def _failed(self) -> HandlerFailed:
         return HandlerFailed(f"the service failed in its stage '{self.stage}': its log says why under this request id")
