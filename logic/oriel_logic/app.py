@@ -4,15 +4,16 @@ import asyncio
 import gc
 import logging
 import socket
+import sys
+from contextlib import AsyncExitStack
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 
 from oriel_logic.definition import Definition
 from oriel_logic.deploying import Deployer
-from oriel_logic.endpoints import Endpoint, Endpoints
 from oriel_logic.envelope import Envelope
-from oriel_logic.inference import InferenceServers
 from oriel_logic.ingress import Dispatch
 from oriel_logic.listing import read_listing
 from oriel_logic.loading import load, one_line
@@ -23,10 +24,10 @@ from oriel_logic.releases import Deployment, Release
 from oriel_logic.server import open_server
 from oriel_logic.settings import Settings
 from oriel_logic.updates import Updates
+from oriel_logic.upstreams import Upstreams
 from oriel_logic.workers.launch import ForkServer
 from oriel_logic.workers.pool import PoolLimits, WorkerPool
 from oriel_logic.workers.references import Services
-from oriel_wire.engine.client import HttpClient
 from oriel_wire.engine.control import health_routes, serve_control
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.peers import TrustedPeers
@@ -34,19 +35,26 @@ from oriel_wire.engine.process import listen
 from oriel_wire.engine.spans import open_sink
 from oriel_wire.trace import SpanSink
 
+if TYPE_CHECKING:
+    from oriel_logic.dev.fakes import FakeServers
+    from oriel_logic.dev.session import Session
+
 __all__ = ["Unit", "serve_unit"]
 
 _log = logging.getLogger(__name__)
 
 
-async def serve_unit(settings: Settings, server: ForkServer, stop: asyncio.Event) -> None:
-    """Run until `stop` is set, then drain. Raises StartFailed (a port is taken)."""
+async def serve_unit(settings: Settings, server: ForkServer, stop: asyncio.Event, dev: "Session | None" = None) -> None:
+    """Run until `stop` is set, then drain. Raises StartFailed (a port is taken). dev: of `oriel logic dev`."""
     http = listen(settings.host, settings.http_port, "logic HTTP")
     admin = listen(settings.host, settings.admin_port, "logic admin")
     sink = open_sink("logic")
-    unit = Unit(settings, server, sink)
+    unit = Unit(settings, server, sink, dev.models if dev is not None else None)
     admin_stop = asyncio.Event()
+    beside = AsyncExitStack()
     try:
+        if dev is not None:
+            await beside.enter_async_context(dev.running())
         await unit.start()
         # What exists now lives as long as the process: keep it out of every later collection.
         gc.collect()
@@ -55,19 +63,28 @@ async def serve_unit(settings: Settings, server: ForkServer, stop: asyncio.Event
             control = group.create_task(serve_control(unit.admin(stop), admin, admin_stop))
             _log.info("services on http://%s:%d/v1/services", *http.getsockname()[:2])
             front = await unit.open(http)
+            if dev is not None:
+                await unit.pool.wait_ready()
+                await dev.greet(unit.registry, "http://{}:{}".format(*http.getsockname()[:2]))
             await stop.wait()
             await front.drain(settings.drain_s)
             admin_stop.set()  # health answers until the last request is done
             await control
     finally:
         await unit.close()
+        await beside.aclose()
         await asyncio.to_thread(sink.close)
 
 
 class Unit:
-    """A logic server without its sockets: `open` gives it one. `envelope` answers requests, with or without."""
+    """A logic server without its sockets: `open` gives it one. `envelope` answers requests, with or without.
 
-    def __init__(self, settings: Settings, server: ForkServer, sink: SpanSink) -> None:
+    models: stand in for inference servers.
+    """
+
+    def __init__(
+        self, settings: Settings, server: ForkServer, sink: SpanSink, models: "FakeServers | None" = None
+    ) -> None:
         self.metrics = Metrics()
         self.registry = Registry()
         self._settings = settings
@@ -79,8 +96,7 @@ class Unit:
             launch=lambda: ForkServer.launch(self._files, max_frame_bytes=settings.max_frame_bytes),
             on_problems=self._report,
         )
-        clients = [Endpoint(f"{host}:{port}", HttpClient(host=host, port=port)) for host, port in settings.inference]
-        self._inference = InferenceServers(Endpoints(clients))
+        self._upstreams = models or Upstreams(settings.inference, settings.inference_grpc)
         self._peers = TrustedPeers(settings.trusted_peers)
         self.dispatch = Dispatch(self.registry, max_body_bytes=settings.max_body_bytes)
         self._together = Deployment(self._files, self.pool, self._pipeline(self._services, self.pool))
@@ -99,6 +115,11 @@ class Unit:
             release_drain_s=settings.release_drain_s,
         )
         self._watch: asyncio.Task[None] | None = None
+        self._loaded = load(self._files)
+        if "oriel_logic.openai" in sys.modules:  # a handler file asked for it
+            from oriel_logic.openai.dispatch import OpenAI, served_in
+
+            OpenAI(self.dispatch.routes, self.pool, self._upstreams.servers).serve(served_in(self._files))
         self.envelope = Envelope(
             self.dispatch,
             sink=sink,
@@ -115,8 +136,9 @@ class Unit:
     async def start(self) -> None:
         """Set services up and begin to start workers; requests that come before they are ready wait for them."""
         listing = read_listing(self._settings.services)
+        await self._upstreams.start()
         await self.pool.start()
-        for file, services in groupby(load(self._files), lambda each: each.file):
+        for file, services in groupby(self._loaded, lambda each: each.file):
             failed = []
             releases = []
             for loaded in services:
@@ -159,7 +181,7 @@ class Unit:
             await asyncio.wait([self._watch])
         await self.updates.close()
         await self.pool.close()
-        await self._inference.close()
+        await self._upstreams.close()
 
     def admin(self, stop: asyncio.Event) -> Starlette:
         def ready() -> tuple[bool, str]:
@@ -176,7 +198,7 @@ class Unit:
         return self.pool.is_ready and self.updates.has_begun
 
     def _pipeline(self, services: Services, pool: WorkerPool) -> Pipeline:
-        return Pipeline(services, pool, self._inference)
+        return Pipeline(services, pool, self._upstreams.servers)
 
     def _waiting(self) -> int:
         return sum(each.pool.waiting for each in self.updates.deployments)

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 from oriel_wire.errors import StartFailed
 
 if TYPE_CHECKING:
+    from oriel_logic.dev.session import Session
     from oriel_logic.settings import Settings
     from oriel_logic.sources import HandlerFile
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "address", "launch", "run", "worker_count"]
+
+GRPC = "127.0.0.1:8001"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--inference",
         action="append",
         metavar="HOST:PORT",
-        help="v2 inference server (HTTP); repeatable; default 127.0.0.1:8000",
+        help="v2 inference server (HTTP); a name stands for all its addresses; repeatable; default 127.0.0.1:8000",
+    )
+    parser.add_argument(
+        "--inference-grpc",
+        action="append",
+        metavar="HOST:PORT",
+        help="the same servers' gRPC, for models.stream; repeatable; default " + GRPC,
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--http-port", type=int, default=8090)
@@ -56,9 +65,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """The exit code: 0 stopped as asked, 1 crashed, 2 could not start (one line on stderr says why)."""
-    # Array work belongs to the workers; without this numpy starts a thread per core in every process.
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ.setdefault(name, "1")
     from oriel_logic.settings import LOOPBACK, Settings
     from oriel_wire.engine.peers import TrustedPeers
 
@@ -68,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
             named=tuple(args.service or ()),
             watch=args.watch and bool(args.services),
             inference=tuple(address(text) for text in args.inference or ["127.0.0.1:8000"]),
+            inference_grpc=tuple(address(text, "--inference-grpc") for text in args.inference_grpc or [GRPC]),
             host=args.host,
             http_port=args.http_port,
             admin_port=args.admin_port,
@@ -75,10 +82,18 @@ def run(args: argparse.Namespace) -> int:
             trusted_peers=tuple(args.trusted_peer or LOOPBACK),
         )
         TrustedPeers(settings.trusted_peers)
-        files = at_start(settings)
+        return launch(settings)
     except StartFailed as error:
         sys.stderr.write(f"oriel logic: {error}\n")
         return 2
+
+
+def launch(settings: "Settings", dev: "Session | None" = None) -> int:
+    """Run a server until it is asked to stop; the exit code. dev: for `oriel logic dev`. Raises StartFailed."""
+    files = at_start(settings)
+    # Array work belongs to the workers; without this numpy starts a thread per core in every process.
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
     from oriel_logic.workers.launch import ForkServer
 
     # Before anything starts threads, and early: it imports the services while this process imports the rest.
@@ -87,9 +102,11 @@ def run(args: argparse.Namespace) -> int:
     from oriel_wire.engine.process import configure_logging, run_unit
 
     configure_logging("logic")
+    if dev is not None:
+        dev.configure_logging()
 
     async def main(stop: asyncio.Event) -> None:
-        await serve_unit(settings, server, stop)
+        await serve_unit(settings, server, stop, dev)
 
     return run_unit(main, unit="logic")
 
@@ -117,11 +134,11 @@ def folder(path: Path) -> Path:
     return path.resolve()
 
 
-def address(text: str) -> tuple[str, int]:
+def address(text: str, flag: str = "--inference") -> tuple[str, int]:
     host, colon, port = text.removeprefix("http://").rstrip("/").rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise StartFailed(f"'{text}' is no address: pass --inference HOST:PORT")
+        raise StartFailed(f"'{text}' is no address: pass {flag} HOST:PORT")
     return host, int(port)
 
 

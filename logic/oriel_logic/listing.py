@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from oriel_logic.folder_config import BadConfig, FolderConfig, interpreter, read_config
-from oriel_logic.sources import HandlerFile, in_folder, with_own_modules
+from oriel_logic.sources import HandlerFile, in_place, with_own_modules
 
 __all__ = ["Listing", "Source", "read_listing", "together"]
 
@@ -62,8 +62,8 @@ def read_listing(folders: Iterable[Path]) -> Listing:
     sources: dict[str, Source] = {}
     weights: dict[str, Mapping[str, int]] = {}
     for folder in folders:
-        for file in in_folder(folder):
-            source = source_of(file, folder)
+        for file in in_place(folder):
+            source = source_of(file)
             sources[file.origin] = source
             if source.config.weights:
                 weights.setdefault(file.name, source.config.weights)
@@ -80,11 +80,11 @@ def together(listing: Listing) -> list[HandlerFile]:
     return with_own_modules(each.file for each in shared if names[each.file.name] == 1 or each.file.is_plain)
 
 
-def source_of(file: HandlerFile, root: Path) -> Source:
+def source_of(file: HandlerFile) -> Source:
     assert file.path is not None and file.folder is not None
-    if file.folder == root:
-        return Source(file=file, homes=(root,), stamp=tuple(stats([file.path, *neighbours(file.path)])))
-    homes = (file.folder,) if file.folder.parent == root else (file.folder, file.folder.parent)
+    if file.is_plain:
+        return Source(file=file, homes=(file.folder,), stamp=tuple(stats([file.path, *neighbours(file.path)])))
+    homes = (file.folder,) if file.folder.name == file.name else (file.folder, file.folder.parent)
     source = Source(file=file, homes=homes)
     try:
         home = next((each for each in homes if (each / "pyproject.toml").is_file()), homes[-1])

@@ -20,7 +20,7 @@ __all__ = [
     "PACKAGE",
     "HandlerFile",
     "handler_files",
-    "in_folder",
+    "in_place",
     "installed_files",
     "module_name",
     "named_file",
@@ -98,8 +98,8 @@ def module_name(stem: str, turn: int = 1) -> str:
 
 
 def handler_files(folders: Iterable[Path]) -> list[HandlerFile]:
-    """Every handler of `folders`, in order of folder, then name, then version."""
-    return with_own_modules(found for folder in folders for found in in_folder(folder))
+    """Every handler of `folders`, in order of folder, then name, then version. One of them may be a service itself."""
+    return with_own_modules(found for folder in folders for found in in_place(folder))
 
 
 def with_own_modules(files: Iterable[HandlerFile]) -> list[HandlerFile]:
@@ -126,6 +126,16 @@ def installed_files() -> list[HandlerFile]:
 
     found = sorted(entry_points(group=GROUP), key=lambda each: each.name)
     return [HandlerFile(module=each.module, attribute=each.attr, name=each.name) for each in found if each.attr]
+
+
+def in_place(place: Path) -> Iterator[HandlerFile]:
+    """A services folder, or one service alone: its file, or its own folder."""
+    if place.is_file():
+        yield HandlerFile(module=module_name(place.stem), path=place, folder=place.parent, name=place.stem)
+    elif (place / HANDLER).is_file():
+        yield from of_service(place)
+    else:
+        yield from in_folder(place)
 
 
 def in_folder(folder: Path) -> Iterator[HandlerFile]:
