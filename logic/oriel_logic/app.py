@@ -5,6 +5,8 @@ import gc
 import logging
 import socket
 import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 
@@ -18,7 +20,7 @@ from oriel_logic.pipeline import Pipeline
 from oriel_logic.registry import Registry
 from oriel_logic.server import open_server
 from oriel_logic.settings import Settings
-from oriel_logic.sources import handler_files
+from oriel_logic.sources import HandlerFile, handler_files
 from oriel_logic.workers.launch import ForkServer
 from oriel_logic.workers.pool import PoolLimits, WorkerPool
 from oriel_logic.workers.references import Services
@@ -29,6 +31,9 @@ from oriel_wire.engine.peers import TrustedPeers
 from oriel_wire.engine.process import listen
 from oriel_wire.engine.spans import open_sink
 from oriel_wire.trace import SpanSink
+
+if TYPE_CHECKING:
+    from oriel_logic.openai.dispatch import OpenAI
 
 __all__ = ["Unit", "serve_unit"]
 
@@ -89,10 +94,8 @@ class Unit:
             Pipeline(self._services, self.pool, self._inference),
             max_body_bytes=settings.max_body_bytes,
         )
-        if "oriel_logic.openai" in sys.modules:  # a handler file asked for it
-            from oriel_logic.openai.dispatch import OpenAI, served_in
-
-            OpenAI(self.dispatch.routes, self.pool, self._inference).serve(served_in(files))
+        self._openai: OpenAI | None = None
+        self._serve_openai(files)
         self.envelope = Envelope(
             self.dispatch,
             sink=sink,
@@ -116,6 +119,16 @@ class Unit:
                 self._services.set_up(definition)
             except (Exception, SystemExit) as error:  # user code: it concerns this service only
                 self.registry.mark_broken(definition.name, f"its setup failed: {one_line(error)}")
+
+    def _serve_openai(self, files: Sequence[HandlerFile]) -> None:
+        """Serve what these files, imported already, made for clients of the OpenAI API."""
+        if "oriel_logic.openai" not in sys.modules:
+            return
+        from oriel_logic.openai.dispatch import OpenAI, served_in
+
+        if self._openai is None:
+            self._openai = OpenAI(self.dispatch.routes, self.pool, self._inference)
+        self._openai.serve(served_in(files))
 
     async def open(self, sock: socket.socket) -> HttpServer:
         """Serve on `sock`; end it with `drain` before `close`."""

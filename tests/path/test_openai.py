@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from collections.abc import Iterator
 from hashlib import sha256
 from typing import Any
@@ -136,3 +137,15 @@ def test_without_the_service_there_is_nothing(running: Stack) -> None:
         client.embeddings.create(model="words", input="a")
     with client_of(running, "wrong") as client, pytest.raises(openai.AuthenticationError):
         client.models.list()
+
+
+def test_the_lines_of_the_page_work_as_written(running: Stack, capsys: pytest.CaptureFixture[str]) -> None:
+    """The commands of docs/logic-openai.md are what `running` did; the client's lines follow here."""
+    page = (EXAMPLES.parent / "docs" / "logic-openai.md").read_text()
+    for words in ("examples/language/make.py tiny", "--services tiny/services --model-repository tiny/models"):
+        assert words in page
+    (lines,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "from openai" in block)
+    scope: dict[str, Any] = {}
+    exec(lines.replace("http://127.0.0.1:8080", running.base), scope)
+    scope["client"].close()
+    assert "CompletionUsage" in capsys.readouterr().out
