@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 
-from oriel_logic.endpoints import Endpoint, Endpoints
 from oriel_logic.envelope import Envelope
-from oriel_logic.inference import InferenceServers
 from oriel_logic.ingress import Dispatch
 from oriel_logic.loading import load, one_line
 from oriel_logic.metrics import Metrics
@@ -21,10 +19,10 @@ from oriel_logic.registry import Registry
 from oriel_logic.server import open_server
 from oriel_logic.settings import Settings
 from oriel_logic.sources import handler_files
+from oriel_logic.upstreams import Upstreams
 from oriel_logic.workers.launch import ForkServer
 from oriel_logic.workers.pool import PoolLimits, WorkerPool
 from oriel_logic.workers.references import Services
-from oriel_wire.engine.client import HttpClient
 from oriel_wire.engine.control import health_routes, serve_control
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.peers import TrustedPeers
@@ -99,19 +97,19 @@ class Unit:
             launch=lambda: ForkServer.launch(files, max_frame_bytes=settings.max_frame_bytes),
             on_problems=self._report,
         )
-        clients = [Endpoint(f"{host}:{port}", HttpClient(host=host, port=port)) for host, port in settings.inference]
-        self._inference = models or InferenceServers(Endpoints(clients))
+        self._upstreams = models or Upstreams(settings.inference, settings.inference_grpc)
+        servers = self._upstreams.servers
         self._settings = settings
         self._peers = TrustedPeers(settings.trusted_peers)
         self.dispatch = Dispatch(
             self.registry,
-            Pipeline(self._services, self.pool, self._inference),
+            Pipeline(self._services, self.pool, servers),
             max_body_bytes=settings.max_body_bytes,
         )
         if "oriel_logic.openai" in sys.modules:  # a handler file asked for it
             from oriel_logic.openai.dispatch import OpenAI, served_in
 
-            OpenAI(self.dispatch.routes, self.pool, self._inference).serve(served_in(files))
+            OpenAI(self.dispatch.routes, self.pool, servers).serve(served_in(files))
         self.envelope = Envelope(
             self.dispatch,
             sink=sink,
@@ -127,6 +125,7 @@ class Unit:
 
     async def start(self) -> None:
         """Set services up and begin to start workers; requests that come before they are ready wait for them."""
+        await self._upstreams.start()
         await self.pool.start()
         for definition in self.registry.definitions():
             if all(definition.runs_in_worker(each) for each in definition.stages()):
@@ -149,7 +148,7 @@ class Unit:
 
     async def close(self) -> None:
         await self.pool.close()
-        await self._inference.close()
+        await self._upstreams.close()
 
     def admin(self, stop: asyncio.Event) -> Starlette:
         def ready() -> tuple[bool, str]:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "address", "launch", "run", "worker_count"]
 
+GRPC = "127.0.0.1:8001"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -29,7 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--inference",
         action="append",
         metavar="HOST:PORT",
-        help="v2 inference server (HTTP); repeatable; default 127.0.0.1:8000",
+        help="v2 inference server (HTTP); a name stands for all its addresses; repeatable; default 127.0.0.1:8000",
+    )
+    parser.add_argument(
+        "--inference-grpc",
+        action="append",
+        metavar="HOST:PORT",
+        help="the same servers' gRPC, for models.stream; repeatable; default " + GRPC,
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--http-port", type=int, default=8090)
@@ -52,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
         settings = Settings(
             services=tuple(folder(path) for path in args.services),
             inference=tuple(address(text) for text in args.inference or ["127.0.0.1:8000"]),
+            inference_grpc=tuple(address(text, "--inference-grpc") for text in args.inference_grpc or [GRPC]),
             host=args.host,
             http_port=args.http_port,
             admin_port=args.admin_port,
@@ -94,11 +103,11 @@ def folder(path: Path) -> Path:
     return path.resolve()
 
 
-def address(text: str) -> tuple[str, int]:
+def address(text: str, flag: str = "--inference") -> tuple[str, int]:
     host, colon, port = text.removeprefix("http://").rstrip("/").rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise StartFailed(f"'{text}' is no address: pass --inference HOST:PORT")
+        raise StartFailed(f"'{text}' is no address: pass {flag} HOST:PORT")
     return host, int(port)
 
 

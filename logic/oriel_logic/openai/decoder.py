@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oriel_logic.errors import HandlerFailed, ModelFailed
-from oriel_logic.models import ArrayLike, Outputs
-from oriel_logic.tensors import ModelSpec
+from oriel_logic.models import ArrayLike, ModelSpec, Outputs
 from oriel_wire.v2.datatypes import DATATYPES
 
 __all__ = ["Cache", "Steps", "TokenModel", "token_model"]

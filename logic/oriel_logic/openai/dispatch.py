@@ -26,7 +26,6 @@ from oriel_logic.errors import (
     ServiceBroken,
 )
 from oriel_logic.inbound import Inbound
-from oriel_logic.inference import InferenceServers
 from oriel_logic.ingress import Handler, read_body
 from oriel_logic.messages import MAX_JSON_BYTES
 from oriel_logic.openai.answers import openai_error
@@ -34,7 +33,7 @@ from oriel_logic.openai.embeddings import Embeddings
 from oriel_logic.openai.language import LanguageModel
 from oriel_logic.openai.schema import ChatRequest, CompletionRequest, EmbeddingRequest, parse
 from oriel_logic.openai.served import Desk, Served, StepModels
-from oriel_logic.pipeline import first_logic_error
+from oriel_logic.pipeline import ModelServers, first_logic_error
 from oriel_logic.replies import Reply
 from oriel_logic.sources import HandlerFile
 from oriel_logic.stages import Ledger
@@ -72,7 +71,7 @@ class OpenAI:
         self,
         routes: MutableMapping[tuple[str, str], Handler],
         workers: Workers,
-        inference: InferenceServers,
+        inference: ModelServers,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -9,11 +9,10 @@ from typing import Any, Protocol
 from oriel_logic.context import Context
 from oriel_logic.envelope import Visit
 from oriel_logic.errors import ParameterWrong
-from oriel_logic.models import ArrayLike, Outputs
+from oriel_logic.models import ArrayLike, ModelSpec, Outputs
 from oriel_logic.openai import tokenizer
 from oriel_logic.openai.decoder import Steps
 from oriel_logic.stages import Ledger
-from oriel_logic.tensors import ModelSpec
 
 __all__ = ["Desk", "Served", "StepModels"]
 
