@@ -10,11 +10,13 @@ __all__ = ["add_arguments", "run"]
 
 HTTP_PORT = 8090
 INFERENCE = ("127.0.0.1", 8000)
+INFERENCE_GRPC = ("127.0.0.1", 8001)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", type=Path, metavar="FILE_OR_FOLDER", help="a service, or a folder of services")
     parser.add_argument("--inference", action="append", metavar="HOST:PORT", help="use this running v2 server (HTTP)")
+    parser.add_argument("--inference-grpc", action="append", metavar="HOST:PORT", help="its gRPC, for models.stream")
     parser.add_argument(
         "--model-repository", type=Path, metavar="DIR", help="start 'oriel inference' with these models"
     )
@@ -36,12 +38,14 @@ def run(args: argparse.Namespace) -> int:
     from oriel_logic.settings import Settings
 
     target = find(args.target)
+    grpc = [address(text, "--inference-grpc") for text in args.inference_grpc or ()]
     inference = tuple(address(text) for text in args.inference or ())
     session = Session(target, inference=inference, repository=args.model_repository)
     session.may_move = args.http_port is None
     settings = Settings(
         services=(target.root,),
         inference=session.addresses or (INFERENCE,),
+        inference_grpc=session.grpc_addresses or tuple(grpc) or (INFERENCE_GRPC,),
         host=args.host,
         http_port=HTTP_PORT if args.http_port is None else args.http_port,
         admin_port=0,

@@ -32,6 +32,7 @@ class Session:
         self._repository = repository
         self._ports = free_ports() if repository is not None else None
         self.addresses = inference if self._ports is None else (("127.0.0.1", self._ports.http),)
+        self.grpc_addresses: tuple[Address, ...] = (("127.0.0.1", self._ports.grpc),) if self._ports is not None else ()
         self.may_move = False
         self._fakes = target.fakes if not self.addresses else None
         self.models = FakeServers(self._fakes) if self._fakes is not None else None
