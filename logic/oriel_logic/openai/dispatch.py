@@ -33,10 +33,11 @@ from oriel_logic.openai.embeddings import Embeddings
 from oriel_logic.openai.language import LanguageModel
 from oriel_logic.openai.schema import ChatRequest, CompletionRequest, EmbeddingRequest, parse
 from oriel_logic.openai.served import Desk, Served, StepModels
-from oriel_logic.pipeline import ModelServers, first_logic_error
+from oriel_logic.pipeline import ModelServers
 from oriel_logic.replies import Reply
 from oriel_logic.sources import HandlerFile
 from oriel_logic.stages import Ledger
+from oriel_logic.streaming import first_logic_error
 from oriel_policies.documents.promises import fits
 from oriel_wire.context import CallContext
 
