@@ -49,7 +49,8 @@ _log = logging.getLogger(__name__)
 
 async def serve_unit(settings: Settings, server: ForkServer, stop: asyncio.Event, dev: "Session | None" = None) -> None:
     """Run until `stop` is set, then drain. Raises StartFailed (a port is taken). dev: of `oriel logic dev`."""
-    http = listen(settings.host, settings.http_port, "logic HTTP")
+    open_port = listen if dev is None else dev.listen
+    http = open_port(settings.host, settings.http_port, "logic HTTP")
     admin = listen(settings.host, settings.admin_port, "logic admin")
     sink = open_sink("logic")
     unit = Unit(settings, server, sink, dev.models if dev is not None else None)
