@@ -1,9 +1,10 @@
 """One `oriel logic dev`: what runs beside the server, and what is printed when."""
 
 import logging
+import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from oriel_logic.dev.beside import Address, free_ports, inference_server, models_of
@@ -11,12 +12,19 @@ from oriel_logic.dev.console import Shown, TracebackOfOwnFiles, banner, shown_pa
 from oriel_logic.dev.fakes import FakeServers
 from oriel_logic.dev.target import Target, sample_file
 from oriel_logic.registry import Registry
+from oriel_wire.engine.process import listen
+from oriel_wire.errors import StartFailed
 
 __all__ = ["Session"]
 
+NEXT_PORTS = 20
+
 
 class Session:
-    """inference: servers that run already. repository: models to start one with. Neither: the target's fakes."""
+    """inference: servers that run already. repository: models to start one with. Neither: the target's fakes.
+
+    may_move: whether another port will do if the one in the settings is taken.
+    """
 
     def __init__(self, target: Target, *, inference: tuple[Address, ...], repository: Path | None) -> None:
         """Raises StartFailed when the fakes cannot be loaded."""
@@ -24,6 +32,8 @@ class Session:
         self._repository = repository
         self._ports = free_ports() if repository is not None else None
         self.addresses = inference if self._ports is None else (("127.0.0.1", self._ports.http),)
+        self.grpc_addresses: tuple[Address, ...] = (("127.0.0.1", self._ports.grpc),) if self._ports is not None else ()
+        self.may_move = False
         self._fakes = target.fakes if not self.addresses else None
         self.models = FakeServers(self._fakes) if self._fakes is not None else None
 
@@ -34,6 +44,13 @@ class Session:
         logging.getLogger().handlers[:] = [handler]
         logging.getLogger().setLevel(logging.WARNING)
         logging.getLogger("oriel_logic.dev").setLevel(logging.INFO)
+
+    def listen(self, host: str, port: int, what: str) -> socket.socket:
+        """A socket for the services. Raises StartFailed."""
+        for each in range(port, port + NEXT_PORTS) if self.may_move else ():
+            with suppress(StartFailed):
+                return listen(host, each, what)
+        return listen(host, port, what)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
