@@ -8,14 +8,19 @@
         def pre(self, request): ...
         async def post(self, outputs): ...
 
-`oriel_logic.images` reads pictures safely.
+`oriel_logic.images` reads pictures safely. What is named here is loaded when it is first used: a worker process in an
+environment of its own has only the packages that its handlers brought.
 """
 
-from oriel_logic.context import Context
-from oriel_logic.definition import service
-from oriel_logic.errors import InputTooLarge, MediaUnsupported, ModelBusy, ModelError, Refused
-from oriel_logic.messages import Answer, Request
-from oriel_logic.models import Models, ModelSpec, Outputs, TensorSpec
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from oriel_logic.context import Context
+    from oriel_logic.definition import service
+    from oriel_logic.errors import InputTooLarge, MediaUnsupported, ModelBusy, ModelError, Refused
+    from oriel_logic.messages import Answer, Request
+    from oriel_logic.models import Models, ModelSpec, Outputs, TensorSpec
 
 __all__ = [
     "Answer",
@@ -32,3 +37,20 @@ __all__ = [
     "TensorSpec",
     "service",
 ]
+
+HOMES = {
+    "definition": ("service",),
+    "errors": ("InputTooLarge", "MediaUnsupported", "ModelBusy", "ModelError", "Refused"),
+    "messages": ("Answer", "Request"),
+    "models": ("ModelSpec", "Models", "Outputs", "TensorSpec"),
+    "context": ("Context",),
+}
+HOME_OF = {name: home for home, names in HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    home = HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'oriel_logic' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"oriel_logic.{home}"), name)
+    return value

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from oriel_logic.errors import InputTooLarge, Refused
 
 __all__ = ["MAX_JSON_BYTES", "MAX_JSON_DEPTH", "Answer", "Request"]
@@ -36,6 +34,8 @@ class Request:
         """
         if len(self.body) > MAX_JSON_BYTES:
             raise InputTooLarge(f"JSON bodies may have {MAX_JSON_BYTES} bytes, this one has {len(self.body)}")
+        import msgspec  # not above: a worker in an environment of its own may be without it
+
         try:
             value = msgspec.json.decode(self.body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -2,15 +2,18 @@
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-import msgspec
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array: TypeAlias = NDArray[Any]
+else:  # a worker in an environment of its own may be without numpy
+    Array = Any
 
 __all__ = ["Array", "ArrayLike", "ModelSpec", "Models", "Outputs", "TensorSpec"]
 
-Array = NDArray[Any]
-ArrayLike = Array | Sequence[Any] | float | int | str | bytes
+ArrayLike: TypeAlias = Array | Sequence[Any] | float | int | str | bytes
 
 
 class Outputs(dict[str, Array]):
@@ -32,7 +35,8 @@ def restore(arrays: dict[str, Array], model: str, model_version: str) -> Outputs
     return Outputs(arrays, model=model, model_version=model_version)
 
 
-class TensorSpec(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
     """shape: as the server says it, -1 for any, batch axis included."""
 
     name: str

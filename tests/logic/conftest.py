@@ -17,6 +17,7 @@ import pytest
 
 from oriel_logic.app import Unit
 from oriel_logic.settings import Settings
+from oriel_logic.sources import handler_files
 from oriel_logic.workers.launch import ForkServer
 from oriel_logic.workers.pool import PoolLimits, WorkerPool
 from oriel_wire.context import CallContext
@@ -150,16 +151,13 @@ def services(tmp_path: Path) -> Callable[..., Path]:
 
 
 class Stack:
-    """A unit, its client (as from loopback) and its spans."""
+    """A unit on a port of loopback, its client and its spans."""
 
-    def __init__(self, unit: Unit, sink: ListSink) -> None:
+    def __init__(self, unit: Unit, sink: ListSink, port: int) -> None:
         self.unit = unit
         self.sink = sink
-        self.client = self.client_from("127.0.0.1")
-
-    def client_from(self, address: str) -> httpx.AsyncClient:
-        transport = httpx.ASGITransport(self.unit.app, client=(address, 1))
-        return httpx.AsyncClient(transport=transport, base_url="http://logic")
+        self.port = port
+        self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60)
 
     async def post(self, service: str, body: bytes = b"", **headers: str) -> httpx.Response:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -180,11 +178,15 @@ async def stack(inference: FakeInference) -> AsyncIterator[StackMaker]:
                 services=folders, inference=tuple(("127.0.0.1", port) for port in ports), **{"workers": 1, **settings}
             )
             sink = ListSink()
-            unit = Unit(chosen, ForkServer.launch(folders, max_frame_bytes=chosen.max_frame_bytes), sink)
+            unit = Unit(chosen, ForkServer.launch(handler_files(folders), max_frame_bytes=chosen.max_frame_bytes), sink)
             opened.push_async_callback(unit.close)
             await unit.start()
             await unit.pool.wait_ready()
-            made = Stack(unit, sink)
+            sock = socket.create_server(("127.0.0.1", 0))
+            sock.setblocking(False)
+            front = await unit.open(sock)
+            opened.push_async_callback(front.drain, 0.0)
+            made = Stack(unit, sink, front.port)
             opened.push_async_callback(made.client.aclose)
             return made
 
@@ -224,7 +226,7 @@ async def pool(services: Callable[..., Path]) -> AsyncIterator[Callable[..., Awa
             chosen = PoolLimits(**{"workers": 1, **limits})
 
             def launch() -> ForkServer:
-                return ForkServer.launch([folder], max_frame_bytes=chosen.max_frame_bytes)
+                return ForkServer.launch(handler_files([folder]), max_frame_bytes=chosen.max_frame_bytes)
 
             made = WorkerPool(launch(), chosen, launch=launch, on_problems=lambda problems: None, clock=clock)
             opened.push_async_callback(made.close)

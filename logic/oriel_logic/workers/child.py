@@ -6,31 +6,39 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypedDict
 
 from oriel_logic.definition import Definition
 from oriel_logic.errors import Refused
-from oriel_logic.registry import one_line
+from oriel_logic.loading import one_line
 from oriel_logic.workers.frames import HEADER, Frame, FrameTooLarge, Kind, decode, encode
 from oriel_logic.workers.references import Services
 
-__all__ = ["run"]
+__all__ = ["Report", "run"]
 
 MAX_TRACEBACK = 8000
+
+
+class Report(TypedDict):
+    """What a worker says first. problems: {service: why it cannot run here}. descriptions: as `Definition.describe` gives them."""
+
+    problems: dict[str, str]
+    descriptions: dict[str, dict[str, Any]]
 
 
 def run(
     link: socket.socket,
     services: Services,
     definitions: Sequence[Definition],
-    problems: dict[str, str],
+    report: Report,
     *,
     limit_bytes: int,
 ) -> NoReturn:
     """Never returns: the process ends with its socket."""
     code = 1
     try:
-        link.sendall(encode(Kind.READY, problems | set_up(services, definitions), limit_bytes=limit_bytes))
+        report["problems"] |= set_up(services, definitions)
+        link.sendall(encode(Kind.READY, report, limit_bytes=limit_bytes))
         while (frame := receive(link)) is not None:
             link.sendall(execute(services, frame, limit_bytes))
         code = 0

@@ -1,4 +1,4 @@
-"""The fork server: `python -P -m oriel_logic.workers.forkserver <settings>`, one process per logic server.
+"""The fork server: one process per pool, started by `bootstrap`.
 
 It imports the handler files once and then forks a worker for each request that comes over its control socket (file
 descriptor in the settings). A request is one record with the worker's end of a socket pair; the answers are records
@@ -15,7 +15,6 @@ whole group, while requests still need their workers.
 """
 
 import gc
-import json
 import logging
 import os
 import random
@@ -23,9 +22,13 @@ import select
 import signal
 import socket
 import sys
-from pathlib import Path
+import traceback
+from collections.abc import Sequence
+from typing import Any
 
-from oriel_logic.registry import load, one_line
+from oriel_logic.definition import Definition
+from oriel_logic.loading import load, one_line
+from oriel_logic.sources import HandlerFile
 from oriel_logic.workers import child
 from oriel_logic.workers.records import EXITED, RECORD, STARTED
 from oriel_logic.workers.references import Services
@@ -35,28 +38,42 @@ __all__ = ["main"]
 LOG_FORMAT = "%(asctime)s %(levelname)s logic-worker %(name)s: %(message)s"
 
 
-def main() -> None:
-    settings = json.loads(sys.argv[1])
-    for name in ("PYTHONPATH", "ORIEL_LIFELINE_FD"):
+def main(settings: dict[str, Any]) -> None:
+    """Serve until the control socket ends. Never returns in a worker."""
+    for name in ("PYTHONPATH", "PYTHONSAFEPATH", "ORIEL_LIFELINE_FD"):
         os.environ.pop(name, None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=os.environ.get("ORIEL_LOG_LEVEL", "").upper() or "INFO", format=LOG_FORMAT)
     os.set_inheritable(settings["control_fd"], False)
     control = socket.socket(fileno=settings["control_fd"])
-    services, problems = Services(), {}
-    definitions = []
-    for loaded in load([Path(folder) for folder in settings["services"]], log=False):
-        if loaded.definition is not None:
-            definitions.append(loaded.definition)
-        elif loaded.problem:
-            problems[loaded.name] = loaded.problem
+    definitions, report = imported([HandlerFile.from_record(each) for each in settings["files"]])
     gc.collect()
     gc.freeze()
-    link = serve(control)
-    if link is not None:  # this is a forked worker
-        child.run(link, services, definitions, problems, limit_bytes=settings["max_frame_bytes"])
+    try:
+        link = serve(control)
+        if link is not None:  # this is a forked worker
+            child.run(link, Services(), definitions, report, limit_bytes=settings["max_frame_bytes"])
+    except Exception:  # the process ends here; its parent sees end-of-file
+        traceback.print_exc()
+        os._exit(1)
     os._exit(0)
+
+
+def imported(files: Sequence[HandlerFile]) -> tuple[list[Definition], child.Report]:
+    """The services of `files`, and what every worker will report of them."""
+    definitions: list[Definition] = []
+    report: child.Report = {"problems": {}, "descriptions": {}}
+    for loaded in load(files, log=False):
+        if loaded.definition is not None:
+            definitions.append(loaded.definition)
+            try:
+                report["descriptions"][loaded.name] = loaded.definition.describe()
+            except Exception as error:  # types of the service that cannot be described
+                report["problems"][loaded.name] = f"it cannot be described: {one_line(error)}"
+        elif loaded.problem:
+            report["problems"][loaded.name] = loaded.problem
+    return definitions, report
 
 
 def serve(control: socket.socket) -> socket.socket | None:
@@ -125,11 +142,3 @@ def die_with_parent(server: int) -> None:
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != server:
         os._exit(0)
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except Exception as error:  # the process ends here; its parent sees end-of-file and says so
-        sys.stderr.write(f"oriel logic: the fork server stopped: {one_line(error)}\n")
-        os._exit(1)

@@ -9,12 +9,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from oriel_logic.workers.records import EXITED, RECORD, SPAWN, STARTED
+import oriel_logic
+import oriel_policies
+import oriel_wire
+from oriel_logic.sources import HandlerFile
+from oriel_logic.workers.records import BROKEN, EXITED, RECORD, SPAWN, STARTED
 
-__all__ = ["Exited", "ForkServer", "Started"]
+__all__ = ["Broken", "Exited", "ForkServer", "Started"]
+
+BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
+PACKAGES = {each.__name__: each.__path__[0] for each in (oriel_logic, oriel_policies, oriel_wire)}
 
 # One worker is one core's work; threads would also make the fork server's forks unsafe.
 SINGLE_THREADED = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +46,13 @@ class Exited:
         return f"exit code {os.waitstatus_to_exitcode(self.status)}"
 
 
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """No worker can be started with this interpreter; `problem` says why. The last event."""
+
+    problem: str
+
+
 class ForkServer:
     """A running fork server. `spawn` asks for a worker at once; `events` tells later what became of it."""
 
@@ -47,21 +62,31 @@ class ForkServer:
         self._unread = b""
 
     @classmethod
-    def launch(cls, services: Sequence[Path], *, max_frame_bytes: int) -> "ForkServer":
-        """Start the process; it imports the services meanwhile. Blocks for the exec only. Raises OSError."""
+    def launch(
+        cls, files: Sequence[HandlerFile], *, python: str = sys.executable, max_frame_bytes: int
+    ) -> "ForkServer":
+        """Start the process; it imports the services meanwhile. Blocks for the exec only. Raises OSError.
+
+        python: the interpreter of the workers. Another one than ours sees its own environment's packages, Oriel's own
+        code, and nothing else of our environment.
+        """
         control, theirs = socket.socketpair()
         with theirs:
             settings = {
                 "control_fd": theirs.fileno(),
-                "services": [str(folder) for folder in services],
+                "files": [file.to_record() for file in files],
+                "packages": PACKAGES,
                 "max_frame_bytes": max_frame_bytes,
+                "broken_record": BROKEN,
             }
-            environment = dict(os.environ)
-            environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+            environment = {name: value for name, value in os.environ.items() if name not in OURS}
+            environment["PYTHONSAFEPATH"] = "1"
+            if python == sys.executable:
+                environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
             for name in SINGLE_THREADED:
                 environment.setdefault(name, "1")
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "oriel_logic.workers.forkserver", json.dumps(settings)],
+                [python, str(BOOTSTRAP), json.dumps(settings)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 env=environment,
@@ -89,7 +114,7 @@ class ForkServer:
         ours.setblocking(False)
         return ours
 
-    def events(self) -> list[Started | Exited] | None:
+    def events(self) -> list[Started | Exited | Broken] | None:
         """What happened since the last call; None once the fork server is gone. Does not block."""
         try:
             data = self._control.recv(4096)
@@ -100,14 +125,20 @@ class ForkServer:
         if not data:
             return None
         data = self._unread + data
-        whole = len(data) - len(data) % RECORD.size
-        self._unread = data[whole:]
-        found: list[Started | Exited] = []
-        for kind, first, second in RECORD.iter_unpack(data[:whole]):
+        found: list[Started | Exited | Broken] = []
+        while len(data) >= RECORD.size:
+            kind, first, second = RECORD.unpack_from(data)
+            end = RECORD.size + (first if kind == BROKEN else 0)
+            if len(data) < end:
+                break
             if kind == STARTED:
                 found.append(Started(first, second))
             elif kind == EXITED:
                 found.append(Exited(first, second))
+            elif kind == BROKEN:
+                found.append(Broken(data[RECORD.size : end].decode(errors="replace")))
+            data = data[end:]
+        self._unread = data
         return found
 
     def close(self, timeout_s: float = 2.0) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from oriel_logic.errors import DeadlineExceeded, HandlerFailed, Saturated, WorkerDied
 from oriel_logic.workers.frames import Frame, FrameTooLarge, Kind, decode, encode
 from oriel_logic.workers.job import Done, Job
-from oriel_logic.workers.launch import Exited, ForkServer, Started
+from oriel_logic.workers.launch import Broken, Exited, ForkServer, Started
 from oriel_logic.workers.worker import Worker
 from oriel_policies.queue import Pushed, SlaQueue, Ticket
 from oriel_wire.context import CallContext
@@ -46,7 +46,11 @@ class PoolLimits:
 
 
 class WorkerPool:
-    """launch: makes a fork server; `server` is the first one. on_problems: told what a worker could not set up."""
+    """launch: makes a fork server; `server` is the first one. on_problems: told what a worker could not set up.
+
+    descriptions: {service: as `Definition.describe` gives it}, once a worker is ready. problem: why none can be started; ""
+    while that is not known to be so.
+    """
 
     def __init__(
         self,
@@ -62,6 +66,8 @@ class WorkerPool:
         self._launch = launch
         self._on_problems = on_problems
         self._clock = clock
+        self.descriptions: dict[str, dict[str, Any]] = {}
+        self.problem = ""
         self._queue = SlaQueue(max_items=limits.max_waiting, max_bytes=limits.max_waiting_bytes)
         self._costs_ms: dict[str, float] = {}
         self._workers: dict[int, Worker] = {}
@@ -154,9 +160,11 @@ class WorkerPool:
     # -- told by workers -------------------------------------------------------------------------------------------
 
     def ready(self, worker: Worker, frame: Frame) -> None:
-        problems = decode(frame)
-        if problems:
-            self._on_problems(problems)
+        report = decode(frame)
+        self.problem = ""
+        self.descriptions = report["descriptions"]
+        if report["problems"]:
+            self._on_problems(report["problems"])
         self._stillborn = 0
         self._idle.append(worker)
         if len(self._idle) + self.busy == self._limits.workers:
@@ -246,6 +254,7 @@ class WorkerPool:
             asyncio.get_running_loop().remove_reader(self._server.fileno())
             self._server.close(timeout_s=0.2)
             self._server = None
+            self._stillborn += not self.is_ready
             for worker in list(self._workers.values()):
                 worker.kill()
             self._missing.set()
@@ -253,6 +262,8 @@ class WorkerPool:
         for event in events:
             if isinstance(event, Started) and event.token in self._workers:
                 self._workers[event.token].pid = event.pid
+            elif isinstance(event, Broken):
+                self.problem = event.problem
             elif isinstance(event, Exited) and not self._closing:
                 _log.warning("worker process %d ended (%s); a new one is started", event.pid, event.how())
 

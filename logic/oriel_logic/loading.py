@@ -1,0 +1,214 @@
+"""Loads handler files: what `@service` marked in them is served.
+
+A handler is imported under the name its `HandlerFile` says, the same in every process, so that its functions and
+values travel between them. A file that fails to import is reported and stops no other.
+
+**Neighbours.** A handler imports files that lie beside it by their plain names (`import prep`, `from prep import x`),
+as a script would. Two services, or two versions of one, may each have a `prep.py`, so a neighbour is imported as a
+part of its handler: `oriel_services.digits.prep`, `oriel_services.digits@2.prep`. That is done where the import
+statement is: a handler and its neighbours are executed with an `__import__` of their own (`exec` takes the builtins
+from the globals it is given). What is installed goes before a neighbour of the same name: a service called `redis.py`
+may import redis. What looks modules up by name alone (pickles made elsewhere, `importlib.import_module("prep")`)
+finds them through `sys.path`, where the folder is put last.
+
+Handlers are compiled afresh whenever they are loaded and leave no `__pycache__`: a cached file is told from a newer
+one by the second and the size only.
+"""
+
+import builtins
+import importlib
+import importlib.util
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from oriel_logic.definition import Definition, definition_of
+from oriel_logic.sources import PACKAGE, HandlerFile
+
+__all__ = ["Loaded", "forget", "load", "load_file", "one_line"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """One service, or one file that gave none because of `problem`."""
+
+    name: str
+    file: HandlerFile
+    definition: Definition | None = None
+    problem: str = ""
+
+
+def load(files: Iterable[HandlerFile], *, log: bool = True) -> list[Loaded]:
+    """Import every file, in the order given; of one service and version the first is kept, the next a problem.
+
+    Runs user code at import. `log` False for the fork server, whose imports repeat those of the logic process.
+    """
+    found: list[Loaded] = []
+    taken: dict[tuple[str, str], HandlerFile] = {}
+    for file in files:
+        for loaded in load_file(file, log=log):
+            first = taken.setdefault((loaded.name, file.version), file) if loaded.definition is not None else file
+            if first is not file:
+                problem = f"the name '{loaded.name}' is taken by {first.label}"
+                loaded = Loaded(name=loaded.name, file=file, problem=problem)
+            found.append(loaded)
+    return found
+
+
+def load_file(file: HandlerFile, *, log: bool) -> list[Loaded]:
+    """The services of one file; a Loaded with `problem` under the file's own name if it cannot be imported."""
+    try:
+        module = sys.modules.get(file.module) or import_file(file)
+        return services_of(module, file)
+    except (Exception, SystemExit) as error:  # user code: whatever it raises concerns this file only
+        if log:
+            _log.error("services: %s cannot be imported and is not served", file.label, exc_info=error)
+        return [Loaded(name=file.name, file=file, problem=one_line(error, file.path))]
+
+
+def import_file(file: HandlerFile) -> ModuleType:
+    if file.path is None or file.folder is None:
+        return importlib.import_module(file.module)
+    if str(file.folder) not in sys.path:
+        sys.path.append(str(file.folder))
+    if not any(isinstance(each, NeighbourFinder) for each in sys.meta_path):
+        sys.meta_path.insert(0, NeighbourFinder())
+    importlib.invalidate_caches()
+    loader = HandlerLoader(file.module, str(file.path), own_builtins(file))
+    spec = importlib.util.spec_from_file_location(
+        file.module, file.path, loader=loader, submodule_search_locations=[str(file.folder)]
+    )
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[file.module] = module
+    try:
+        loader.exec_module(module)
+    except BaseException:
+        forget(file.module)
+        raise
+    return module
+
+
+def forget(module: str) -> None:
+    """Drop a handler and its neighbours from the loaded modules; what still runs keeps what it uses."""
+    for name in [each for each in sys.modules if each == module or each.startswith(f"{module}.")]:
+        del sys.modules[name]
+
+
+def services_of(module: ModuleType, file: HandlerFile) -> list[Loaded]:
+    if file.attribute:
+        value: Any = module
+        for part in file.attribute.split("."):
+            value = getattr(value, part)
+        definition = definition_of(value)
+        if definition is None:
+            raise TypeError(f"{file.attribute} is no service: put @service on it")
+        return [Loaded(name=definition.name, file=file, definition=definition)]
+    definitions = [definition_of(value) for value in vars(module).values() if is_own(value, module)]
+    unique = {d.name: d for d in definitions if d is not None}
+    return [Loaded(name=name, file=file, definition=each) for name, each in unique.items()]
+
+
+def is_own(value: object, module: ModuleType) -> bool:
+    return getattr(value, "__module__", None) == module.__name__
+
+
+class HandlerLoader(SourceFileLoader):
+    """Loads a handler or one of its neighbours with `own`, the builtins of that handler."""
+
+    def __init__(self, name: str, path: str, own: dict[str, Any]) -> None:
+        super().__init__(name, path)
+        self.own = own
+
+    def path_stats(self, path: Any) -> Mapping[str, Any]:
+        raise OSError("handlers are compiled afresh")  # what this loader's base takes for "no cache"
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__dict__["__builtins__"] = self.own
+        super().exec_module(module)
+
+
+class NeighbourFinder(MetaPathFinder):
+    """Finds what lies beside a handler as a part of it: `oriel_services.digits.prep`."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if path is None or not fullname.startswith(f"{PACKAGE}."):
+            return None
+        handler = sys.modules.get(".".join(fullname.split(".", 2)[:2]))
+        known = getattr(handler, "__loader__", None)
+        spec = PathFinder.find_spec(fullname, path)
+        if isinstance(known, HandlerLoader) and spec is not None and type(spec.loader) is SourceFileLoader:
+            spec.loader = HandlerLoader(fullname, spec.loader.path, known.own)
+            spec.cached = None
+        return spec
+
+
+def own_builtins(file: HandlerFile) -> dict[str, Any]:
+    return dict(vars(builtins), __import__=own_import(file))
+
+
+def own_import(file: HandlerFile) -> Callable[..., Any]:
+    """`__import__` for one handler and its neighbours."""
+    assert file.path is not None and file.folder is not None
+    package, folder, stem = file.module, file.folder, file.path.stem
+    known: dict[str, bool] = {stem: True}
+
+    def is_neighbour(head: str) -> bool:
+        found = known.get(head)
+        if found is None:
+            found = known[head] = lies_in(folder, head) and not is_installed(head)
+        return found
+
+    def import_(
+        name: str,
+        globals: Mapping[str, Any] | None = None,
+        locals: Mapping[str, Any] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> Any:
+        head, _, rest = name.partition(".")
+        if level or not is_neighbour(head):
+            return builtins.__import__(name, globals, locals, fromlist or (), level)
+        top = package if head == stem else f"{package}.{head}"
+        if fromlist:
+            return builtins.__import__(f"{top}.{rest}" if rest else top, globals, locals, fromlist, 0)
+        importlib.import_module(f"{top}.{rest}" if rest else top)
+        return sys.modules[top]
+
+    return import_
+
+
+def lies_in(folder: Path, head: str) -> bool:
+    return (folder / f"{head}.py").is_file() or (folder / head).is_dir()
+
+
+def is_installed(head: str) -> bool:
+    if head in sys.builtin_module_names or head in sys.stdlib_module_names:
+        return True
+    handlers = [name for name in sys.modules if name.startswith(f"{PACKAGE}.")]
+    beside = {entry for name in handlers for entry in getattr(sys.modules[name], "__path__", ())}
+    spec = PathFinder.find_spec(head, [entry for entry in sys.path if entry not in beside])
+    return spec is not None and spec.loader is not None  # without a loader: a folder that happens to have the name
+
+
+def one_line(error: BaseException, file: Path | None = None) -> str:
+    """What a service's code raised, for its author: kind, text and, if it lies in `file`, the line."""
+    text = f"{type(error).__name__}: {error}".replace("\n", " ")[:300]
+    if isinstance(error, SyntaxError) and error.lineno is not None:
+        return f"line {error.lineno}: {type(error).__name__}: {error.msg}"[:340]
+    if file is not None:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+        if lines:
+            return f"line {lines[-1]}: {text}"
+    return text

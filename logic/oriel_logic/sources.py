@@ -1,0 +1,119 @@
+"""Which files hold services: what lies in the services folders, under which names every process imports it.
+
+    services/
+        sentiment.py                    one file, one service (or several: each by its own name)
+        review.toml                     a declared chain of models
+        digits/handler.py               a folder: the handler, its neighbours, `pyproject.toml` with [tool.oriel]
+        ranker/1/handler.py             versions side by side
+        ranker/2/handler.py
+
+Names that begin with "." or "_" are left out.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+__all__ = ["FIRST_VERSION", "PACKAGE", "HandlerFile", "handler_files", "module_name"]
+
+PACKAGE = "oriel_services"
+HANDLER = "handler.py"
+SUFFIXES = (".py", ".toml")
+FIRST_VERSION = "1"
+VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
+UNFIT = re.compile(r"[^A-Za-z0-9_]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerFile:
+    """One file of services; the same value is given to every process that loads it.
+
+    module: the name it is imported under everywhere, so that its functions and values can travel. path: the file;
+    None: `module` is found on the import path, and its service is `attribute`. folder: where its neighbours lie, for
+    its own imports. name: what its service is called if the file has only one that gave itself no name.
+    """
+
+    module: str
+    path: Path | None = None
+    folder: Path | None = None
+    version: str = FIRST_VERSION
+    name: str = ""
+    attribute: str = ""
+
+    @property
+    def label(self) -> str:
+        """For people: the part of its path that says which file it is, or `module:attribute`."""
+        if self.path is None:
+            return f"{self.module}:{self.attribute}"
+        if self.path.name != HANDLER or self.folder is None:
+            return self.path.name
+        folders = (self.name,) if self.folder.name == self.name else (self.name, self.folder.name)
+        return "/".join((*folders, HANDLER))
+
+    def to_record(self) -> list[str]:
+        """As JSON takes it; `from_record` undoes it."""
+        path, folder = (str(each) if each is not None else "" for each in (self.path, self.folder))
+        return [self.module, path, folder, self.version, self.name, self.attribute]
+
+    @classmethod
+    def from_record(cls, record: Iterable[str]) -> "HandlerFile":
+        module, path, folder, version, name, attribute = record
+        return cls(
+            module=module,
+            path=Path(path) if path else None,
+            folder=Path(folder) if folder else None,
+            version=version,
+            name=name,
+            attribute=attribute,
+        )
+
+
+def module_name(stem: str, turn: int = 1) -> str:
+    """The import name of a handler; `turn` counts what was loaded from one place, for `oriel_services.digits@2`."""
+    name = f"{PACKAGE}.{UNFIT.sub('_', stem)}"
+    return name if turn == 1 else f"{name}@{turn}"
+
+
+def handler_files(folders: Iterable[Path]) -> list[HandlerFile]:
+    """Every handler of `folders`, in order of folder, then name, then version.
+
+    Import names are unique: of two files of one name the second is `oriel_services.<name>@2`.
+    """
+    turns: dict[str, int] = {}
+    files = []
+    for file in (found for folder in folders for found in in_folder(folder)):
+        turn = turns[file.module] = turns.get(file.module, 0) + 1
+        files.append(file if turn == 1 else replace(file, module=f"{file.module}@{turn}"))
+    return files
+
+
+def in_folder(folder: Path) -> Iterator[HandlerFile]:
+    for entry in sorted(visible(folder)):
+        if entry.suffix in SUFFIXES and entry.is_file():
+            yield HandlerFile(module=module_name(entry.stem), path=entry, folder=folder, name=entry.stem)
+        elif entry.is_dir():
+            yield from of_service(entry)
+
+
+def of_service(folder: Path) -> Iterator[HandlerFile]:
+    """The handlers of one service's own folder: `handler.py` in it, or in folders that are its versions."""
+    name = folder.name
+    if (folder / HANDLER).is_file():
+        yield HandlerFile(module=module_name(name), path=folder / HANDLER, folder=folder, name=name)
+        return
+    for version in sorted(visible(folder), key=lambda each: natural(each.name)):
+        handler = version / HANDLER
+        if VERSION.match(version.name) and handler.is_file():
+            module = module_name(f"{name}-v{version.name}")
+            yield HandlerFile(module=module, path=handler, folder=version, version=version.name, name=name)
+
+
+def visible(folder: Path) -> Iterator[Path]:
+    return (entry for entry in folder.iterdir() if not entry.name.startswith((".", "_")))
+
+
+def natural(version: str) -> tuple[tuple[int, str], ...]:
+    """A key that puts "2" before "10", and "1.9" before "1.10"."""
+    parts = re.split(r"(\d+)", version)
+    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in parts if part)

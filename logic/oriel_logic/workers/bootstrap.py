@@ -1,0 +1,61 @@
+"""The first file that a fork server's interpreter runs, by its path: `python bootstrap.py <settings>`.
+
+The interpreter may belong to another virtual environment, with no Oriel and none of Oriel's dependencies in it. So
+exactly our own packages are made importable, each from where it lies, and nothing that lies beside them: what a
+handler imports is what its own environment has. Must stay readable for old interpreters, which are refused here.
+"""
+
+import importlib.util
+import json
+import os
+import socket
+import sys
+from typing import Any
+
+OLDEST = (3, 11)
+
+
+class Packages:
+    """An import finder that knows a few packages by their folders."""
+
+    def __init__(self, folders: "dict[str, str]") -> None:
+        self.folders = folders
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        folder = self.folders.get(name)
+        if folder is None:
+            return None
+        start = os.path.join(folder, "__init__.py")
+        return importlib.util.spec_from_file_location(name, start, submodule_search_locations=[folder])
+
+
+def main(settings: "dict[str, Any]") -> str:
+    """What keeps workers from being started here; otherwise it does not return."""
+    if sys.version_info < OLDEST:
+        need = ".".join(map(str, OLDEST))
+        have = ".".join(map(str, sys.version_info[:2]))
+        return f"its interpreter is Python {have}: workers need {need} or newer"
+    sys.meta_path.insert(0, Packages(settings["packages"]))
+    try:
+        from oriel_logic.workers import forkserver
+    except ModuleNotFoundError as error:
+        return f"its interpreter lacks the package '{error.name}': install it there"
+    forkserver.main(settings)
+    return ""
+
+
+def tell(settings: "dict[str, Any]", problem: str) -> None:
+    """As `records` has it, which cannot be imported yet."""
+    text = problem.encode()
+    record = settings["broken_record"]
+    control = socket.socket(fileno=settings["control_fd"])
+    control.sendall(bytes([record]) + len(text).to_bytes(4, "big") + bytes(4) + text)
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[1])
+    said = main(given)
+    if said:
+        tell(given, said)
+        sys.stderr.write("oriel logic: a fork server cannot start: " + said + "\n")
+        sys.exit(3)

@@ -1,0 +1,91 @@
+"""Fork servers with interpreters of their own. A virtual environment without pip is made in a moment."""
+
+import asyncio
+import sys
+import venv
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oriel_logic.sources import handler_files
+from oriel_logic.workers.launch import ForkServer
+from oriel_logic.workers.pool import PoolLimits, WorkerPool
+from oriel_wire.context import CallContext
+
+CallMaker = Callable[..., CallContext]
+STANDARD = """
+    import sys
+    from oriel_logic import service, Refused
+
+    @service
+    def where(request):
+        return sys.prefix
+
+    def prefix(): return sys.prefix
+    def has(name): __import__(name)
+    def refuse(): raise Refused("not this one")
+"""
+
+
+@pytest.fixture
+def bare_python(tmp_path: Path) -> str:
+    venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
+    return str(tmp_path / "bare/bin/python")
+
+
+@pytest.fixture
+async def pool_with(services: Callable[..., Path]) -> AsyncIterator[Callable[..., Awaitable[WorkerPool]]]:
+    async with AsyncExitStack() as opened:
+
+        async def start(python: str, **files: str) -> WorkerPool:
+            folder = services(**files)
+            limits = PoolLimits(workers=1)
+
+            def launch() -> ForkServer:
+                return ForkServer.launch(handler_files([folder]), python=python, max_frame_bytes=limits.max_frame_bytes)
+
+            problems: dict[str, str] = {}
+            made = WorkerPool(launch(), limits, launch=launch, on_problems=problems.update)
+            opened.push_async_callback(made.close)
+            await made.start()
+            made.told = problems  # type: ignore[attr-defined]
+            return made
+
+        yield start
+
+
+async def value(pool: WorkerPool, call: CallContext, name: str, *arguments: Any) -> Any:
+    reference = f"function:oriel_services.jobs:{name}"
+    return (await pool.call(reference, arguments, call=call, stage=name)).value
+
+
+async def test_a_bare_environment_runs_workers_and_sees_nothing_of_ours(
+    pool_with: Any, bare_python: str, call: CallMaker
+) -> None:
+    pool = await pool_with(bare_python, jobs=STANDARD)
+    await pool.wait_ready()
+    assert pool.told == {}
+    assert await value(pool, call(), "prefix") == str(Path(bare_python).parents[1])
+    with pytest.raises(Exception, match="its log says why"):
+        await value(pool, call(), "has", "numpy")
+    assert pool.descriptions["where"]["stages"] == {"": {"where": "worker"}}
+
+
+async def test_what_a_handler_lacks_there_is_named(pool_with: Any, bare_python: str) -> None:
+    pool = await pool_with(bare_python, jobs=STANDARD, maths="import numpy\n")
+    await pool.wait_ready()
+    assert pool.told == {"maths": "line 1: ModuleNotFoundError: No module named 'numpy'"}
+
+
+async def test_an_interpreter_that_cannot_run_workers_says_why(pool_with: Any, tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    old.write_text(f'#!/bin/sh\nexec {sys.executable} -c "$(sed \'s/^OLDEST = .*/OLDEST = (9, 9)/\' "$1")" "$2"\n')
+    old.chmod(0o755)
+    pool = await pool_with(str(old), jobs=STANDARD)
+    while not pool.problem:
+        await asyncio.sleep(0.01)
+    assert pool.problem.endswith("workers need 9.9 or newer")
+    assert not pool.is_ready
