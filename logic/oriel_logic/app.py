@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import socket
+import sys
 
 from starlette.applications import Starlette
 
@@ -85,6 +86,10 @@ class Unit:
             Pipeline(self._services, self.pool, self._inference.servers),
             max_body_bytes=settings.max_body_bytes,
         )
+        if "oriel_logic.openai" in sys.modules:  # a handler file asked for it
+            from oriel_logic.openai.dispatch import OpenAI, served_in
+
+            OpenAI(self.dispatch.routes, self.pool, self._inference.servers).serve(served_in(files))
         self.envelope = Envelope(
             self.dispatch,
             sink=sink,

@@ -15,6 +15,8 @@ LogicError
 ├── Saturated              no room: too many requests, or displaced by a more urgent one
 ├── HandlerFailed          the service's own code raised or gave something that cannot be sent
 ├── WorkerDied             the process that worked on it ended
+├── HandlerTimedOut        it took longer in a worker than the service's own limit
+├── MemoryExceeded         it took more memory in a worker than the service's own limit
 └── ModelError
     ├── ModelInputWrong    the service passed tensors that the model does not take
     ├── ModelUnavailable   unknown to the inference servers, or not ready
@@ -31,9 +33,11 @@ __all__ = [
     "ClientLeft",
     "DeadlineExceeded",
     "HandlerFailed",
+    "HandlerTimedOut",
     "InputTooLarge",
     "LogicError",
     "MediaUnsupported",
+    "MemoryExceeded",
     "ModelBusy",
     "ModelError",
     "ModelFailed",
@@ -70,6 +74,8 @@ class Outcome(Enum):
     SATURATED = "saturated"
     HANDLER_FAILED = "handler_failed"
     WORKER_DIED = "worker_died"
+    HANDLER_TIMED_OUT = "handler_timed_out"
+    MEMORY_EXCEEDED = "memory_exceeded"
     MODEL_INPUT_WRONG = "model_input_wrong"
     MODEL_UNAVAILABLE = "model_unavailable"
     MODEL_BUSY = "model_busy"
@@ -102,9 +108,16 @@ class ClientLeft(LogicError):
 
 
 class Refused(LogicError):
-    """The input cannot be served as it is: `raise Refused("the field 'image' is missing")`."""
+    """The input cannot be served as it is: `raise Refused("the field 'image' is missing")`.
+
+    field: the path of the field at fault, like "$.items[2].price"; "" if it is none in particular.
+    """
 
     outcome = Outcome.INPUT_REFUSED
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None, field: str = "") -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.field = field
 
 
 class MediaUnsupported(Refused):
@@ -164,6 +177,14 @@ class HandlerFailed(LogicError):
 
 class WorkerDied(LogicError):
     outcome = Outcome.WORKER_DIED
+
+
+class HandlerTimedOut(LogicError):
+    outcome = Outcome.HANDLER_TIMED_OUT
+
+
+class MemoryExceeded(LogicError):
+    outcome = Outcome.MEMORY_EXCEEDED
 
 
 class ModelError(LogicError):

@@ -4,11 +4,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+import msgspec
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array: TypeAlias = NDArray[Any]
-else:  # a worker in an environment of its own may be without numpy
+else:  # numpy is loaded by those who use it
     Array = Any
 
 __all__ = ["Array", "ArrayLike", "ModelSpec", "Models", "Outputs", "TensorSpec"]

@@ -28,6 +28,8 @@ STATUS = {
     Outcome.SATURATED: 503,
     Outcome.HANDLER_FAILED: 500,
     Outcome.WORKER_DIED: 500,
+    Outcome.HANDLER_TIMED_OUT: 504,
+    Outcome.MEMORY_EXCEEDED: 500,
     Outcome.MODEL_INPUT_WRONG: 500,
     Outcome.MODEL_UNAVAILABLE: 503,
     Outcome.MODEL_BUSY: 503,

@@ -194,7 +194,7 @@ async def stack(inference: FakeInference) -> AsyncIterator[StackMaker]:
 
 
 JOBS = """
-    import os
+    import asyncio, os, signal
     from oriel_logic import Refused
 
     def echo(value): return value
@@ -208,6 +208,51 @@ JOBS = """
     def hold(fifo):
         with open(fifo) as gate:
             return gate.read()
+
+    def total(array):
+        array += 1  # in place: it is this worker's own
+        return array.sum(), array
+
+    def count(to, closed=""):
+        try:
+            yield from range(to)
+        finally:
+            if closed:
+                open(closed, "w").close()
+
+    def breaks():
+        yield 1
+        raise Refused("broken off")
+
+    def silent(fifo):
+        yield 1
+        hold(fifo)
+        yield 2
+
+    async def acount(to):
+        for each in range(to):
+            yield each
+
+    def asks(value, models, ctx):
+        with ctx.stage("asking"):
+            return models.infer("double", value), ctx.tier, 0 < ctx.remaining_s <= 30
+
+    def asks_wrongly(models):
+        models.infer("nonsense")
+
+    async def asks_at_once(models, ctx):
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(models.infer("double", n)) for n in range(5)]
+        return [await ctx.run(echo, task.result()) for task in tasks]
+
+    async def waits_for_ever():
+        await asyncio.Event().wait()
+
+    def greedy(megabytes):
+        return len(bytearray(megabytes << 20))
+
+    def crash():
+        os.kill(os.getpid(), signal.SIGSEGV)
 
     def announce_and_hold(fifo):
         with open(fifo, "w") as gate:

@@ -3,14 +3,26 @@
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import numpy as np
 import pytest
 
-from oriel_logic.errors import DeadlineExceeded, HandlerFailed, Refused, Saturated, WorkerDied
+from oriel_logic.errors import (
+    DeadlineExceeded,
+    HandlerFailed,
+    HandlerTimedOut,
+    MemoryExceeded,
+    ModelBusy,
+    Refused,
+    Saturated,
+    WorkerDied,
+)
+from oriel_logic.workers import worker
 from oriel_logic.workers.pool import WorkerPool
 from oriel_wire.context import CallContext
 
@@ -201,6 +213,174 @@ async def test_a_job_that_overruns_its_deadline_by_far_is_killed(pool: PoolMaker
     with pytest.raises(WorkerDied):
         await endless
     assert await value(made, call(), "echo", "next") == "next"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_arrays_travel_both_ways_and_belong_to_who_has_them(
+    pool: PoolMaker, call: CallMaker, workers: int
+) -> None:
+    made = await pool(workers=workers)
+    array = np.ones((3, 200, 200), np.float32)
+    total, changed = await value(made, call(), "total", array)
+    assert total == 240_000 and array.sum() == 120_000
+    changed *= 2
+    assert changed.sum() == 480_000
+
+
+async def test_a_crash_loses_only_its_own_job(pool: PoolMaker, call: CallMaker) -> None:
+    made = await pool()
+    with pytest.raises(WorkerDied):
+        await value(made, call(), "crash")
+    assert await value(made, call(), "echo", "next") == "next"
+    assert made.tally.died == 1 and made.tally.jobs == 1
+
+
+async def test_a_job_over_its_own_time_is_killed_and_says_so(pool: PoolMaker, call: CallMaker, gate: str) -> None:
+    made = await pool()
+    with pytest.raises(HandlerTimedOut, match=r"0\.05 s in its stage 'hold'"):
+        await made.call(ref("hold"), (gate,), call=call(), stage="hold", run_s=0.05)
+    assert await value(made, call(), "echo", "next") == "next"
+    assert made.tally.killed == {"time_limit": 1}
+
+
+async def test_a_job_that_nobody_waits_for_is_killed_after_a_grace(
+    pool: PoolMaker, call: CallMaker, gate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "GRACE_MIN_S", 0.01)
+    made = await pool(overrun_s=0.02)
+    left = submit(made, call(), "hold", gate)
+    await settled()
+    left.cancel()
+    assert await value(made, call(), "echo", "next") == "next"
+    assert made.tally.killed == {"abandoned": 1}
+
+
+async def test_a_coroutine_that_nobody_waits_for_ends_and_its_worker_lives(pool: PoolMaker, call: CallMaker) -> None:
+    made = await pool()
+    before = made.pids
+    left = submit(made, call(), "waits_for_ever")
+    await settled()
+    left.cancel()
+    assert await value(made, call(), "echo", "next") == "next"
+    assert made.pids == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA")
+async def test_a_job_over_its_memory_says_so_and_the_next_has_a_new_process(pool: PoolMaker, call: CallMaker) -> None:
+    made = await pool()
+    before = made.pids
+    assert (await made.call(ref("greedy"), (20,), call=call(), stage="pre", memory_mb=50)).value == 20 << 20
+    with pytest.raises(MemoryExceeded, match="in its stage 'pre'"):
+        await made.call(ref("greedy"), (100,), call=call(), stage="pre", memory_mb=50)
+    assert await value(made, call(), "greedy", 100) == 100 << 20, "without a limit there is none"
+    assert made.pids != before
+
+
+# -- models and ctx in a worker -------------------------------------------------------------------------------------
+
+
+class Doubling:
+    def __init__(self) -> None:
+        self.under_way = self.most = 0
+        self.stuck = asyncio.Event()
+
+    async def infer(self, model: str, value: Any) -> Any:
+        if isinstance(value, str) and value == "refuse":
+            raise ModelBusy("model 'double': full", retry_after_s=2.0, too_many=True)
+        if isinstance(value, str) and value == "stuck":
+            self.stuck.set()
+            await asyncio.Event().wait()
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        await asyncio.sleep(0.01)
+        self.under_way -= 1
+        return value * 2
+
+
+async def test_a_plain_function_calls_models_of_its_request(pool: PoolMaker, call: CallMaker) -> None:
+    made = await pool()
+    array = np.arange(100_000)
+    done = await made.call(ref("asks"), (array,), call=call(), stage="work", models=Doubling())
+    assert (done.value[0] == array * 2).all() and done.value[1:] == ("gold", True)
+    assert [name for name, _, _ in done.stages] == ["asking"]
+
+
+async def test_a_coroutine_calls_several_models_at_once(pool: PoolMaker, call: CallMaker) -> None:
+    made, models = await pool(), Doubling()
+    done = await made.call(ref("asks_at_once"), (), call=call(), stage="work", models=models)
+    assert done.value == [0, 2, 4, 6, 8]
+    assert models.most > 1
+
+
+async def test_a_models_refusal_passes_through_a_worker_as_it_is(pool: PoolMaker, call: CallMaker) -> None:
+    made = await pool()
+    with pytest.raises(ModelBusy, match="full") as caught:
+        await made.call(ref("asks"), ("refuse",), call=call(), stage="work", models=Doubling())
+    assert caught.value.retry_after_s == 2.0 and caught.value.too_many
+    with pytest.raises(HandlerFailed):
+        await made.call(ref("asks_wrongly"), (), call=call(), stage="work", models=Doubling())
+    with pytest.raises(HandlerFailed):
+        await made.call(ref("asks"), (1,), call=call(), stage="work")
+
+
+async def test_a_caller_that_leaves_ends_the_call_of_a_model(pool: PoolMaker, call: CallMaker) -> None:
+    made, models = await pool(), Doubling()
+    before = made.pids
+    task = asyncio.create_task(made.call(ref("asks"), ("stuck",), call=call(), stage="work", models=models))
+    await models.stuck.wait()
+    task.cancel()
+    assert await value(made, call(), "echo", "next") == "next"
+    assert made.pids == before, "its worker lives: what blocked there was told"
+
+
+# -- streams ---------------------------------------------------------------------------------------------------------
+
+
+def stream(pool: WorkerPool, call: CallContext, name: str, *arguments: Any) -> AsyncIterator[Any]:
+    return pool.stream(ref(name), arguments, call=call, stage=name)
+
+
+@pytest.mark.parametrize("name", ["count", "acount"])
+async def test_a_generator_streams_its_pieces_in_order(pool: PoolMaker, call: CallMaker, name: str) -> None:
+    made = await pool()
+    assert [piece async for piece in stream(made, call(), name, 100)] == list(range(100))
+    assert await value(made, call(), "echo", "next") == "next"
+
+
+async def test_a_stream_that_breaks_off_says_why_after_its_pieces(pool: PoolMaker, call: CallMaker) -> None:
+    made, seen = await pool(), []
+    with pytest.raises(Refused, match="broken off"):
+        async for piece in stream(made, call(), "breaks"):
+            seen.append(piece)  # noqa: PERF401
+    assert seen == [1]
+
+
+async def test_a_generator_runs_only_a_few_pieces_ahead_and_is_closed_when_its_reader_leaves(
+    pool: PoolMaker, call: CallMaker, tmp_path: Path
+) -> None:
+    made = await pool()
+    before = made.pids
+    pieces = stream(made, call(), "count", 10**9, str(tmp_path / "closed"))
+    assert await anext(pieces) == 0
+    await pieces.aclose()  # type: ignore[attr-defined]
+    assert await value(made, call(), "echo", "next") == "next"
+    assert (tmp_path / "closed").exists() and made.pids == before
+    assert made.tally.jobs == 2
+
+
+async def test_a_stream_that_falls_silent_is_cut(pool: PoolMaker, call: CallMaker, gate: str) -> None:
+    made, seen = await pool(stream_idle_s=0.05), []
+    with pytest.raises(HandlerTimedOut, match="between two pieces"):
+        async for piece in stream(made, call(), "silent", gate):
+            seen.append(piece)  # noqa: PERF401
+    assert await value(made, call(), "echo", "next") == "next"
+    assert seen == [1] and made.tally.killed == {"stalled": 1}
+
+
+async def test_a_generator_where_one_value_belongs_fails(pool: PoolMaker, call: CallMaker) -> None:
+    made = await pool()
+    with pytest.raises(HandlerFailed):
+        await value(made, call(), "count", 3)
 
 
 async def test_closing_fails_what_waits(pool: PoolMaker, call: CallMaker, gate: str) -> None:

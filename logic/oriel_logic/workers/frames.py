@@ -1,25 +1,54 @@
-"""The bytes between the pool and a worker: `length u32 | kind u8 | cpu_us u32 | payload`, big endian.
+"""The bytes between the pool and a worker.
 
-Payloads are pickles: both ends run the same code for the same user, joined by a socket pair that nobody else can
-open. `length` counts the payload only, and is checked before anything is read or allocated.
+    length u32 | kind u8 | flags u8 | cpu_us u32 | buffers u16 | buffers x size u64 | payload
+
+big endian. A payload is a pickle: both ends run the same code for the same user, joined by a socket pair that nobody
+else can open. Arrays and long byte strings are not in the pickle (protocol 5, out-of-band buffers, PEP 574) but lie
+one after the other in one piece of shared memory, whose descriptor comes with the frame's first byte; `segments` has
+that part. A pickle that is long itself lies there too, before the others: so what goes through the socket is short.
+
+`length` and the sizes are checked against the bound before anything is read, mapped or allocated.
 """
 
 import pickle
 import struct
+from collections import deque
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from io import BytesIO
+from itertools import accumulate
 from typing import Any
 
-__all__ = ["HEADER", "Frame", "FrameTooLarge", "Kind", "Unframer", "decode", "encode"]
+__all__ = [
+    "HEADER",
+    "MAX_BUFFERS",
+    "SHARED_FROM",
+    "Frame",
+    "FrameTooLarge",
+    "Kind",
+    "Packed",
+    "Unframer",
+    "head",
+    "offsets",
+    "pack",
+]
 
-HEADER = struct.Struct("!IBI")
+HEADER = struct.Struct("!IBBIH")
 MAX_U32 = 2**32 - 1
+IN_SEGMENT = 1  # flag: the payload is the first buffer
+SHARED_FROM = 64 << 10  # bytes; shorter ones are copied through the socket, which costs less than a mapping
+MAX_BUFFERS = 1024
+ALIGNED = 64  # bytes: where a buffer may begin in its segment, for vector instructions
 
 
 class Kind(IntEnum):
-    """JOB goes to a worker, the others come from one.
+    """What a frame is. To a worker: JOB, MORE, CANCEL, CALLED; from one: the others.
 
-    JOB: (reference, arguments). READY: {service: why it cannot run in this worker}, once, first.
-    RESULT: the value. REFUSED: (outcome value, sentence). FAILED: (one line, traceback text), for the log.
+    JOB: (reference, arguments, how it is to run). READY: a Report, once, first.
+    RESULT: (value, stages). REFUSED: what `outcomes` makes of it. FAILED: (outcome value, one line, traceback text).
+    EXHAUSTED: like FAILED, and the process ends. PIECE: one value of a stream; its end is one of the four before.
+    MORE: one further piece may come. CANCEL: nobody waits for the job any more. CALL: (number, method, arguments,
+    keywords), a call of a model. CALLED: (number, the value, None), or (number, None, a refusal as in REFUSED).
     """
 
     JOB = 1
@@ -27,6 +56,12 @@ class Kind(IntEnum):
     RESULT = 3
     REFUSED = 4
     FAILED = 5
+    PIECE = 6
+    MORE = 7
+    CANCEL = 8
+    CALL = 9
+    CALLED = 10
+    EXHAUSTED = 11
 
 
 class FrameTooLarge(ValueError):
@@ -36,48 +71,164 @@ class FrameTooLarge(ValueError):
         super().__init__(f"{size_bytes} bytes are more than the {limit_bytes} that fit between service and worker")
 
 
+class Packed:
+    """A value, ready to be sent. It refers to the memory of the value's arrays, which must not change until then."""
+
+    __slots__ = ("buffers", "payload", "size_bytes")
+
+    def __init__(self, payload: bytes, buffers: Sequence[memoryview]) -> None:
+        self.payload = payload
+        self.buffers = buffers
+        self.size_bytes = len(payload) + sum([buffer.nbytes for buffer in buffers])
+
+
+class Pickler(pickle.Pickler):
+    """Takes long byte strings out of band as well, where they are fields of a value: pickle would copy them."""
+
+    def reducer_override(self, value: Any) -> Any:
+        names: Any = getattr(type(value), "__slots__", None) or getattr(value, "__dict__", ())
+        if not any(is_long(getattr(value, name, None)) for name in names):
+            return NotImplemented
+        reduced = value.__reduce_ex__(5)
+        return tuple(with_long_ones_out(part) for part in reduced) if isinstance(reduced, tuple) else reduced
+
+
+class OutOfBand:
+    """Stands for a long byte string while it is pickled; unpickled it is that byte string again."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: bytes) -> None:
+        self.value = value
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        return bytes, (pickle.PickleBuffer(self.value),)
+
+
+def is_long(value: object) -> bool:
+    return type(value) is bytes and len(value) >= SHARED_FROM
+
+
+def with_long_ones_out(value: Any) -> Any:
+    """`value`, or a copy in which the long byte strings of a tuple, list or dict are taken out of band."""
+    kind = type(value)
+    if kind is bytes:
+        return OutOfBand(value) if is_long(value) else value
+    if kind is dict:
+        if any(is_long(each) for each in value.values()):
+            return {name: with_long_ones_out(each) for name, each in value.items()}
+    elif (kind is tuple or kind is list) and any(is_long(each) for each in value):
+        return kind(OutOfBand(each) if is_long(each) else each for each in value)
+    return value
+
+
+def pack(value: Any, *, limit_bytes: int) -> Packed:
+    """Raises FrameTooLarge, and whatever pickling `value` raises."""
+    buffers: list[memoryview] = []
+
+    def in_band(buffer: pickle.PickleBuffer) -> bool:
+        view = buffer.raw()
+        if view.nbytes < SHARED_FROM or len(buffers) >= MAX_BUFFERS - 1:
+            return True
+        buffers.append(view)
+        return False
+
+    into = BytesIO()
+    if type(value) is tuple:
+        value = tuple(with_long_ones_out(part) for part in value)
+    Pickler(into, protocol=5, buffer_callback=in_band).dump(with_long_ones_out(value))
+    packed = Packed(into.getvalue(), buffers)
+    if packed.size_bytes > limit_bytes:
+        raise FrameTooLarge(packed.size_bytes, limit_bytes)
+    return packed
+
+
+def head(kind: Kind, packed: Packed, *, cpu_us: int = 0) -> tuple[bytes, list[memoryview]]:
+    """What goes through the socket, and what has to lie in the segment that goes along, in this order."""
+    shared = list(packed.buffers)
+    payload, flags = packed.payload, 0
+    if len(payload) >= SHARED_FROM:
+        shared.insert(0, memoryview(payload))
+        payload, flags = b"", IN_SEGMENT
+    header = HEADER.pack(len(payload), kind, flags, min(cpu_us, MAX_U32), len(shared))
+    if not shared:
+        return header + payload, shared
+    return b"".join((header, *(buffer.nbytes.to_bytes(8, "big") for buffer in shared), payload)), shared
+
+
+def offsets(sizes: Iterable[int]) -> list[int]:
+    """Where buffers of these sizes begin in their segment, and where it ends."""
+    return [0, *accumulate(-(-size // ALIGNED) * ALIGNED for size in sizes)]
+
+
 class Frame:
-    """One message. cpu_us: processor time the worker spent on it, 0 from the pool."""
+    """One message as it came. cpu_us: processor time the worker has spent on its job, 0 from the pool.
 
-    __slots__ = ("cpu_us", "kind", "payload")
+    descriptor: of the segment, -1 if there is none; whoever has the frame closes it.
+    """
 
-    def __init__(self, kind: Kind, cpu_us: int, payload: bytes) -> None:
+    __slots__ = ("cpu_us", "descriptor", "in_segment", "kind", "payload", "sizes")
+
+    def __init__(
+        self,
+        kind: Kind,
+        cpu_us: int,
+        payload: bytes,
+        sizes: tuple[int, ...] = (),
+        descriptor: int = -1,
+        in_segment: bool = False,
+    ) -> None:
         self.kind = kind
         self.cpu_us = cpu_us
         self.payload = payload
-
-
-def encode(kind: Kind, value: Any, *, limit_bytes: int, cpu_us: int = 0) -> bytes:
-    """Raises FrameTooLarge, and whatever pickling `value` raises."""
-    payload = pickle.dumps(value, protocol=5)
-    if len(payload) > limit_bytes:
-        raise FrameTooLarge(len(payload), limit_bytes)
-    return HEADER.pack(len(payload), kind, min(cpu_us, MAX_U32)) + payload
-
-
-def decode(frame: Frame) -> Any:
-    """The value in a frame. Raises whatever unpickling raises."""
-    return pickle.loads(frame.payload)
+        self.sizes = sizes
+        self.descriptor = descriptor
+        self.in_segment = in_segment
 
 
 class Unframer:
-    """Cuts a byte stream into frames. Raises FrameTooLarge as soon as a header says too much, ValueError if it lies."""
+    """Cuts what a socket gives into frames.
+
+    Raises FrameTooLarge as soon as a head says too much, ValueError if it lies.
+
+    Descriptors come in the order of the frames they belong to, and never later than those.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self._buffer = bytearray()
+        self._descriptors: deque[int] = deque()
 
-    def feed(self, data: bytes) -> list[Frame]:
+    def feed(self, data: bytes | memoryview, descriptors: Iterable[int] = ()) -> list[Frame]:
         buffer = self._buffer
         buffer += data
+        self._descriptors.extend(descriptors)
         frames: list[Frame] = []
         while len(buffer) >= HEADER.size:
-            length, kind, cpu_us = HEADER.unpack_from(buffer)
-            if length > self.limit_bytes:
+            length, kind, flags, cpu_us, count = HEADER.unpack_from(buffer)
+            if length > self.limit_bytes or count > MAX_BUFFERS:
                 raise FrameTooLarge(length, self.limit_bytes)
-            end = HEADER.size + length
+            start = HEADER.size + 8 * count
+            end = start + length
             if len(buffer) < end:
                 break
-            frames.append(Frame(Kind(kind), cpu_us, bytes(memoryview(buffer)[HEADER.size : end])))
+            with memoryview(buffer) as view:
+                sizes = struct.unpack_from(f"!{count}Q", view, HEADER.size)
+                payload = bytes(view[start:end])
+            if length + sum(sizes) > self.limit_bytes:
+                raise FrameTooLarge(length + sum(sizes), self.limit_bytes)
+            if count and not self._descriptors:
+                raise ValueError("a frame came without its segment")
+            in_segment = bool(flags & IN_SEGMENT)
+            if in_segment and not count:
+                raise ValueError("a frame has no payload")
+            descriptor = self._descriptors.popleft() if count else -1
+            frames.append(Frame(Kind(kind), cpu_us, payload, sizes, descriptor, in_segment))
             del buffer[:end]
         return frames
+
+    def left_over(self) -> list[int]:
+        """Descriptors that no frame has claimed; they are the caller's now."""
+        rest = list(self._descriptors)
+        self._descriptors.clear()
+        return rest

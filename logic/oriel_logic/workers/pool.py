@@ -2,25 +2,29 @@
 
 Life of a job: `call` queues it (SLA order: band, tenant, deadline) -> an idle worker takes it -> its answer settles
 the caller's future. A job leaves the queue unstarted when its deadline passes, when its caller is cancelled, or when
-a more urgent one displaces it. A started job cannot be interrupted: a caller that leaves just drops its answer, and
-a worker still busy `overrun_s` after the job's deadline is killed, because then it may never end.
+a more urgent one displaces it. What becomes of a started job whose caller leaves is in `worker`.
 
 Ownership: everything here belongs to the loop. A job's future is set only if it is not done. One task, the keeper,
 starts workers: a worker that dies fails its own job alone and is replaced at once, or later and later if workers die
-before they are ready. If the fork server is gone, its workers are too, and a new one is launched.
+before they are ready. Where set-up takes long, one worker more than may work is kept ready to step in. If the fork
+server is gone, its workers are too, and a new one is launched.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from oriel_logic.errors import DeadlineExceeded, HandlerFailed, Saturated, WorkerDied
-from oriel_logic.workers.frames import Frame, FrameTooLarge, Kind, decode, encode
-from oriel_logic.workers.job import Done, Job
+from oriel_logic.errors import DeadlineExceeded, HandlerFailed, LogicError, Saturated, WorkerDied
+from oriel_logic.workers.asked import ModelCalls
+from oriel_logic.workers.frames import Frame, FrameTooLarge, Kind, Packed, pack
+from oriel_logic.workers.job import Done, Job, Pieces
 from oriel_logic.workers.launch import Broken, Exited, ForkServer, Started
+from oriel_logic.workers.segments import unpack
+from oriel_logic.workers.tally import Tally
+from oriel_logic.workers.terms import Terms
 from oriel_logic.workers.worker import Worker
 from oriel_policies.queue import Pushed, SlaQueue, Ticket
 from oriel_wire.context import CallContext
@@ -32,24 +36,28 @@ BACKOFF_MIN_S = 0.05
 BACKOFF_MAX_S = 2.0
 FIRST_COST_MS = 5.0
 COST_SHARE = 0.2  # of the newest sample in the moving average
+SPARE_FROM_S = 0.5  # a set-up this long is not waited for when a worker is lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolLimits:
-    """max_frame_bytes: largest argument list or result. overrun_s: see the module."""
+    """max_frame_bytes: largest argument list, result or piece. overrun_s: see `worker`, where it is the most a job
+    may overrun. stream_idle_s: longest time between two pieces of a stream, whoever it is that takes it.
+    """
 
     workers: int = 2
     max_waiting: int = 256
     max_waiting_bytes: int = 256 << 20
     max_frame_bytes: int = 64 << 20
     overrun_s: float = 10.0
+    stream_idle_s: float = 60.0
 
 
 class WorkerPool:
     """launch: makes a fork server; `server` is the first one. on_problems: told what a worker could not set up.
 
-    descriptions: {service: as `Definition.describe` gives it}, once a worker is ready. problem: why none can be started; ""
-    while that is not known to be so.
+    descriptions: {service: as `describe` gives it}, once a worker is ready. problem: why none can be started; ""
+    while that is not known to be so. tally: what was done so far.
     """
 
     def __init__(
@@ -68,12 +76,14 @@ class WorkerPool:
         self._clock = clock
         self.descriptions: dict[str, dict[str, Any]] = {}
         self.problem = ""
+        self.tally = Tally()
         self._queue = SlaQueue(max_items=limits.max_waiting, max_bytes=limits.max_waiting_bytes)
         self._costs_ms: dict[str, float] = {}
         self._workers: dict[int, Worker] = {}
         self._idle: list[Worker] = []
         self._tokens = 0
         self._stillborn = 0
+        self._setup_s = 0.0  # of the worker that was ready last
         self._closing = False
         self._missing = asyncio.Event()
         self._all_ready = asyncio.Event()
@@ -127,27 +137,91 @@ class WorkerPool:
             asyncio.get_running_loop().remove_reader(server.fileno())
             await asyncio.to_thread(server.close)
 
-    async def call(self, reference: str, arguments: Sequence[Any], *, call: CallContext, stage: str) -> Done:
+    async def call(
+        self,
+        reference: str,
+        arguments: Sequence[Any],
+        *,
+        call: CallContext,
+        stage: str,
+        models: ModelCalls | None = None,
+        run_s: float | None = None,
+        memory_mb: int = 0,
+    ) -> Done:
         """Run the referenced function in a worker.
 
-        Raises DeadlineExceeded (before or while it waits), Saturated, WorkerDied, HandlerFailed, or the Refused the
-        function raised. Cancelled: the job leaves the queue, or, if it has started, its answer is dropped.
+        models: what its `models` calls. run_s, memory_mb: the service's own limits, see `worker` and `memory`.
+        Raises DeadlineExceeded (before or while it waits), Saturated, WorkerDied, HandlerTimedOut, MemoryExceeded,
+        HandlerFailed, or the Refused the function raised. Cancelled: the job leaves the queue, or, if it has started,
+        the worker is told so and its answer dropped.
         """
-        if call.deadline <= self._clock():
-            raise DeadlineExceeded(stage)
-        job = self._job_of(reference, arguments, call, stage)
+        terms = terms_of(call, memory_mb)
+        packed = self._packed((reference, tuple(arguments), terms), stage)
+        job = self._job_of(reference, packed, call, stage, models=models, run_s=run_s)
+        return await self.submit(job)
+
+    async def stream(
+        self,
+        reference: str,
+        arguments: Sequence[Any],
+        *,
+        call: CallContext,
+        stage: str,
+        models: ModelCalls | None = None,
+        run_s: float | None = None,
+        memory_mb: int = 0,
+    ) -> AsyncIterator[Any]:
+        """The pieces that the referenced generator yields. It runs ahead of its reader by a few pieces, then waits.
+
+        The deadline holds for the first piece, after that `stream_idle_s` for each. Raises what `call` raises, also
+        after some pieces. Closed or cancelled: the generator is closed where it stands.
+        """
+        terms = terms_of(call, memory_mb, streams=True)
+        packed = self._packed((reference, tuple(arguments), terms), stage)
+        pieces = Pieces()
+        job = self._job_of(reference, packed, call, stage, models=models, run_s=run_s, pieces=pieces)
+        self._push(job)
+        try:
+            while (frame := await pieces.next()) is not None:
+                try:
+                    piece = unpack(frame)
+                except Exception as error:  # a value whose class loads only in the worker
+                    raise job.unreadable(error) from error
+                if job.worker is not None:
+                    job.worker.more(job)
+                yield piece
+            await job.future
+        finally:
+            pieces.drop()
+            self._leave(job)
+
+    async def submit(self, job: Job) -> Done:
+        """Queue `job` and wait for its answer; see `call`."""
+        self._push(job)
+        try:
+            return await job.future
+        finally:
+            self._leave(job)
+
+    def _push(self, job: Job) -> None:
+        if job.ticket.deadline <= self._clock():
+            raise DeadlineExceeded(job.stage)
         outcome, displaced = self._queue.push(job.ticket)
+        self.tally.dropped["displaced"] += len(displaced)
         for ticket in displaced:
             self._job(ticket).fail(Saturated("displaced by a more urgent request", retry_after_s=1.0))
         if outcome is Pushed.FULL:
             raise Saturated("too many requests wait for a worker: try again later", retry_after_s=1.0)
         self._dispatch()
         self._arm()
-        try:
-            return await job.future
-        finally:
-            if not job.started:
-                self._queue.remove(job.ticket)
+
+    def _leave(self, job: Job) -> None:
+        """The caller of `job` has what it wanted, or wants it no more."""
+        if not job.started:
+            self.tally.dropped["left"] += self._queue.remove(job.ticket)
+        elif job.worker is not None:
+            job.future.cancel()
+            job.worker.abandon(job)
 
     def expire(self) -> None:
         """Fail every queued job whose deadline has passed; the pool's own timer calls this."""
@@ -155,28 +229,37 @@ class WorkerPool:
         for ticket in self._queue.expire(self._clock()):
             job = self._job(ticket)
             job.fail(DeadlineExceeded(job.stage))
+            self.tally.dropped["expired"] += 1
         self._arm()
 
     # -- told by workers -------------------------------------------------------------------------------------------
 
     def ready(self, worker: Worker, frame: Frame) -> None:
-        report = decode(frame)
+        report = unpack(frame)
         self.problem = ""
         self.descriptions = report["descriptions"]
         if report["problems"]:
             self._on_problems(report["problems"])
         self._stillborn = 0
+        self._setup_s = worker.setup_s
         self._idle.append(worker)
-        if len(self._idle) + self.busy == self._limits.workers:
+        if len(self._idle) + self.busy >= self._limits.workers:
             self._all_ready.set()
+        self._missing.set()  # a spare one may be wanted now
         self._dispatch()
 
     def answered(self, worker: Worker, job: Job, frame: Frame) -> None:
         cost_ms = frame.cpu_us / 1000.0
+        self._count(worker)
+        self.tally.jobs += 1
         self._queue.settle(job.ticket, cost_ms)
         known = self._costs_ms.get(job.reference, cost_ms)
         self._costs_ms[job.reference] = known + COST_SHARE * (cost_ms - known)
-        self._idle.append(worker)
+        job.worker = None
+        if frame.kind is Kind.EXHAUSTED:
+            worker.killed_for = "memory_limit"  # it ends by itself
+        else:
+            self._idle.append(worker)
         self._dispatch()
         job.answer(frame)
 
@@ -186,33 +269,60 @@ class WorkerPool:
             self._idle.remove(worker)
         if not worker.is_ready:
             self._stillborn += 1
+        if not self._closing:
+            if worker.killed_for:
+                self.tally.killed[worker.killed_for] += 1
+            else:
+                self.tally.died += 1
         if job is not None:
+            self._count(worker)
+            job.worker = None
             job.fail(WorkerDied("the worker process that handled this request ended; other requests are not affected"))
         self._missing.set()
+        self._dispatch()  # a spare one may step in
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _job_of(self, reference: str, arguments: Sequence[Any], call: CallContext, stage: str) -> Job:
+    def _count(self, worker: Worker) -> None:
+        self.tally.busy_s += self._clock() - worker.began_s
+
+    def _packed(self, value: Any, stage: str) -> Packed:
         try:
-            frame = encode(Kind.JOB, (reference, tuple(arguments)), limit_bytes=self._limits.max_frame_bytes)
+            return pack(value, limit_bytes=self._limits.max_frame_bytes)
         except FrameTooLarge as error:
             raise HandlerFailed(f"the arguments of stage '{stage}' are too large: {error}") from error
         except Exception as error:  # whatever pickling a user's value raises
             raise HandlerFailed(f"the arguments of stage '{stage}' cannot travel to a worker process") from error
+
+    def _job_of(
+        self,
+        reference: str,
+        packed: Packed,
+        call: CallContext,
+        stage: str,
+        *,
+        models: ModelCalls | None,
+        run_s: float | None,
+        pieces: Pieces | None = None,
+    ) -> Job:
         ticket = Ticket(
             band=call.band,
             tenant=call.tenant,
             deadline=call.deadline,
             cost=self._costs_ms.get(reference, FIRST_COST_MS),
-            size_bytes=len(frame),
+            size_bytes=packed.size_bytes,
         )
         ticket.payload = job = Job(
             reference=reference,
             stage=stage,
             request_id=call.request_id,
-            frame=frame,
+            prepare=lambda: packed,
             ticket=ticket,
             future=asyncio.get_running_loop().create_future(),
+            queued_s=self._clock(),
+            run_s=run_s,
+            models=models,
+            pieces=pieces,
         )
         return job
 
@@ -222,16 +332,36 @@ class WorkerPool:
         return ticket.payload
 
     def _dispatch(self) -> None:
-        while self._idle:
+        while self._idle and self.busy < self._limits.workers:
             ticket = self._queue.pop()
             if ticket is None:
                 return
-            job, left_s = self._job(ticket), ticket.deadline - self._clock()
-            if left_s <= 0:
+            job, now = self._job(ticket), self._clock()
+            if ticket.deadline <= now:
                 self._queue.settle(ticket, 0.0)
                 job.fail(DeadlineExceeded(job.stage))
+                self.tally.dropped["expired"] += 1
                 continue
-            self._idle.pop().begin(job, kill_after_s=left_s + self._limits.overrun_s)
+            if not self._begin(job, self._idle[-1], ticket.deadline - now):
+                self._queue.settle(ticket, 0.0)
+
+    def _begin(self, job: Job, worker: Worker, left_s: float) -> bool:
+        try:
+            packed = job.prepare()
+            if packed is None:
+                return False
+            worker.begin(job, packed, left_s=left_s)
+        except LogicError as error:
+            job.fail(error)
+            return False
+        except OSError as error:
+            _log.error("request %s: a job cannot be handed to a worker: %s", job.request_id, error)
+            job.fail(HandlerFailed(f"stage '{job.stage}' cannot be handed to a worker: the server lacks memory"))
+            return False
+        self._idle.pop()
+        job.worker = worker
+        self.tally.waited_s += worker.began_s - job.queued_s
+        return True
 
     def _arm(self) -> None:
         deadline = self._queue.next_deadline()
@@ -256,7 +386,7 @@ class WorkerPool:
             self._server = None
             self._stillborn += not self.is_ready
             for worker in list(self._workers.values()):
-                worker.kill()
+                worker.close()
             self._missing.set()
             return
         for event in events:
@@ -276,29 +406,33 @@ class WorkerPool:
                     await self._back_off()
                     self._server = self._launch()
                     asyncio.get_running_loop().add_reader(self._server.fileno(), self._news)
-                while self._server is not None and len(self._workers) < self._limits.workers:
+                while self._server is not None and len(self._workers) < self._wanted():
                     await self._back_off()
-                    await self._add_worker(self._server)
+                    self._add_worker(self._server)
             except OSError as error:
                 _log.error("a worker process cannot be started: %s", error)
                 self._stillborn += 1
                 self._missing.set()
 
+    def _wanted(self) -> int:
+        return self._limits.workers + (self._setup_s >= SPARE_FROM_S)
+
     async def _back_off(self) -> None:
         if self._stillborn:
             await asyncio.sleep(min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self._stillborn, 10)))
 
-    async def _add_worker(self, server: ForkServer) -> None:
+    def _add_worker(self, server: ForkServer) -> None:
         self._tokens += 1
-        worker = Worker(self, self._tokens, limit_bytes=self._limits.max_frame_bytes)
-        self._workers[worker.token] = worker
-        link = None
-        try:
-            link = server.spawn(worker.token)
-            await asyncio.get_running_loop().create_unix_connection(lambda: worker, sock=link)
-        except BaseException:
-            if not worker.is_connected:
-                del self._workers[worker.token]
-                if link is not None:
-                    link.close()
-            raise
+        self._workers[self._tokens] = Worker(
+            self,
+            self._tokens,
+            server.spawn(self._tokens),
+            limit_bytes=self._limits.max_frame_bytes,
+            overrun_s=self._limits.overrun_s,
+            stream_idle_s=self._limits.stream_idle_s,
+            clock=self._clock,
+        )
+
+
+def terms_of(call: CallContext, memory_mb: int, *, streams: bool = False) -> Terms:
+    return Terms(streams, memory_mb, call.request_id, call.deadline, call.tier, call.tenant)

@@ -1,14 +1,32 @@
-"""One worker process as the loop sees it: a socket on which one job goes out and one answer comes back."""
+"""One worker process as the loop sees it: one job goes out, one answer or the pieces of a stream come back.
+
+How long a job may keep its worker. A job runs at most its own `run_s`, then the process is killed: a service says so
+to bound its own time. A job that nobody waits for any more (the caller left, or the deadline passed) is told so, which
+ends generators, coroutines and calls of models; a plain function cannot be interrupted. Killing it costs a new
+process and its `setup`, letting it run costs the rest of a job nobody knows the length of: so it gets as long as its
+replacement would take, at least `GRACE_MIN_S` and at most `overrun_s`, and is killed then. (Rent or buy: never more
+than twice the cost of having known.)
+"""
 
 import asyncio
 import os
 import signal
-from typing import Protocol, cast
+import socket
+from collections.abc import Callable
+from typing import Protocol
 
-from oriel_logic.workers.frames import Frame, FrameTooLarge, Kind, Unframer
+from oriel_logic.errors import HandlerFailed, HandlerTimedOut
+from oriel_logic.workers.asked import Asked
+from oriel_logic.workers.channel import Channel
+from oriel_logic.workers.frames import Frame, Kind, Packed, pack
 from oriel_logic.workers.job import Job
+from oriel_logic.workers.segments import drop
 
 __all__ = ["Owner", "Worker"]
+
+GRACE_MIN_S = 1.0
+ANSWERS = (Kind.RESULT, Kind.REFUSED, Kind.FAILED, Kind.EXHAUSTED)
+NOTHING = pack(None, limit_bytes=100)
 
 
 class Owner(Protocol):
@@ -19,71 +37,137 @@ class Owner(Protocol):
     def gone(self, worker: "Worker", job: Job | None) -> None: ...
 
 
-class Worker(asyncio.Protocol):
-    """`job` is what it works on; `is_ready` once its services are set up; `pid` 0 until known."""
+class Worker:
+    """`job` is what it works on; `is_ready` once its services are set up; `pid` 0 until known.
 
-    def __init__(self, owner: Owner, token: int, *, limit_bytes: int) -> None:
+    setup_s: from its start until it was ready. killed_for: why we killed it; "" if we did not.
+    """
+
+    def __init__(
+        self,
+        owner: Owner,
+        token: int,
+        sock: socket.socket,
+        *,
+        limit_bytes: int,
+        overrun_s: float,
+        stream_idle_s: float,
+        clock: Callable[[], float],
+    ) -> None:
         self.token = token
         self.pid = 0
         self.is_ready = False
         self.job: Job | None = None
+        self.setup_s = 0.0
+        self.began_s = 0.0
+        self.killed_for = ""
         self._owner = owner
-        self._unframer = Unframer(limit_bytes)
-        self._transport: asyncio.Transport | None = None
-        self._overrun: asyncio.TimerHandle | None = None
+        self._overrun_s = overrun_s
+        self._stream_idle_s = stream_idle_s
+        self._limit_bytes = limit_bytes
+        self._clock = clock
+        self._spawned_s = clock()
+        self._channel = Channel(sock, limit_bytes=limit_bytes, on_frame=self._took, on_lost=self._lost)
+        self._asked: Asked | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
-    @property
-    def is_connected(self) -> bool:
-        """Whether `gone` will come."""
-        return self._transport is not None
+    def begin(self, job: Job, packed: Packed, *, left_s: float) -> None:
+        """Send `job`, which is waited for another `left_s`.
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-
-    def begin(self, job: Job, *, kill_after_s: float) -> None:
-        """Send `job`; the process is killed if no answer comes within `kill_after_s`."""
-        assert self._transport is not None and self.job is None
+        Raises OSError if it cannot be handed over; the worker is as it was then.
+        """
+        assert self.job is None
+        self._channel.send(Kind.JOB, packed)
         self.job = job
+        self.began_s = self._clock()
         job.started = True
-        self._overrun = asyncio.get_running_loop().call_later(kill_after_s, self.kill)
-        self._transport.write(job.frame)
+        self._arm(left_s + self._overrun_s, "overrun")
+        if job.run_s is not None:
+            self._arm_sooner(job.run_s, "time_limit")
 
-    def data_received(self, data: bytes) -> None:
-        try:
-            frames = self._unframer.feed(data)
-        except (FrameTooLarge, ValueError):
-            self.kill()  # it does not speak our protocol any more
-            return
-        for frame in frames:
-            if frame.kind is Kind.READY:
-                self.is_ready = True
-                self._owner.ready(self, frame)
-            elif self.job is not None:
-                job, self.job = self.job, None
-                self._rest()
-                self._owner.answered(self, job, frame)
+    def abandon(self, job: Job) -> None:
+        """Nobody waits for `job` any more."""
+        if self.job is job:
+            if job.pieces is not None:
+                job.pieces.drop()
+            self._channel.send(Kind.CANCEL, NOTHING)
+            if self._asked is not None:
+                self._asked.cancel()
+            self._arm_sooner(max(GRACE_MIN_S, min(self.setup_s, self._overrun_s)), "abandoned")
 
-    def connection_lost(self, error: Exception | None) -> None:
-        job, self.job = self.job, None
-        self._rest()
-        self._owner.gone(self, job)
+    def more(self, job: Job) -> None:
+        """One piece of the stream `job` has been read."""
+        if self.job is job:
+            self._channel.send(Kind.MORE, NOTHING)
+            self._arm(self._stream_idle_s, "stalled")
 
-    def kill(self) -> None:
-        """End the process at once. `gone` follows."""
+    def kill(self, reason: str) -> None:
+        """End the process at once; a job it works on fails by `reason`. `gone` follows."""
+        self.killed_for = self.killed_for or reason
+        if self.job is not None and reason in ("time_limit", "stalled"):
+            limit = (
+                f"{self.job.run_s:g} s" if reason == "time_limit" else f"{self._stream_idle_s:g} s between two pieces"
+            )
+            self.job.fail(HandlerTimedOut(f"the service took longer than {limit} in its stage '{self.job.stage}'"))
         if self.pid:
             try:
                 os.kill(self.pid, signal.SIGKILL)
             except ProcessLookupError:
                 self.pid = 0
-        if self._transport is not None:
-            self._transport.abort()
+        self._channel.lose()
 
     def close(self) -> None:
         """Let an idle process go: it leaves when its socket ends."""
-        if self._transport is not None:
-            self._transport.abort()
+        self._channel.lose()
+
+    def _took(self, frame: Frame) -> None:
+        job = self.job
+        if frame.kind is Kind.READY:
+            self.is_ready = True
+            self.setup_s = self._clock() - self._spawned_s
+            self._owner.ready(self, frame)
+        elif job is None:
+            drop(frame)
+        elif frame.kind is Kind.PIECE:
+            if job.pieces is None:
+                drop(frame)
+                job.fail(HandlerFailed(f"the service gave a stream in its stage '{job.stage}' where one value belongs"))
+                self.abandon(job)
+            elif job.future.done():  # it was abandoned
+                drop(frame)
+            else:
+                self._arm(self._stream_idle_s, "stalled")
+                job.pieces.put(frame)
+        elif frame.kind is Kind.CALL:
+            if self._asked is None:
+                self._asked = Asked(job.models, self._channel, limit_bytes=self._limit_bytes)
+            self._asked.take(frame)
+        elif frame.kind in ANSWERS:
+            self.job = None
+            self._rest()
+            self._owner.answered(self, job, frame)
+        else:
+            drop(frame)
+            self.kill("protocol")
+
+    def _lost(self) -> None:
+        job, self.job = self.job, None
+        self._rest()
+        self._owner.gone(self, job)
+
+    def _arm(self, seconds: float, reason: str) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.kill, reason)
+
+    def _arm_sooner(self, seconds: float, reason: str) -> None:
+        if self._timer is None or self._timer.when() > asyncio.get_running_loop().time() + seconds:
+            self._arm(seconds, reason)
 
     def _rest(self) -> None:
-        if self._overrun is not None:
-            self._overrun.cancel()
-            self._overrun = None
+        if self._asked is not None:
+            self._asked.cancel()
+            self._asked = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

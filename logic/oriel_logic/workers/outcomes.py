@@ -1,0 +1,65 @@
+"""Errors as they travel between a worker and the pool: an outcome, a sentence, and the facts that belong to it."""
+
+from typing import Any
+
+from oriel_logic.errors import (
+    DeadlineExceeded,
+    HandlerFailed,
+    InputTooLarge,
+    LogicError,
+    MediaUnsupported,
+    MemoryExceeded,
+    ModelBusy,
+    ModelFailed,
+    ModelInputWrong,
+    ModelUnavailable,
+    ModelUnreachable,
+    Outcome,
+    Refused,
+    Saturated,
+)
+
+__all__ = ["facts_of", "failure", "raised"]
+
+KINDS: dict[str, type[LogicError]] = {
+    kind.outcome.value: kind
+    for kind in (
+        InputTooLarge,
+        MediaUnsupported,
+        ModelBusy,
+        ModelFailed,
+        ModelInputWrong,
+        ModelUnavailable,
+        ModelUnreachable,
+        Refused,
+        Saturated,
+    )
+}
+
+
+def failure(outcome: str, stage: str) -> LogicError:
+    """What the caller of a job is told that failed; why is for the log."""
+    if outcome == Outcome.MEMORY_EXCEEDED.value:
+        return MemoryExceeded(f"the service needed more memory in its stage '{stage}' than its limit allows")
+    return HandlerFailed(f"the service failed in its stage '{stage}': its log says why under this request id")
+
+
+def facts_of(error: LogicError) -> dict[str, Any]:
+    """A refusal, as plain values."""
+    facts = {"outcome": error.outcome.value, "message": error.message, "retry_after_s": error.retry_after_s}
+    if isinstance(error, DeadlineExceeded):
+        facts["stage"] = error.stage
+    if isinstance(error, ModelBusy):
+        facts["too_many"] = error.too_many
+    return facts
+
+
+def raised(facts: dict[str, Any]) -> LogicError:
+    """`facts_of` undone."""
+    if "stage" in facts:
+        return DeadlineExceeded(facts["stage"])
+    kind = KINDS.get(facts["outcome"], HandlerFailed)
+    error = kind(facts["message"], retry_after_s=facts["retry_after_s"])
+    if isinstance(error, ModelBusy):
+        error.too_many = facts["too_many"]
+    return error

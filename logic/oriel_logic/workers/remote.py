@@ -1,0 +1,176 @@
+"""`models` and `ctx` inside a worker: calls travel over the job's socket to the logic process and are made there.
+
+A plain function blocks in `models.infer(...)`; a coroutine awaits it, several at a time if it likes. When nobody waits
+for the job any more, what blocks or awaits here raises CallerLeft or is cancelled.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from oriel_logic.workers.frames import Frame, Kind
+from oriel_logic.workers.link import Link
+from oriel_logic.workers.outcomes import raised
+from oriel_logic.workers.segments import drop, unpack
+from oriel_logic.workers.terms import Terms
+
+__all__ = ["AsyncContext", "AsyncModels", "CallerLeft", "JobContext", "JobModels", "Mailbox"]
+
+
+class CallerLeft(BaseException):
+    """Nobody waits for this job any more. No Exception: a handler that catches those must not go on working."""
+
+
+class Mailbox:
+    """What comes for a job while it runs. Nothing of one job is left for the next.
+
+    left: nobody waits any more. credit: pieces that may be sent.
+    """
+
+    def __init__(self, link: Link, credit: int) -> None:
+        self.link = link
+        self.left = False
+        self.credit = credit
+        self.on_left: Callable[[], object] | None = None
+        self._number = 0
+        self._answers: dict[int, Any] = {}
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._reader: asyncio.Future[None] | None = None
+
+    def ask(self, method: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> int:
+        """Send a call; its number."""
+        self._number += 1
+        self.link.send(Kind.CALL, (self._number, method, arguments, keywords))
+        return self._number
+
+    def answer(self, number: int) -> Any:
+        """Wait for the answer to a call. Raises what the model's client raised, or CallerLeft."""
+        while number not in self._answers:
+            self.wait()
+            self.check()
+        return value_of(self._answers.pop(number))
+
+    async def arrived(self, number: int) -> Any:
+        """The same on a loop that reads `link` by `take_pending`."""
+        if number not in self._answers:
+            future = self._waiting[number] = asyncio.get_running_loop().create_future()
+            try:
+                await future
+            finally:
+                self._waiting.pop(number, None)
+        return value_of(self._answers.pop(number))
+
+    async def more(self) -> None:
+        """Wait until another piece may be sent; on a loop."""
+        self._reader = asyncio.get_running_loop().create_future()
+        await self._reader
+
+    def check(self) -> None:
+        if self.left:
+            raise CallerLeft
+
+    def wait(self) -> None:
+        """Block until something comes."""
+        self._take(self.link.receive())
+
+    def take_pending(self) -> None:
+        for frame in self.link.pending():
+            self._take(frame)
+
+    def _take(self, frame: Frame) -> None:
+        if frame.kind is Kind.CANCEL:
+            self.left = True
+            if self.on_left is not None:
+                self.on_left()
+        elif frame.kind is Kind.MORE:
+            self.credit += 1
+            if self._reader is not None and not self._reader.done():
+                self._reader.set_result(None)
+        elif frame.kind is Kind.CALLED:
+            answer = unpack(frame)
+            number = answer[0]
+            self._answers[number] = answer
+            if number in self._waiting and not self._waiting[number].done():
+                self._waiting[number].set_result(None)
+        else:
+            drop(frame)
+
+
+def value_of(answer: Any) -> Any:
+    _, value, facts = answer
+    if facts is not None:
+        raise raised(facts)
+    return value
+
+
+class JobModels:
+    """`Models` for a plain function: the same calls, blocking."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+
+    def infer(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._call("infer", arguments, keywords)
+
+    def metadata(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._call("metadata", arguments, keywords)
+
+    def ready(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._call("ready", arguments, keywords)
+
+    def _call(self, method: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        self._mailbox.check()
+        return self._mailbox.answer(self._mailbox.ask(method, arguments, keywords))
+
+
+class AsyncModels:
+    """`Models` for a coroutine in a worker."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+
+    async def infer(self, *arguments: Any, **keywords: Any) -> Any:
+        return await self._mailbox.arrived(self._mailbox.ask("infer", arguments, keywords))
+
+    async def metadata(self, *arguments: Any, **keywords: Any) -> Any:
+        return await self._mailbox.arrived(self._mailbox.ask("metadata", arguments, keywords))
+
+    async def ready(self, *arguments: Any, **keywords: Any) -> Any:
+        return await self._mailbox.arrived(self._mailbox.ask("ready", arguments, keywords))
+
+
+class JobContext:
+    """`ctx` in a worker: what `context.Context` has, for a plain function."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.request_id = terms.request_id
+        self.tier = terms.tier
+        self.tenant = terms.tenant
+        self.stages: list[tuple[str, float, float]] = []
+        self._deadline = terms.deadline
+
+    @property
+    def remaining_s(self) -> float:
+        return self._deadline - time.monotonic()
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.stages.append((name, started, time.monotonic()))
+
+    def run(self, function: Callable[..., Any], /, *arguments: Any) -> Any:
+        """This is a worker process already: the function runs here."""
+        with self.stage(function.__name__):
+            return function(*arguments)
+
+
+class AsyncContext(JobContext):
+    """The same for a coroutine."""
+
+    async def run(self, function: Callable[..., Any], /, *arguments: Any) -> Any:
+        return super().run(function, *arguments)

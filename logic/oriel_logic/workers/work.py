@@ -1,0 +1,179 @@
+"""Runs one job in a worker: a value, a stream of pieces, or a coroutine; and what it raised as a frame."""
+
+import asyncio
+import inspect
+import os
+import time
+import traceback
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any
+
+from oriel_logic.errors import LogicError, Outcome
+from oriel_logic.loading import one_line
+from oriel_logic.workers.frames import Frame, FrameTooLarge, Kind
+from oriel_logic.workers.link import Link
+from oriel_logic.workers.memory import MemoryBound
+from oriel_logic.workers.outcomes import facts_of
+from oriel_logic.workers.references import Services
+from oriel_logic.workers.remote import AsyncContext, AsyncModels, CallerLeft, JobContext, JobModels, Mailbox
+from oriel_logic.workers.segments import unpack
+from oriel_logic.workers.terms import WINDOW, Terms
+
+__all__ = ["Desk"]
+
+MAX_TRACEBACK = 8000
+Result = tuple[Any, list[tuple[str, float, float]]]
+
+
+class Desk:
+    """Where a worker does its jobs, one after the other. The main thread's."""
+
+    def __init__(self, link: Link, services: Services, memory: MemoryBound) -> None:
+        self._link = link
+        self._services = services
+        self._memory = memory
+        self._injected: dict[str, tuple[str, ...]] = {}
+        self._runner: asyncio.Runner | None = None
+
+    def work(self, frame: Frame) -> bool:
+        """Do one job and send its answer. Raises OSError once the logic process is gone.
+
+        False if this process should not do another: it ran out of memory.
+        """
+        started = time.process_time_ns()
+        kind, answer = self._outcome(frame)
+        del frame
+        cpu_us = (time.process_time_ns() - started) // 1000
+        try:
+            self._link.send(kind, answer, cpu_us=cpu_us)
+        except FrameTooLarge as error:
+            self._fail(f"its result is too large: {error}", "", cpu_us)
+        except Exception as error:  # whatever pickling a user's value raises, or no memory for a segment
+            if self._link.is_gone(error):
+                raise
+            self._fail(*described(error), cpu_us)
+        return kind is not Kind.EXHAUSTED
+
+    def _fail(self, line: str, trace: str, cpu_us: int) -> None:
+        self._link.send(Kind.FAILED, (Outcome.HANDLER_FAILED.value, line, trace), cpu_us=cpu_us)
+
+    def _outcome(self, frame: Frame) -> tuple[Kind, Any]:
+        try:
+            reference, arguments, terms = unpack(frame)
+            self._memory.set(terms.memory_mb)
+            return Kind.RESULT, self._result(reference, arguments, terms)
+        except CallerLeft:
+            return Kind.FAILED, (Outcome.CLIENT_LEFT.value, "nobody waits for it any more", "")
+        except LogicError as error:  # a refusal of the handler's, or of a model
+            if error.outcome is Outcome.HANDLER_FAILED:
+                return Kind.FAILED, (error.outcome.value, *described(error))
+            return Kind.REFUSED, facts_of(error)
+        except MemoryError as error:
+            self._memory.lift()
+            return Kind.EXHAUSTED, (Outcome.MEMORY_EXCEEDED.value, *described(error))
+        except OSError as error:
+            if self._link.is_gone(error):
+                raise
+            return Kind.FAILED, (Outcome.HANDLER_FAILED.value, *described(error))
+        except (Exception, SystemExit) as error:  # user code: whatever it raises is this job's answer
+            return Kind.FAILED, (Outcome.HANDLER_FAILED.value, *described(error))
+        finally:
+            self._memory.lift()
+
+    def _result(self, reference: str, arguments: tuple[Any, ...], terms: Terms) -> Result:
+        function = self._services.resolve(reference)
+        wanted = self._injected.get(reference)
+        if wanted is None:
+            wanted = self._injected[reference] = injected(function, len(arguments))
+        mailbox = Mailbox(self._link, WINDOW)
+        runs_on_a_loop = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+        context = AsyncContext(terms) if runs_on_a_loop else JobContext(terms)
+        given: dict[str, Any] = {}
+        if "models" in wanted:
+            given["models"] = AsyncModels(mailbox) if runs_on_a_loop else JobModels(mailbox)
+        if "ctx" in wanted:
+            given["ctx"] = context
+        value = function(*arguments, **given)
+        if terms.streams and isinstance(value, Iterator):
+            self._stream(value, mailbox)
+            value = None
+        elif inspect.iscoroutine(value):
+            value = self._on_loop(value, mailbox)
+        elif terms.streams and isinstance(value, AsyncIterator):
+            value = self._on_loop(self._stream_on_loop(value, mailbox), mailbox)
+        return value, context.stages
+
+    # -- streams ---------------------------------------------------------------------------------------------------
+
+    def _stream(self, pieces: Iterator[Any], mailbox: Mailbox) -> None:
+        try:
+            for piece in pieces:
+                while not mailbox.credit and not mailbox.left:
+                    mailbox.wait()
+                mailbox.take_pending()
+                mailbox.check()
+                mailbox.credit -= 1
+                self._link.send(Kind.PIECE, piece)
+        finally:
+            close = getattr(pieces, "close", None)
+            if close is not None:
+                close()
+
+    async def _stream_on_loop(self, pieces: AsyncIterator[Any], mailbox: Mailbox) -> None:
+        try:
+            async for piece in pieces:
+                while not mailbox.credit:
+                    await mailbox.more()
+                mailbox.credit -= 1
+                self._link.send(Kind.PIECE, piece)
+        finally:
+            close = getattr(pieces, "aclose", None)
+            if close is not None:
+                await close()
+
+    # -- coroutines ------------------------------------------------------------------------------------------------
+
+    def _on_loop(self, work: Coroutine[Any, Any, Any], mailbox: Mailbox) -> Any:
+        """Run a coroutine on this worker's loop, which it keeps between jobs, until it ends or nobody waits for it."""
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+
+        async def attended() -> Any:
+            loop = asyncio.get_running_loop()
+            task = asyncio.current_task()
+            assert task is not None
+            mailbox.on_left = task.cancel
+
+            def attend() -> None:
+                try:
+                    mailbox.take_pending()
+                except OSError:
+                    os._exit(0)  # the logic process is gone
+
+            loop.add_reader(self._link.fileno(), attend)
+            try:
+                attend()
+                return await work
+            finally:
+                loop.remove_reader(self._link.fileno())
+
+        try:
+            return self._runner.run(attended())
+        except asyncio.CancelledError:
+            mailbox.check()
+            raise RuntimeError("the handler was cancelled by itself") from None
+
+
+def injected(function: Callable[..., Any], given: int) -> tuple[str, ...]:
+    """Which of `models` and `ctx` a function takes beside its first `given` parameters."""
+    try:
+        names = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # a builtin
+        return ()
+    return tuple(name for name in names[given:] if name in ("models", "ctx"))
+
+
+def described(error: BaseException) -> tuple[str, str]:
+    """One line and the traceback, for the log."""
+    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    return one_line(error), "".join(lines)[-MAX_TRACEBACK:]
