@@ -12,9 +12,8 @@ from typing import Any
 from oriel_logic.context import Context, Workers
 from oriel_logic.definition import Definition
 from oriel_logic.errors import DeadlineExceeded, HandlerFailed, LogicError
-from oriel_logic.inference import InferenceServers
 from oriel_logic.messages import Request
-from oriel_logic.models import Models
+from oriel_logic.models import Models, ModelSource
 from oriel_logic.stages import Ledger
 from oriel_logic.workers.references import Services, for_stage
 from oriel_wire.context import CallContext
@@ -29,7 +28,7 @@ class Pipeline:
         self,
         services: Services,
         workers: Workers,
-        inference: InferenceServers,
+        inference: ModelSource,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
