@@ -4,12 +4,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from oriel_logic.context import Context
 from oriel_logic.envelope import Visit
 from oriel_logic.errors import ParameterWrong
-from oriel_logic.models import ArrayLike, ModelSpec, Outputs
+from oriel_logic.models import ArrayLike, Models, Outputs
 from oriel_logic.openai import tokenizer
 from oriel_logic.openai.decoder import Steps
 from oriel_logic.stages import Ledger
@@ -19,19 +19,13 @@ __all__ = ["Desk", "Served", "StepModels"]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}\Z")
 
 
-class SpecModels(Steps, Protocol):
-    """Models that also tell what they take and give."""
-
-    async def metadata(self, model: str, *, version: str = "") -> ModelSpec: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Desk:
     """One request's tools. models: timed one by one; steps: for the many calls of a decode loop."""
 
     visit: Visit
     context: Context
-    models: SpecModels
+    models: Models
     steps: Steps
 
 
