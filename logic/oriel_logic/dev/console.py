@@ -79,7 +79,7 @@ def explain(error: BaseException, root: str) -> str:
 
 
 def place_of(problem: str, file: str) -> str:
-    """A problem with its "line 3: X" as "file:3: X", as terminals and editors follow it; with a mend where one is known."""
+    """A problem with its "line 3: X" as "file:3: X", as editors follow it; with a mend where one is known."""
     found = re.match(r"(?:(.*?): )?line (\d+): (.*)", problem, re.DOTALL)
     if found is None:
         return f"{file}: {problem}"
