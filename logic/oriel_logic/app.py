@@ -5,6 +5,7 @@ import gc
 import logging
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ from oriel_logic.registry import Registry
 from oriel_logic.releases import Deployment, Release
 from oriel_logic.server import open_server
 from oriel_logic.settings import Settings
+from oriel_logic.sources import HandlerFile
 from oriel_logic.updates import Updates
 from oriel_logic.upstreams import Upstreams
 from oriel_logic.workers.launch import ForkServer
@@ -38,6 +40,7 @@ from oriel_wire.trace import SpanSink
 if TYPE_CHECKING:
     from oriel_logic.dev.fakes import FakeServers
     from oriel_logic.dev.session import Session
+    from oriel_logic.openai.dispatch import OpenAI
 
 __all__ = ["Unit", "serve_unit"]
 
@@ -117,10 +120,8 @@ class Unit:
         )
         self._watch: asyncio.Task[None] | None = None
         self._loaded = load(self._files)
-        if "oriel_logic.openai" in sys.modules:  # a handler file asked for it
-            from oriel_logic.openai.dispatch import OpenAI, served_in
-
-            OpenAI(self.dispatch.routes, self.pool, self._upstreams.servers).serve(served_in(self._files))
+        self._openai: OpenAI | None = None
+        self._serve_openai(self._files)
         self.envelope = Envelope(
             self.dispatch,
             sink=sink,
@@ -164,6 +165,16 @@ class Unit:
         except (Exception, SystemExit) as error:  # user code: it concerns this service only
             return f"its setup failed: {one_line(error)}"
         return ""
+
+    def _serve_openai(self, files: Sequence[HandlerFile]) -> None:
+        """Serve what these files, imported already, made for clients of the OpenAI API."""
+        if "oriel_logic.openai" not in sys.modules:
+            return
+        from oriel_logic.openai.dispatch import OpenAI, served_in
+
+        if self._openai is None:
+            self._openai = OpenAI(self.dispatch.routes, self.pool, self._upstreams.servers)
+        self._openai.serve(served_in(files))
 
     async def open(self, sock: socket.socket) -> HttpServer:
         """Serve on `sock`; end it with `drain` before `close`."""

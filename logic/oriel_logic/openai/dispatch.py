@@ -151,7 +151,7 @@ class OpenAI:
         encoding = inbound.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("", "identity"):
             raise MediaUnsupported("send the body without a content encoding, as it is")
-        # Texts and token ids are read at some 200 MB/s and 60 MB/s: the largest body holds the loop for 30 ms or less.
+        # The worst body that is taken, 131,072 arrays of one token, holds the loop for 25 ms; 4 MiB of texts for 2 ms.
         return parse(await read_body(inbound, visit, MAX_JSON_BYTES), kind)
 
     def _desk(self, visit: Visit) -> Desk:
