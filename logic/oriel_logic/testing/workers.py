@@ -25,6 +25,17 @@ class ThreadWorkers:
         self._services = services
         self._clock = clock
 
+    waiting = 0
+    busy = 0
+
+    @property
+    def pids(self) -> list[int]:
+        """There are no processes."""
+        return []
+
+    async def close(self) -> None:
+        """Threads end with their jobs."""
+
     async def call(
         self,
         reference: str,
