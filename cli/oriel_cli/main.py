@@ -33,6 +33,8 @@ COMMANDS = {
     "load": _Entry("oriel_cli.load.command", "offer a load on schedule and print what became of it (open loop)"),
     "gateway": _Entry("oriel_gateway.command", "run the gateway alone"),
     "logic": _Entry("oriel_logic.command", "run a logic server alone"),
+    "logic new": _Entry("oriel_logic.dev.new", "make a folder with a service, its test, a sample and its settings"),
+    "logic dev": _Entry("oriel_logic.dev.command", "run a service while you write it: reloads when you save"),
     "inference": _Entry("oriel_inference.command", "run an inference server alone"),
     "models": _Entry("oriel_cli.models", "list, load and unload a server's models, and how they do"),
     "policies": _Entry("oriel_cli.policies", "check the documents that promise service levels"),
@@ -51,14 +53,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if words[0] == "--version":
         words[0] = "version"
-    entry = COMMANDS.get(words[0])
+    name = " ".join(words[:2]) if " ".join(words[:2]) in COMMANDS else words[0]
+    entry = COMMANDS.get(name)
     if entry is None:
         return _refuse(f"there is no command {words[0]!r}: 'oriel --help' lists them", 2)
     try:
         command = cast(_Command, importlib.import_module(entry.module))
-        parser = Parser(prog=f"oriel {words[0]}", description=f"{entry.summary}.")
+        parser = Parser(prog=f"oriel {name}", description=f"{entry.summary}.", epilog=_beside(name))
         command.add_arguments(parser)
-        return command.run(parser.parse_args(words[1:]))
+        return command.run(parser.parse_args(words[name.count(" ") + 1 :]))
     except StartFailed as failure:
         return _refuse(str(failure), 2)
     except CommandFailed as failure:
@@ -80,6 +83,12 @@ def _overview() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {entry.summary}" for name, entry in COMMANDS.items()]
     return "\n".join(["usage: oriel <command> [options]", "", *lines, "", "'oriel <command> --help' lists its options"])
+
+
+def _beside(name: str) -> str | None:
+    """What a command's help says of the commands under it."""
+    under = [f"oriel {each}: {entry.summary}" for each, entry in COMMANDS.items() if each.startswith(f"{name} ")]
+    return f"Beside it: {'; '.join(under)}." if under else None
 
 
 def _missing(package: str) -> str:

@@ -39,7 +39,6 @@ from oriel_inference.servers.grpc import GrpcFrontend, open_grpc
 from oriel_inference.servers.http import HttpFrontend
 from oriel_inference.servers.large_json import LargeJson
 from oriel_inference.servers.meter import Meter
-from oriel_inference.servers.peers import TrustedPeers
 from oriel_inference.servers.surface import Surface
 from oriel_inference.settings import Settings
 from oriel_inference.start_report import models_table, ports_table
@@ -48,6 +47,7 @@ from oriel_inference.stores.local import LocalStore
 from oriel_wire.engine.buffered import HttpLimits
 from oriel_wire.engine.buffered import serve as serve_http
 from oriel_wire.engine.control import serve_control
+from oriel_wire.engine.peers import TrustedPeers
 from oriel_wire.engine.process import PLAIN, listen
 from oriel_wire.engine.spans import open_sink
 from oriel_wire.errors import StartFailed

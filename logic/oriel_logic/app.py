@@ -3,18 +3,19 @@
 import asyncio
 import gc
 import logging
+import socket
 
 from starlette.applications import Starlette
 
 from oriel_logic.endpoints import Endpoint, Endpoints
 from oriel_logic.envelope import Envelope
 from oriel_logic.inference import InferenceServers
-from oriel_logic.ingress import application
+from oriel_logic.ingress import Dispatch
 from oriel_logic.loading import load, one_line
 from oriel_logic.metrics import Metrics
 from oriel_logic.pipeline import Pipeline
 from oriel_logic.registry import Registry
-from oriel_logic.server import serve
+from oriel_logic.server import open_server
 from oriel_logic.settings import Settings
 from oriel_logic.sources import handler_files
 from oriel_logic.workers.launch import ForkServer
@@ -22,6 +23,8 @@ from oriel_logic.workers.pool import PoolLimits, WorkerPool
 from oriel_logic.workers.references import Services
 from oriel_wire.engine.client import HttpClient
 from oriel_wire.engine.control import health_routes, serve_control
+from oriel_wire.engine.listener import HttpServer
+from oriel_wire.engine.peers import TrustedPeers
 from oriel_wire.engine.process import listen
 from oriel_wire.engine.spans import open_sink
 from oriel_wire.trace import SpanSink
@@ -46,7 +49,9 @@ async def serve_unit(settings: Settings, server: ForkServer, stop: asyncio.Event
         async with asyncio.TaskGroup() as group:
             control = group.create_task(serve_control(unit.admin(stop), admin, admin_stop))
             _log.info("services on http://%s:%d/v1/services", *http.getsockname()[:2])
-            await serve(unit.app, http, stop, drain_s=settings.drain_s)
+            front = await unit.open(http)
+            await stop.wait()
+            await front.drain(settings.drain_s)
             admin_stop.set()  # health answers until the last request is done
             await control
     finally:
@@ -55,7 +60,7 @@ async def serve_unit(settings: Settings, server: ForkServer, stop: asyncio.Event
 
 
 class Unit:
-    """A logic server without its sockets. `app` is the ASGI application of the service port."""
+    """A logic server without its sockets: `open` gives it one. `envelope` answers requests, with or without."""
 
     def __init__(self, settings: Settings, server: ForkServer, sink: SpanSink) -> None:
         self.metrics = Metrics()
@@ -76,18 +81,22 @@ class Unit:
         )
         clients = [Endpoint(f"{host}:{port}", HttpClient(host=host, port=port)) for host, port in settings.inference]
         self._inference = InferenceServers(Endpoints(clients))
-        self.app = Envelope(
-            application(
-                self.registry,
-                Pipeline(self._services, self.pool, self._inference),
-                max_body_bytes=settings.max_body_bytes,
-            ),
+        self._settings = settings
+        self._peers = TrustedPeers(settings.trusted_peers)
+        self.dispatch = Dispatch(
+            self.registry,
+            Pipeline(self._services, self.pool, self._inference),
+            max_body_bytes=settings.max_body_bytes,
+        )
+        self.envelope = Envelope(
+            self.dispatch,
             sink=sink,
             metrics=self.metrics,
             default_timeout_s=settings.default_timeout_s,
             max_in_flight=settings.max_in_flight,
+            stream_idle_s=settings.stream_idle_s,
         )
-        self.metrics.watch("oriel_logic_in_flight", "Requests under way", lambda: self.app.in_flight)
+        self.metrics.watch("oriel_logic_in_flight", "Requests under way", lambda: self.envelope.in_flight)
         self.metrics.watch("oriel_logic_jobs_waiting", "Jobs that wait for a worker", lambda: self.pool.waiting)
         self.metrics.watch("oriel_logic_workers_busy", "Workers that work on a job", lambda: self.pool.busy)
         self.metrics.watch("oriel_logic_workers_ready", "Workers that are up", lambda: len(self.pool.pids))
@@ -96,12 +105,23 @@ class Unit:
         """Set services up and begin to start workers; requests that come before they are ready wait for them."""
         await self.pool.start()
         for definition in self.registry.definitions():
-            if definition.shape == "function" or all(definition.runs_in_worker(each) for each in definition.stages()):
+            if all(definition.runs_in_worker(each) for each in definition.stages()):
                 continue
             try:
                 self._services.set_up(definition)
             except (Exception, SystemExit) as error:  # user code: it concerns this service only
                 self.registry.mark_broken(definition.name, f"its setup failed: {one_line(error)}")
+
+    async def open(self, sock: socket.socket) -> HttpServer:
+        """Serve on `sock`; end it with `drain` before `close`."""
+        settings = self._settings
+        return await open_server(
+            self.envelope,
+            sock,
+            peers=self._peers,
+            max_body_bytes=settings.max_body_bytes,
+            max_held_bytes=settings.max_held_bytes,
+        )
 
     async def close(self) -> None:
         await self.pool.close()

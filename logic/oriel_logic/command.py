@@ -29,6 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--http-port", type=int, default=8090)
     parser.add_argument("--admin-port", type=int, default=8092, help="health and metrics")
+    parser.add_argument(
+        "--trusted-peer",
+        action="append",
+        metavar="ADDRESS",
+        help="address or network whose x-oriel headers count; repeatable; default loopback",
+    )
     parser.add_argument("--workers", type=int, default=2, help="worker processes for CPU work")
 
 
@@ -37,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
     # Array work belongs to the workers; without this numpy starts a thread per core in every process.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, "1")
-    from oriel_logic.settings import Settings
+    from oriel_logic.settings import LOOPBACK, Settings
+    from oriel_wire.engine.peers import TrustedPeers
 
     try:
         settings = Settings(
@@ -47,7 +54,9 @@ def run(args: argparse.Namespace) -> int:
             http_port=args.http_port,
             admin_port=args.admin_port,
             workers=worker_count(args.workers),
+            trusted_peers=tuple(args.trusted_peer or LOOPBACK),
         )
+        TrustedPeers(settings.trusted_peers)
     except StartFailed as error:
         sys.stderr.write(f"oriel logic: {error}\n")
         return 2

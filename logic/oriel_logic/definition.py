@@ -2,146 +2,309 @@
 
 Three shapes, each ten lines of user code:
 
-    @service                                     # full control, runs on the loop
-    async def digits(request, models, ctx):
-        image = await ctx.run(prepare, request)  # a plain function, in a worker process
-        ...
+    @service                                     # a function: typed parameters, `models` and `ctx` if it wants them
+    async def sentiment(text: str, models) -> Verdict: ...
 
-    @service                                     # no model, or not one of ours: the whole call in a worker process
-    def thumbnail(request): ...
+    @service                                     # something to load first
+    class Thumbnails:
+        def setup(self): ...
+        def predict(self, image: Image.Image, width: int = 128) -> Image.Image: ...
 
     @service                                     # the usual chain: pre -> one model -> post
     class Digits:
         model = "digits"
-        def pre(self, request): ...              # gives {input name: array}
-        async def post(self, outputs): ...       # takes the model's outputs, gives the answer
+        def pre(self, image: Image.Image): ...   # gives {input name: array}
+        async def post(self, outputs) -> Digit: ...  # takes the model's outputs, gives the answer
 
-`def` stages run in worker processes, `async def` stages on the loop. A class may have `setup(self)`: it runs once in
-every process that will call its methods, before the first request.
+`def` stages run in worker processes, `async def` stages on the loop. `setup(self)` runs once in every process that
+will call the methods, before the first request. A file with one service serves it under the file's name, unless the
+decorator names it.
 """
 
 import inspect
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, overload
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar, cast, overload
 
-__all__ = ["Definition", "NotAService", "definition_of", "describe", "service"]
+import msgspec
+
+from oriel_logic.schemas import Schemas, schemas_of
+from oriel_logic.signature import NotAService, Output, Plan, Signature, plan_of, read
+
+__all__ = ["Definition", "NotAService", "Options", "StageFacts", "definition_of", "service"]
 
 MARK = "__oriel_service__"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
-Shape = Literal["function", "chain"]
+Shape = Literal["function", "class", "chain"]
 T = TypeVar("T", bound=Callable[..., Any])
+NO_INPUT = Signature(parameters=(), output=Output(), body="raw")
 
 
-class NotAService(TypeError):
-    """`@service` was put on something that cannot be one; the text says what to change."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the decorator says beside the name; None: the server's own.
+
+    timeout_s: at most this long, whatever the caller allows. memory_mb: of the worker that runs it. max_body_bytes:
+    of a request, files included. sample: a body that has to work (JSON-able, or bytes), for the self-test and the
+    docs page; sample_type: its media type.
+    """
+
+    timeout_s: float | None = None
+    memory_mb: int | None = None
+    max_body_bytes: int | None = None
+    sample: Any = None
+    sample_type: str = "application/json"
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able: a sample of bytes as {"base64": text}."""
+        sample = {"base64": msgspec.to_builtins(self.sample)} if isinstance(self.sample, bytes) else self.sample
+        return {
+            "timeout_s": self.timeout_s,
+            "memory_mb": self.memory_mb,
+            "max_body_bytes": self.max_body_bytes,
+            "sample": sample,
+            "sample_type": self.sample_type,
+        }
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> "Options":
+        sample = found["sample"]
+        if isinstance(sample, dict) and set(sample) == {"base64"}:
+            sample = msgspec.convert(sample["base64"], bytes)
+        return cls(**{**found, "sample": sample})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageFacts:
+    """Where a stage runs, and whether it yields its answer piece by piece."""
+
+    where: Literal["loop", "workers"]
+    streams: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Definition:
-    """What `@service` found. `target` is the function or the class itself."""
+    """What `@service` found. `target` is the function or the class itself, None if only another interpreter has it.
+
+    is_named: the decorator gave the name. facts: by stage: "" for a function, "predict" for a class, "pre" and
+    "post" for a chain. signature: of what reads the request, with the output of what answers. plan: how that is called.
+    """
 
     name: str
-    target: Callable[..., Any]
+    target: Callable[..., Any] | None
     shape: Shape
+    is_named: bool = False
     model: str = ""
     model_version: str = ""
     description: str = ""
+    signature: Signature = NO_INPUT
+    plan: Plan = plan_of(NO_INPUT)
+    schemas: Schemas
+    facts: Mapping[str, StageFacts]
+    options: Options = field(default_factory=Options)
 
     def stages(self) -> tuple[str, ...]:
-        """Names of the methods (or "" for the function itself) that a call runs."""
-        return ("",) if self.shape == "function" else ("pre", "post")
+        """Names of the methods (or "" for the function itself) that a call runs, in order."""
+        return tuple(self.facts)
 
     def runs_in_worker(self, stage: str) -> bool:
-        """Whether this stage is plain `def`."""
-        return not inspect.iscoroutinefunction(getattr(self.target, stage) if stage else self.target)
+        return self.facts[stage].where == "workers"
+
+    def streams(self, stage: str) -> bool:
+        return self.facts[stage].streams
+
+    def renamed(self, name: str) -> "Definition":
+        """The same service under another name, the file's."""
+        return replace(self, name=checked(name), schemas=schemas_of(self.signature, name))
+
+    def make(self) -> Any:
+        """What the stages are called on: an instance of the class after its `setup`, None for a function.
+
+        Raises whatever the service's code raises.
+        """
+        if self.shape == "function" or self.target is None:
+            return None
+        instance = self.target()
+        prepare = getattr(instance, "setup", None)
+        if prepare is not None:
+            prepare()
+        return instance
+
+    def function(self, instance: Any, stage: str) -> Callable[..., Any]:
+        """The function of a stage, bound to what `make` gave."""
+        found: Callable[..., Any] = getattr(instance, stage) if stage else cast(Callable[..., Any], self.target)
+        return found
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able; `from_description` reads it."""
+        return {
+            "name": self.name,
+            "shape": self.shape,
+            "stages": {name: {"where": each.where, "streams": each.streams} for name, each in self.facts.items()},
+            "model": self.model,
+            "model_version": self.model_version,
+            "description": self.description,
+            "input": dict(self.schemas.input),
+            "query": [dict(each) for each in self.schemas.query],
+            "output": dict(self.schemas.output),
+            "schemas": dict(self.schemas.components),
+            "options": self.options.as_dict(),
+        }
+
+    @classmethod
+    def from_description(cls, found: Mapping[str, Any]) -> "Definition":
+        """A service whose code only its workers can import: every stage runs there."""
+        return cls(
+            name=found["name"],
+            target=None,
+            shape=found["shape"],
+            is_named=True,
+            model=found["model"],
+            model_version=found["model_version"],
+            description=found["description"],
+            schemas=Schemas(
+                input=found["input"],
+                output=found["output"],
+                query=tuple(found["query"]),
+                components=found["schemas"],
+            ),
+            facts={
+                name: StageFacts(where="workers", streams=each["streams"]) for name, each in found["stages"].items()
+            },
+            options=Options.from_dict(found["options"]),
+        )
 
 
 @overload
 def service(target: T, /) -> T: ...
 @overload
-def service(*, name: str) -> Callable[[T], T]: ...
-def service(target: T | None = None, /, *, name: str = "") -> T | Callable[[T], T]:
-    """Make `target` the service `POST /v1/services/<name>`; the name defaults to its own, a class's in lower case.
+def service(
+    *,
+    name: str = "",
+    timeout_s: float | None = None,
+    memory_mb: int | None = None,
+    max_body_bytes: int | None = None,
+    sample: Any = None,
+    sample_type: str = "application/json",
+) -> Callable[[T], T]: ...
+def service(target: T | None = None, /, *, name: str = "", **options: Any) -> T | Callable[[T], T]:
+    """Make `target` the service `POST /v1/services/<name>`; see Options for the rest.
 
+    The name defaults to the file's if it is the file's only service, else to its own, a class's in lower case.
     Raises NotAService with what to change. `target` stays as it is and may be called in tests.
     """
+    chosen = options_of(options)
     if target is None:
-        return lambda found: service_named(found, name)
-    return service_named(target, name)
+        return lambda found: marked(found, name, chosen)
+    return marked(target, name, chosen)
 
 
-def service_named(target: T, name: str) -> T:
-    setattr(target, MARK, define(target, name))
+def marked(target: T, name: str, options: Options) -> T:
+    setattr(target, MARK, define(target, name, options))
     return target
 
 
-def define(target: Callable[..., Any], name: str = "") -> Definition:
+def options_of(given: Mapping[str, Any]) -> Options:
+    try:
+        options = Options(**given)
+    except TypeError as error:
+        raise NotAService(f"@service: {error}".replace("Options.__init__() ", "")) from error
+    for name in ("timeout_s", "memory_mb", "max_body_bytes"):
+        value = getattr(options, name)
+        kinds = (int, float) if name == "timeout_s" else (int,)
+        if value is not None and (not isinstance(value, kinds) or isinstance(value, bool) or value <= 0):
+            raise NotAService(f"@service: {name} must be a number above 0, not {str(value)[:40]!r}")
+    if options.sample is not None and not isinstance(options.sample, bytes):
+        try:
+            msgspec.json.encode(options.sample)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise NotAService(f"@service: sample must be bytes or what JSON can say: {error}") from error
+    return options
+
+
+def define(target: Callable[..., Any], name: str = "", options: Options | None = None) -> Definition:
+    """Raises NotAService."""
     if inspect.isclass(target):
-        name = name or target.__name__.lower()
-        check_chain(target)
+        own = target.__name__.lower()
+        stages = class_stages(target)
     elif inspect.isfunction(target):
-        name = name or target.__name__
-        check_function(target)
+        own, stages = target.__name__, {"": target}
     else:
         raise NotAService("@service goes on a function or a class")
-    if NAME.match(name) is None:
-        raise NotAService(f"'{name[:64]}' is no service name: letters, digits, '.', '_' and '-', at most 64")
+    chosen = checked(name or own)
+    is_class, is_chain = inspect.isclass(target), "pre" in stages
+    signature = signature_of(stages, is_class)
     return Definition(
-        name=name,
+        name=chosen,
         target=target,
-        shape="chain" if inspect.isclass(target) else "function",
-        model=getattr(target, "model", "") if inspect.isclass(target) else "",
-        model_version=str(getattr(target, "model_version", "")) if inspect.isclass(target) else "",
+        shape="chain" if is_chain else "class" if is_class else "function",
+        is_named=bool(name),
+        model=str(getattr(target, "model", "")) if is_chain else "",
+        model_version=str(getattr(target, "model_version", "")) if is_chain else "",
         description=(inspect.getdoc(target) or "").split("\n\n", 1)[0][:500],
+        signature=signature,
+        plan=plan_of(signature),
+        schemas=schemas_of(signature, chosen),
+        facts={stage: facts_of(function) for stage, function in stages.items()},
+        options=options or Options(),
     )
 
 
-def check_function(target: Callable[..., Any]) -> None:
-    wanted = ("request", "models", "ctx") if inspect.iscoroutinefunction(target) else ("request",)
-    kind = "async def" if len(wanted) == 3 else "def"
-    if not takes(target, len(wanted)):
-        raise NotAService(f"`{kind} {target.__name__}` must take ({', '.join(wanted)})")
+def checked(name: str) -> str:
+    if NAME.match(name) is None:
+        raise NotAService(f"'{name[:64]}' is no service name: letters, digits, '.', '_' and '-', at most 64")
+    return name
 
 
-def check_chain(target: type) -> None:
-    if not isinstance(getattr(target, "model", None), str) or not target.model:  # type: ignore[attr-defined]
-        raise NotAService(f'class {target.__name__} needs `model = "..."`, the model that runs between pre and post')
-    for stage, argument in (("pre", "request"), ("post", "outputs")):
-        method = getattr(target, stage, None)
-        if not inspect.isfunction(method) or not takes(method, 2):
-            raise NotAService(f"class {target.__name__} needs a method {stage}(self, {argument})")
-    if not takes(target, 0):
+def class_stages(target: type) -> dict[str, Callable[..., Any]]:
+    if not takes_nothing(target):
         raise NotAService(
             f"class {target.__name__} must be constructible without arguments: load things in setup(self)"
         )
+    if hasattr(target, "predict"):
+        return {"predict": method_of(target, "predict", "the request's fields")}
+    if not isinstance(getattr(target, "model", None), str) or not getattr(target, "model", ""):
+        raise NotAService(
+            f'class {target.__name__} needs `model = "..."`, the model that runs between pre and post, or one method '
+            "`predict`"
+        )
+    return {"pre": method_of(target, "pre", "request"), "post": method_of(target, "post", "outputs")}
 
 
-def takes(target: Callable[..., Any], count: int) -> bool:
+def method_of(target: type, name: str, argument: str) -> Callable[..., Any]:
+    method = getattr(target, name, None)
+    if not inspect.isfunction(method):
+        raise NotAService(f"class {target.__name__} needs a method {name}(self, {argument})")
+    return cast(Callable[..., Any], method)
+
+
+def takes_nothing(target: Callable[..., Any]) -> bool:
     try:
-        inspect.signature(target).bind(*(None,) * count)
+        inspect.signature(target).bind()
     except TypeError:
         return False
     return True
+
+
+def signature_of(stages: Mapping[str, Callable[..., Any]], is_class: bool) -> Signature:
+    """Of the stage that reads the request; what is given is what the last stage gives."""
+    first = read(next(iter(stages.values())), method=is_class)
+    if "post" not in stages:
+        return first
+    last = read(stages["post"], method=True, given="outputs")
+    if first.streams_in is not None:
+        raise NotAService("pre cannot read a stream: write an `async def` function instead of a chain")
+    return Signature(parameters=first.parameters, output=last.output, body=first.body)
+
+
+def facts_of(function: Callable[..., Any]) -> StageFacts:
+    on_loop = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+    streams = inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function)
+    return StageFacts(where="loop" if on_loop else "workers", streams=streams)
 
 
 def definition_of(value: object) -> Definition | None:
     """The definition that `@service` left on `value` itself (not on a base class)."""
     found = getattr(value, "__dict__", {}).get(MARK)
     return found if isinstance(found, Definition) else None
-
-
-def describe(definition: Definition) -> dict[str, Any]:
-    """As plain values, for a process that cannot import the service itself."""
-    stages = {
-        stage: {"where": "worker" if definition.runs_in_worker(stage) else "loop"} for stage in definition.stages()
-    }
-    return {
-        "name": definition.name,
-        "shape": definition.shape,
-        "stages": stages,
-        "model": definition.model,
-        "model_version": definition.model_version,
-        "description": definition.description,
-    }

@@ -1,8 +1,7 @@
 """Which inference server gets the next call: the one with the fewest calls under way, in turn between equals."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from oriel_wire.engine.client import HttpResponse
@@ -19,7 +18,7 @@ class Client(Protocol):
         self,
         method: str,
         target: str,
-        headers: Sequence[tuple[str, str]],
+        headers: Sequence[tuple[str, str]] | str,
         body: bytes | Sequence[bytes | memoryview] = b"",
         *,
         deadline: float,
@@ -39,14 +38,6 @@ class Endpoint:
         self.outstanding = 0
         self.down_until = 0.0
 
-    @contextmanager
-    def busy(self) -> Iterator[None]:
-        self.outstanding += 1
-        try:
-            yield
-        finally:
-            self.outstanding -= 1
-
 
 class Endpoints:
     """All of them. One that could not be reached is passed over for a second while others are there."""
@@ -61,8 +52,10 @@ class Endpoints:
 
     def pick(self, tried: Sequence[Endpoint] = ()) -> Endpoint | None:
         """The best one not in `tried`; None when all were tried."""
-        now = self._clock()
         count = len(self._endpoints)
+        if count == 1:
+            return None if tried else self._endpoints[0]
+        now = self._clock()
         self._turn = (self._turn + 1) % max(1, count)
         best: Endpoint | None = None
         for offset in range(count):

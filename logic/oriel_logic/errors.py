@@ -2,9 +2,13 @@
 reason) and a sentence for people; only `replies` turns them into statuses.
 
 LogicError
+├── BadRequest             no request of HTTP as this server reads it
+├── ClientLeft             nobody waits for the answer any more
 ├── Refused                the input's fault; handlers raise it with a sentence of their own
 │   ├── MediaUnsupported   a kind of body the service does not read
-│   └── InputTooLarge      a bound of the server or the service was passed
+│   ├── InputTooLarge      a bound of the server or the service was passed
+│   └── ParameterWrong     one named parameter of an OpenAI-compatible request
+├── ModelUnknown           no model is served under this name, or not for this caller
 ├── ServiceUnknown         no service of that name
 ├── ServiceBroken          it was found, but cannot run here
 ├── DeadlineExceeded       the time the caller gave is over; `stage` was waiting or working
@@ -25,6 +29,8 @@ from enum import Enum
 from typing import ClassVar
 
 __all__ = [
+    "BadRequest",
+    "ClientLeft",
     "DeadlineExceeded",
     "HandlerFailed",
     "HandlerTimedOut",
@@ -37,8 +43,10 @@ __all__ = [
     "ModelFailed",
     "ModelInputWrong",
     "ModelUnavailable",
+    "ModelUnknown",
     "ModelUnreachable",
     "Outcome",
+    "ParameterWrong",
     "Refused",
     "Saturated",
     "ServiceBroken",
@@ -54,9 +62,12 @@ class Outcome(Enum):
 
     OK = "ok"
     CLIENT_LEFT = "client_left"
+    BAD_REQUEST = "bad_request"
     INPUT_REFUSED = "input_refused"
     MEDIA_UNSUPPORTED = "media_unsupported"
     INPUT_TOO_LARGE = "input_too_large"
+    PARAMETER_WRONG = "parameter_wrong"
+    MODEL_UNKNOWN = "model_unknown"
     SERVICE_UNKNOWN = "service_unknown"
     SERVICE_BROKEN = "service_broken"
     DEADLINE_EXCEEDED = "deadline_exceeded"
@@ -83,6 +94,19 @@ class LogicError(Exception):
         self.retry_after_s = retry_after_s
 
 
+class BadRequest(LogicError):
+    outcome = Outcome.BAD_REQUEST
+
+
+class ClientLeft(LogicError):
+    """Nobody is there to answer."""
+
+    outcome = Outcome.CLIENT_LEFT
+
+    def __init__(self) -> None:
+        super().__init__("the client left")
+
+
 class Refused(LogicError):
     """The input cannot be served as it is: `raise Refused("the field 'image' is missing")`."""
 
@@ -99,6 +123,23 @@ class InputTooLarge(Refused):
     """The body passes a size bound."""
 
     outcome = Outcome.INPUT_TOO_LARGE
+
+
+class ParameterWrong(Refused):
+    """One parameter of an OpenAI-compatible request. param: its path, None for the body; code: that API's, or None."""
+
+    outcome = Outcome.PARAMETER_WRONG
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class ModelUnknown(LogicError):
+    """No model is served under this name, or not for this caller: the same words for both."""
+
+    outcome = Outcome.MODEL_UNKNOWN
 
 
 class ServiceUnknown(LogicError):

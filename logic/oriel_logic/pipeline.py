@@ -6,8 +6,8 @@ Each part gives up by itself and says which stage it was; the timeout around the
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from oriel_logic.context import Context, Workers
 from oriel_logic.definition import Definition
@@ -61,10 +61,11 @@ class Pipeline:
             raise HandlerFailed("the service failed: its log says why under this request id") from error
 
     async def _function(self, definition: Definition, request: Request, context: Context, models: Models) -> Any:
-        if definition.runs_in_worker(""):
-            return await context.work(for_stage(definition.name, ""), (request,), "work")
-        handler = cast(Callable[..., Awaitable[Any]], definition.target)
-        return await handler(request, models, context)
+        (stage,) = definition.stages()
+        if definition.runs_in_worker(stage):
+            return await context.work(for_stage(definition.name, stage), (request,), stage or "work")
+        handler = self._services.stage(definition.name, stage)
+        return await definition.plan.call(handler, (request, models, context))
 
     async def _chain(
         self, definition: Definition, request: Request, context: Context, models: Models, ledger: Ledger

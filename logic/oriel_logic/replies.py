@@ -1,6 +1,7 @@
 """Values and errors as HTTP answers. The only place of this unit that knows statuses."""
 
 import math
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,14 +11,17 @@ import numpy as np
 from oriel_logic.errors import DeadlineExceeded, HandlerFailed, LogicError, ModelBusy, Outcome
 from oriel_logic.messages import Answer
 
-__all__ = ["Reply", "error_body", "error_reply", "reply_of"]
+__all__ = ["Reply", "error_body", "error_reply", "reply_of", "retry_after", "status_of"]
 
 JSON = "application/json"
 STATUS = {
     Outcome.CLIENT_LEFT: 499,
+    Outcome.BAD_REQUEST: 400,
     Outcome.INPUT_REFUSED: 422,
     Outcome.MEDIA_UNSUPPORTED: 415,
     Outcome.INPUT_TOO_LARGE: 413,
+    Outcome.PARAMETER_WRONG: 400,
+    Outcome.MODEL_UNKNOWN: 404,
     Outcome.SERVICE_UNKNOWN: 404,
     Outcome.SERVICE_BROKEN: 503,
     Outcome.DEADLINE_EXCEEDED: 504,
@@ -36,12 +40,16 @@ STATUS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """An answer as it goes out; `headers` without content-type and content-length."""
+    """An answer as it goes out; `headers` without content-type and content-length.
+
+    pieces: of an answer that is streamed instead of `body`; closed early when the client leaves.
+    """
 
     status: int
-    body: bytes
+    body: bytes = b""
     content_type: str = JSON
     headers: tuple[tuple[str, str], ...] = ()
+    pieces: AsyncIterator[bytes] | None = None
 
 
 def reply_of(value: Any) -> Reply:
@@ -67,12 +75,17 @@ def plain(value: Any) -> Any:
 
 def error_reply(error: LogicError, request_id: str) -> Reply:
     """Status, `Retry-After` and a body that says what, why and for which request."""
-    status = 429 if isinstance(error, ModelBusy) and error.too_many else STATUS[error.outcome]
     facts = {"stage": error.stage} if isinstance(error, DeadlineExceeded) else {}
-    headers = (("retry-after", str(math.ceil(error.retry_after_s))),) if error.retry_after_s is not None else ()
-    return Reply(
-        status=status, body=error_body(error.message, error.outcome.value, request_id, **facts), headers=headers
-    )
+    body = error_body(error.message, error.outcome.value, request_id, **facts)
+    return Reply(status=status_of(error), body=body, headers=retry_after(error))
+
+
+def status_of(error: LogicError) -> int:
+    return 429 if isinstance(error, ModelBusy) and error.too_many else STATUS[error.outcome]
+
+
+def retry_after(error: LogicError) -> tuple[tuple[str, str], ...]:
+    return (("retry-after", str(math.ceil(error.retry_after_s))),) if error.retry_after_s is not None else ()
 
 
 def error_body(message: str, reason: str, request_id: str, **facts: str) -> bytes:

@@ -1,52 +1,24 @@
-"""uvicorn for the service port. Not public: the gateway is its only client, so there are no slow-client defences."""
+"""The service port: wire's HTTP/1.1 engine in front of an `Envelope`."""
 
-import asyncio
-import contextlib
 import socket
-from collections.abc import Iterator
 
-import uvicorn
-from starlette.types import ASGIApp
+from oriel_logic.connection import BodyBudget, ServiceConnection
+from oriel_logic.envelope import Envelope
+from oriel_wire.engine.limits import HttpLimits
+from oriel_wire.engine.listener import HttpServer
+from oriel_wire.engine.peers import TrustedPeers
 
-__all__ = ["serve"]
+__all__ = ["open_server"]
 
-MAX_HEAD_BYTES = 32 * 1024
-KEEP_ALIVE_S = 75
-
-
-async def serve(app: ASGIApp, sock: socket.socket, stop: asyncio.Event, *, drain_s: float) -> None:
-    """Serve until `stop` is set; then take no new connections and finish what runs, at most `drain_s`."""
-    config = uvicorn.Config(
-        app,
-        http="h11",
-        ws="none",
-        lifespan="off",
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        proxy_headers=False,
-        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=round(drain_s),
-    )
-    server = Server(config)
-
-    async def leave() -> None:
-        await stop.wait()
-        server.should_exit = True
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            leaving = group.create_task(leave())
-            await server.serve(sockets=[sock])
-            leaving.cancel()
-    finally:
-        sock.close()
+# A gateway that is still sending when it is refused gets to see why.
+DRAIN_BYTES = 64 << 20
 
 
-class Server(uvicorn.Server):
-    """Signals stay with `run_unit`."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+async def open_server(
+    envelope: Envelope, sock: socket.socket, *, peers: TrustedPeers, max_body_bytes: int, max_held_bytes: int
+) -> HttpServer:
+    """Begin to serve on `sock` (bound, not listening). max_held_bytes: of request bodies, all together."""
+    server = HttpServer(HttpLimits(max_body_bytes=max_body_bytes, drain_bytes=DRAIN_BYTES))
+    budget = BodyBudget(max_held_bytes)
+    await server.open(lambda: ServiceConnection(server, envelope, peers, budget), sock)
+    return server

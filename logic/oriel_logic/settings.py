@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Settings"]
+__all__ = ["LOOPBACK", "Settings"]
+
+LOOPBACK = ("127.0.0.0/8", "::1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,6 +14,8 @@ class Settings:
 
     default_timeout_s: the deadline of a request that brings none (it did not come through a gateway).
     max_in_flight: requests at a time, further ones are refused. max_waiting: jobs that wait for a worker.
+    max_held_bytes: of request bodies, all together. stream_idle_s: the longest silence in a streamed answer.
+    trusted_peers: addresses and networks whose `x-oriel-*` headers count.
     overrun_s: how long after its deadline a job may keep its worker busy before the worker is killed.
     """
 
@@ -24,6 +28,9 @@ class Settings:
     default_timeout_s: float = 30.0
     max_in_flight: int = 1024
     max_body_bytes: int = 16 << 20
+    max_held_bytes: int = 512 << 20
+    stream_idle_s: float = 60.0
+    trusted_peers: tuple[str, ...] = LOOPBACK
     max_frame_bytes: int = 64 << 20
     max_waiting: int = 256
     max_waiting_bytes: int = 256 << 20

@@ -1,27 +1,59 @@
 """Where a request's time went: every stage is timed once, and feeds `Server-Timing`, the spans and the histograms."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from types import TracebackType
 from typing import Literal
 
 from oriel_wire.trace import Span, TraceContext, child
 
 __all__ = ["Ledger", "Stage"]
 
+Kind = Literal["client", "internal"]
 
-@dataclass(slots=True, kw_only=True)
+
 class Stage:
-    """One stage, open while `end_s` is 0. Times are monotonic seconds. `context` is its place in the trace."""
+    """`with ledger.stage("pre"):` one stage, open while `end_s` is 0. Times are monotonic seconds.
 
-    name: str
-    start_s: float
-    context: TraceContext
-    kind: Literal["client", "internal"] = "internal"
-    end_s: float = 0.0
-    error: str = ""
-    attributes: dict[str, str | int | float | bool] = field(default_factory=dict)
+    What its body raises passes through; `error` is the name of its class.
+    """
+
+    __slots__ = ("_attributes", "_clock", "_context", "_root", "end_s", "error", "kind", "name", "start_s")
+
+    def __init__(self, name: str, kind: Kind, root: TraceContext, clock: Callable[[], float]) -> None:
+        self.name = name
+        self.kind: Kind = kind
+        self.start_s = self.end_s = 0.0
+        self.error = ""
+        self._root = root
+        self._clock = clock
+        self._context: TraceContext | None = None
+        self._attributes: dict[str, str | int | float | bool] | None = None
+
+    @property
+    def context(self) -> TraceContext:
+        """Its place in the trace: made when somebody asks."""
+        if self._context is None:
+            self._context = child(self._root)
+        return self._context
+
+    @property
+    def attributes(self) -> dict[str, str | int | float | bool]:
+        """Of its span."""
+        if self._attributes is None:
+            self._attributes = {}
+        return self._attributes
+
+    def __enter__(self) -> "Stage":
+        self.start_s = self._clock()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end_s = self._clock()
+        if kind is not None:
+            self.error = kind.__name__
 
 
 class Ledger:
@@ -31,6 +63,8 @@ class Ledger:
     the request has cost so far, processor time of workers plus what inference servers charged.
     """
 
+    __slots__ = ("_clock", "cost_us", "root", "stages", "upstream")
+
     def __init__(self, root: TraceContext, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.root = root
         self.stages: list[Stage] = []
@@ -38,18 +72,11 @@ class Ledger:
         self.cost_us = 0
         self._clock = clock
 
-    @contextmanager
-    def stage(self, name: str, *, kind: Literal["client", "internal"] = "internal") -> Iterator[Stage]:
-        """Time the body. What it raises passes through."""
-        stage = Stage(name=name, start_s=self._clock(), context=child(self.root), kind=kind)
+    def stage(self, name: str, *, kind: Kind = "internal") -> Stage:
+        """A stage that begins when it is entered with `with`."""
+        stage = Stage(name, kind, self.root, self._clock)
         self.stages.append(stage)
-        try:
-            yield stage
-        except BaseException as error:
-            stage.error = type(error).__name__
-            raise
-        finally:
-            stage.end_s = self._clock()
+        return stage
 
     @property
     def interrupted(self) -> str:
@@ -57,10 +84,11 @@ class Ledger:
         return next((each.name for each in reversed(self.stages) if each.error == "CancelledError"), "handler")
 
     def timings(self) -> list[tuple[str, float]]:
-        """(stage, seconds) in order of start; stages of one name are added up."""
+        """(stage, seconds) in order of start; stages of one name are added up. Those that never began are left out."""
         totals: dict[str, float] = {}
         for stage in self.stages:
-            totals[stage.name] = totals.get(stage.name, 0.0) + stage.end_s - stage.start_s
+            if stage.start_s:
+                totals[stage.name] = totals.get(stage.name, 0.0) + max(0.0, stage.end_s - stage.start_s)
         return list(totals.items())
 
     def spans(self) -> list[Span]:
@@ -77,4 +105,5 @@ class Ledger:
                 error=stage.error,
             )
             for stage in self.stages
+            if stage.start_s
         ]

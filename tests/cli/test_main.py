@@ -43,14 +43,14 @@ def test_the_overview_imports_no_unit_and_nothing_heavy() -> None:
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_every_command_has_a_help(capsys: pytest.CaptureFixture[str], command: str) -> None:
     with pytest.raises(SystemExit) as ended:
-        main([command, "--help"])
+        main([*command.split(), "--help"])
     assert ended.value.code == 0 and f"usage: oriel {command}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_an_unknown_flag_is_one_line(capsys: pytest.CaptureFixture[str], command: str) -> None:
     with pytest.raises(SystemExit) as ended:
-        main([command, "--helpp"])
+        main([*command.split(), "--helpp"])
     said = capsys.readouterr()
     assert ended.value.code == 2 and said.out == "" and said.err.count("\n") == 1
     assert said.err.startswith(f"oriel {command}: unknown flag --helpp, did you mean --help?")

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from oriel_inference.command import add_arguments
-from oriel_inference.servers.peers import TrustedPeers, address_of_grpc_peer
 from oriel_inference.settings import available_cores
+from oriel_wire.engine.peers import TrustedPeers, address_of_grpc_peer
 from oriel_wire.errors import StartFailed
 
 

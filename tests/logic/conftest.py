@@ -151,16 +151,13 @@ def services(tmp_path: Path) -> Callable[..., Path]:
 
 
 class Stack:
-    """A unit, its client (as from loopback) and its spans."""
+    """A unit on a port of loopback, its client and its spans."""
 
-    def __init__(self, unit: Unit, sink: ListSink) -> None:
+    def __init__(self, unit: Unit, sink: ListSink, port: int) -> None:
         self.unit = unit
         self.sink = sink
-        self.client = self.client_from("127.0.0.1")
-
-    def client_from(self, address: str) -> httpx.AsyncClient:
-        transport = httpx.ASGITransport(self.unit.app, client=(address, 1))
-        return httpx.AsyncClient(transport=transport, base_url="http://logic")
+        self.port = port
+        self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60)
 
     async def post(self, service: str, body: bytes = b"", **headers: str) -> httpx.Response:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -185,7 +182,11 @@ async def stack(inference: FakeInference) -> AsyncIterator[StackMaker]:
             opened.push_async_callback(unit.close)
             await unit.start()
             await unit.pool.wait_ready()
-            made = Stack(unit, sink)
+            sock = socket.create_server(("127.0.0.1", 0))
+            sock.setblocking(False)
+            front = await unit.open(sock)
+            opened.push_async_callback(front.drain, 0.0)
+            made = Stack(unit, sink, front.port)
             opened.push_async_callback(made.client.aclose)
             return made
 

@@ -37,11 +37,14 @@ async def test_metrics_count_requests_by_service_and_outcome(stack: Any, service
 async def test_stage_names_are_bounded() -> None:
     from oriel_logic.errors import Outcome
     from oriel_logic.metrics import MAX_STAGES, Metrics
-    from oriel_logic.stages import Stage
+    from oriel_logic.stages import Ledger
     from oriel_wire.trace import new_trace
 
     metrics = Metrics()
-    stages = [Stage(name=f"s{index}", start_s=0.0, end_s=1.0, context=new_trace(False)) for index in range(100)]
-    metrics.observe("x", Outcome.OK, 1.0, stages)
+    ledger = Ledger(new_trace(False))
+    for index in range(100):
+        with ledger.stage(f"s{index}"):
+            pass
+    metrics.observe("x", Outcome.OK, 1.0, ledger.stages)
     value = metrics.registry.get_sample_value
     assert value("oriel_logic_stage_seconds_count", {"service": "x", "stage": "other"}) == 100 - MAX_STAGES

@@ -1,3 +1,4 @@
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -58,10 +59,27 @@ def test_the_mark_is_not_inherited() -> None:
     assert definition_of(Child) is None
 
 
-async def too_few(request: Any) -> None: ...
+def any_number(*images: Any) -> None: ...
 
 
-def too_many(request: Any, models: Any) -> None: ...
+def misspelt(item: "Itme") -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+
+def unreadable(value: object) -> None: ...
+
+
+def two_streams(first: AsyncIterator[int], second: AsyncIterator[int]) -> None: ...
+
+
+class NoStage:
+    def pre(self, request: Any) -> Any: ...
+
+
+class TakesMore:
+    model = "m"
+
+    def pre(self, request: Any) -> Any: ...
+    def post(self, outputs: Any, threshold: float) -> Any: ...
 
 
 class NoModel:
@@ -86,8 +104,12 @@ class NeedsArguments:
 @pytest.mark.parametrize(
     ("target", "mend"),
     [
-        (too_few, r"async def too_few` must take \(request, models, ctx\)"),
-        (too_many, r"`def too_many` must take \(request\)"),
+        (any_number, r"must name its parameters: '\*images: Any'"),
+        (misspelt, "parameter 'item' of `misspelt` cannot be looked up: name 'Itme' is not defined"),
+        (unreadable, "type object has no JSON form: use a dataclass"),
+        (two_streams, "can read one stream, not first and second"),
+        (NoStage, "or one method `predict`"),
+        (TakesMore, "takes outputs, and beside it only `ctx`, not 'threshold'"),
         (NoModel, "needs `model"),
         (NoPost, r"needs a method post\(self, outputs\)"),
         (NeedsArguments, "without arguments"),

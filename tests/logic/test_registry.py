@@ -38,7 +38,10 @@ def test_a_handler_may_import_its_neighbour_but_not_serve_its_services(services:
         ("import nothing_like_it", "line 1: ModuleNotFoundError: No module named 'nothing_like_it'"),
         ("x = 1\ndef broken(:\n", "line 2: SyntaxError: invalid syntax"),
         ("import sys\nsys.exit(3)", "line 2: SystemExit: 3"),
-        ("from oriel_logic import service\n@service\ndef f(): ...", "line 2: NotAService: `def f` must take (request)"),
+        (
+            "from oriel_logic import service\n@service\ndef f(*a): ...",
+            "line 2: NotAService: `f` must name its parameters",
+        ),
         ("\n\ndef f():\n    raise KeyError('a\\nb')\nf()", r"line 4: KeyError: 'a\nb'"),
     ],
 )

@@ -6,8 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from oriel_logic.errors import Refused
+from oriel_logic.inbound import AHEAD_BYTES
+from oriel_logic.replies import Reply
 from oriel_wire.trace import format_traceparent, new_trace, parse_traceparent
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +53,7 @@ async def test_a_real_digit_is_read(stack: Any) -> None:
         (b"no image", "image/png", 422, "input_refused", "not an image this service can read (PNG or JPEG)"),
         (b"no image", "text/plain", 415, "media_unsupported", "send a PNG or JPEG"),
         (b"{}", "application/json", 422, "input_refused", "field 'image'"),
-        (b"x" * 20_000, "image/png", 413, "input_too_large", "larger than the 10000 bytes"),
+        (b"x" * 20_000, "image/png", 413, "input_too_large", "larger than 10000 bytes"),
     ],
 )
 async def test_what_cannot_be_read_is_refused_with_a_sentence(
@@ -71,11 +75,12 @@ async def test_a_body_without_a_length_is_bounded_too(stack: Any) -> None:
             yield b"x" * size
 
     answer = await logic.client.post("/v1/services/digits", content=chunks(3, 50))
-    assert answer.status_code == 413 and "connection" not in answer.headers  # read to its end: the reason arrives
-    answer = await logic.client.post("/v1/services/digits", content=chunks(80, 1 << 20))
     assert (answer.status_code, answer.headers["connection"]) == (413, "close")
-    answer = await logic.client.post("/v1/services/digits", headers={"content-length": "999999999"})
+    answer = await logic.client.post("/v1/services/digits", content=chunks(30, 1 << 20))
     assert (answer.status_code, answer.headers["connection"]) == (413, "close")
+    liar = await Connection.call(logic.port, "digits", b"", declared=999_999_999)
+    assert await liar.status() == 413  # before it is read
+    liar.leave()
 
 
 HANDLERS = """
@@ -179,15 +184,13 @@ async def test_the_deadline_names_the_stage_it_hit(
 
 
 async def test_inner_headers_count_only_from_this_machine(stack: Any, services: Any) -> None:
-    logic = await stack(services(handlers=HANDLERS))
-    async with logic.client_from("192.0.2.7") as stranger:
-        headers = {"x-oriel-tier": "gold", "x-oriel-timeout-ms": "0", "x-request-id": "kept"}
-        answer = await stranger.post("/v1/services/full", content=b"[1, 2]", headers=headers)
+    headers = {"x_oriel_tier": "gold", "x_oriel_timeout_ms": "0", "x_request_id": "kept"}
+    strict = await stack(services(handlers=HANDLERS), trusted_peers=("192.0.2.7",))
+    answer = await strict.post("full", b"[1, 2]", **headers)
     assert answer.status_code == 200 and answer.json()["tier"] == ""
     assert answer.headers["x-request-id"] == "kept"
-    async with logic.client_from("::ffff:127.0.0.1") as local:
-        answer = await local.post("/v1/services/full", content=b"[1, 2]", headers=headers)
-    assert answer.status_code == 504
+    logic = await stack(services(handlers=HANDLERS))
+    assert (await logic.post("full", b"[1, 2]", **headers)).status_code == 504
 
 
 async def test_inference_refusals_and_absence_are_told_apart(stack: Any, services: Any, inference: Any) -> None:
@@ -205,79 +208,69 @@ async def test_inference_refusals_and_absence_are_told_apart(stack: Any, service
 
 
 class Connection:
-    """An ASGI connection whose client can leave."""
+    """A client that can leave."""
 
-    def __init__(self, service: str, body: bytes) -> None:
-        self.scope = {
-            "type": "http",
-            "method": "POST",
-            "path": f"/v1/services/{service}",
-            "query_string": b"",
-            "headers": [],
-            "client": ("127.0.0.1", 1),
-        }
-        self.body = body
-        self.read = False
-        self.left = asyncio.Event()
-        self.sent: list[Any] = []
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
 
-    async def receive(self) -> dict[str, Any]:
-        if not self.read:
-            self.read = True
-            return {"type": "http.request", "body": self.body}
-        await self.left.wait()
-        return {"type": "http.disconnect"}
+    @classmethod
+    async def call(cls, port: int, service: str, body: bytes, *, declared: int | None = None) -> "Connection":
+        connection = cls(*await asyncio.open_connection("127.0.0.1", port))
+        size = len(body) if declared is None else declared
+        head = f"POST /v1/services/{service} HTTP/1.1\r\nhost: logic\r\ncontent-length: {size}\r\n\r\n"
+        connection.writer.write(head.encode() + body)
+        return connection
 
-    async def send(self, message: Any) -> None:
-        self.sent.append(message)
+    async def status(self) -> int:
+        return int((await self.reader.readline()).split()[1])
 
-    def call(self, app: Any) -> "asyncio.Task[None]":
-        return asyncio.create_task(app(self.scope, self.receive, self.send))
+    def leave(self) -> None:
+        self.writer.transport.abort()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+def counted(logic: Any, service: str, outcome: str) -> float:
+    labels = {"service": service, "outcome": outcome}
+    return logic.unit.metrics.registry.get_sample_value("oriel_logic_requests_total", labels) or 0
 
 
 async def test_a_client_that_leaves_frees_what_waits_for_a_worker(stack: Any, services: Any, tmp_path: Path) -> None:
     logic = await stack(services(handlers=HANDLERS))
     gate = tmp_path / "gate"
     os.mkfifo(gate)
-    busy = Connection("block", str(gate).encode())
-    queued = Connection("plain", b"abc")
-    first = busy.call(logic.unit.app)
-    while not logic.unit.pool.busy:
-        await asyncio.sleep(0)
-    second = queued.call(logic.unit.app)
-    while not logic.unit.pool.waiting:
-        await asyncio.sleep(0)
-    queued.left.set()
-    await second
-    assert logic.unit.pool.waiting == 0 and queued.sent == []
+    busy = await Connection.call(logic.port, "block", str(gate).encode())
+    await until(lambda: logic.unit.pool.busy)
+    queued = await Connection.call(logic.port, "plain", b"abc")
+    await until(lambda: logic.unit.pool.waiting)
+    queued.leave()
+    await until(lambda: not logic.unit.pool.waiting)
     await asyncio.to_thread(gate.write_text, "done")
-    await first
-    assert busy.sent[0]["status"] == 200
-    counted = logic.unit.metrics.registry.get_sample_value(
-        "oriel_logic_requests_total", {"service": "plain", "outcome": "client_left"}
-    )
-    assert counted == 1
+    assert await busy.status() == 200
+    busy.leave()
+    await until(lambda: counted(logic, "plain", "client_left"))
 
 
 async def test_a_client_that_leaves_is_seen_by_the_inference_server(stack: Any, services: Any, inference: Any) -> None:
     logic = await stack(services(handlers=HANDLERS))
     inference.hold = True
-    connection = Connection("full", b"[1, 2]")
-    task = connection.call(logic.unit.app)
+    connection = await Connection.call(logic.port, "full", b"[1, 2]")
     await inference.saw_a_call()
-    connection.left.set()
-    await task
+    connection.leave()
     await inference.saw_the_caller_leave()
-    assert connection.sent == []
 
 
-async def test_a_client_that_leaves_while_it_sends_is_no_error(stack: Any, services: Any) -> None:
+async def test_a_client_that_leaves_while_it_sends_is_no_error(stack: Any, services: Any, caplog: Any) -> None:
     logic = await stack(services(handlers=HANDLERS))
-    connection = Connection("plain", b"")
-    connection.read = True
-    connection.left.set()
-    await connection.call(logic.unit.app)
-    assert connection.sent == []
+    connection = await Connection.call(logic.port, "plain", b"ab", declared=10)
+    await until(lambda: logic.unit.envelope.in_flight)
+    connection.leave()
+    await until(lambda: counted(logic, "plain", "client_left"))
+    assert logic.unit.envelope.in_flight == 0 and not caplog.records
 
 
 async def test_services_are_listed_with_what_is_wrong(stack: Any, services: Any) -> None:
@@ -319,13 +312,12 @@ async def test_other_paths_and_methods_are_answered_as_json(stack: Any, services
 
 async def test_too_many_requests_at_once_are_refused(stack: Any, services: Any) -> None:
     logic = await stack(services(handlers=HANDLERS), max_in_flight=1)
-    held = Connection("stuck", b"")
-    task = held.call(logic.unit.app)
-    await asyncio.sleep(0)
+    held = await Connection.call(logic.port, "stuck", b"")
+    await until(lambda: logic.unit.envelope.in_flight)
     answer = await logic.post("plain", b"x")
     assert (answer.status_code, answer.json()["error"]["reason"]) == (503, "saturated")
-    held.left.set()
-    await task
+    held.leave()
+    await until(lambda: not logic.unit.envelope.in_flight)
     assert (await logic.post("plain", b"x")).status_code == 200
 
 
@@ -359,7 +351,7 @@ async def test_a_service_that_is_full_after_its_model_ran_is_not_to_be_asked_aga
         from oriel_logic import service
         from oriel_logic.errors import Saturated
         @service
-        async def late(request, models, context):
+        async def late(request, models, ctx):
             if request.json()[0]:
                 await models.infer("double", {"x": [[1.0, 2.0]]})
             raise Saturated("no worker is free", retry_after_s=1.0)
@@ -369,3 +361,83 @@ async def test_a_service_that_is_full_after_its_model_ran_is_not_to_be_asked_aga
         answer = await logic.post("late", body, content_type="application/json")
         assert (answer.status_code, answer.json()["error"]["reason"]) == (503, "saturated"), answer.text
         assert answer.headers.get("x-oriel-retry") == said
+
+
+async def test_an_answer_may_be_streamed_piece_by_piece(stack: Any, services: Any) -> None:
+    logic = await stack(services())
+    go, closed = asyncio.Event(), asyncio.Event()
+
+    async def pieces() -> Any:
+        try:
+            yield b"one "
+            await go.wait()
+            yield b"two"
+        finally:
+            closed.set()
+
+    async def serve(inbound: Any, visit: Any) -> Reply:
+        return Reply(status=200, content_type="text/plain", pieces=pieces())
+
+    logic.unit.dispatch.routes["GET", "/stream"] = serve
+    async with logic.client.stream("GET", "/stream") as answer:
+        coming = answer.aiter_raw()
+        assert await anext(coming) == b"one " and answer.headers["transfer-encoding"] == "chunked"
+        go.set()
+        assert [piece async for piece in coming] == [b"two"]
+    await closed.wait()
+    go.clear()
+    closed.clear()
+    async with logic.client.stream("GET", "/stream") as answer:
+        assert await anext(answer.aiter_raw()) == b"one "
+    await closed.wait()
+    await until(lambda: counted(logic, "", "client_left"))
+    assert (counted(logic, "", "ok"), logic.unit.envelope.in_flight) == (1, 0)
+
+
+async def test_a_stream_that_fails_before_its_first_piece_has_a_status_and_breaks_off_later(
+    stack: Any, services: Any, caplog: Any
+) -> None:
+    logic = await stack(services())
+
+    async def pieces(count: int) -> Any:
+        for _ in range(count):
+            yield b"x"
+        raise Refused("no")
+
+    async def serve(inbound: Any, visit: Any) -> Reply:
+        return Reply(status=200, pieces=pieces(int(inbound.query)))
+
+    logic.unit.dispatch.routes["GET", "/stream"] = serve
+    answer = await logic.client.get("/stream?0")
+    assert (answer.status_code, answer.json()["error"]["message"]) == (422, "no")
+    with pytest.raises(httpx.RemoteProtocolError):
+        await logic.client.get("/stream?1")
+    assert counted(logic, "", "input_refused") == 2 and logic.unit.envelope.in_flight == 0
+
+
+async def test_a_handler_may_read_a_body_while_it_comes(stack: Any, services: Any) -> None:
+    logic = await stack(services())
+    sizes: list[int] = []
+
+    async def serve(inbound: Any, visit: Any) -> Reply:
+        async for piece in inbound.pieces():
+            sizes.append(len(piece))
+            await asyncio.sleep(0.001)  # slower than the client: what is read ahead is bounded
+            assert inbound.body.ahead_bytes < 2 * AHEAD_BYTES + 65536
+        return Reply(status=200, body=b"%d" % sum(sizes))
+
+    logic.unit.dispatch.routes["POST", "/upload"] = serve
+    answer = await logic.client.post("/upload", content=b"x" * (8 << 20))
+    assert answer.text == str(8 << 20) and len(sizes) > 3
+
+
+async def test_bodies_that_wait_are_bounded_together(stack: Any, services: Any) -> None:
+    logic = await stack(services(handlers=HANDLERS), max_held_bytes=150_000)
+    held = await Connection.call(logic.port, "stuck", b"x" * 100_000)
+    await until(lambda: logic.unit.envelope.in_flight)
+    answer = await logic.post("plain", b"x" * 100_000)
+    assert (answer.status_code, answer.json()["error"]["reason"]) == (503, "saturated")
+    assert (await logic.post("plain", b"x")).status_code == 200  # small ones are not counted
+    held.leave()
+    await until(lambda: not logic.unit.envelope.in_flight)
+    assert (await logic.post("plain", b"x" * 100_000)).status_code == 200

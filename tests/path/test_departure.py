@@ -25,7 +25,6 @@ from oriel_gateway.limits import EmbeddedLimiter
 from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.model import TensorInfo
 from oriel_logic.app import Unit as LogicUnit
-from oriel_logic.server import serve as serve_logic
 from oriel_logic.settings import Settings as LogicSettings
 from oriel_logic.workers.launch import ForkServer
 from oriel_policies.documents import compile_documents
@@ -80,17 +79,13 @@ async def logic(folder: Path, inference_port: int) -> AsyncIterator[tuple[LogicU
     settings = LogicSettings(services=(folder,), inference=(("127.0.0.1", inference_port),), workers=1)
     unit = LogicUnit(settings, ForkServer.launch((folder,), max_frame_bytes=settings.max_frame_bytes), ListSink())
     sock = socket.create_server(("127.0.0.1", 0))
-    port, stop = sock.getsockname()[1], asyncio.Event()
     await unit.start()
     await unit.pool.wait_ready()
+    server = await unit.open(sock)
     try:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(serve_logic(unit.app, sock, stop, drain_s=1.0))
-            try:
-                yield unit, port
-            finally:
-                stop.set()
+        yield unit, server.port
     finally:
+        await server.drain(0.0)
         await unit.close()
 
 
@@ -122,7 +117,11 @@ async def path(tmp_path: Path) -> AsyncIterator[Any]:
             """Calls in the gateway, in logic, and that wait in the inference server."""
             gates = core.pools.values()
             mine = sum(gate.admission.inflight + len(gate.admission.queue) for gate in gates)
-            return mine + len(core.routing.flights), logic_unit.app.in_flight, sum(each.pending for each in batchers)
+            return (
+                mine + len(core.routing.flights),
+                logic_unit.envelope.in_flight,
+                sum(each.pending for each in batchers),
+            )
 
         yield SimpleNamespace(
             http=http.port,

@@ -1,8 +1,11 @@
 """What a head says of its request's deadline."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from oriel_wire.context import parse_timeout_ms, read_headers, valid_request_id
+from oriel_wire.context import CallContext, Hop, parse_timeout_ms, read_headers, to_headers, valid_request_id
+from oriel_wire.trace import TraceContext, child
 
 
 @pytest.mark.parametrize(
@@ -52,3 +55,26 @@ def test_an_id_that_a_path_would_swallow_is_not_kept(given: str, kept: bool) -> 
 )
 def test_a_deadline_is_at_most_a_day(given: str, seconds: float | None) -> None:
     assert parse_timeout_ms(given) == seconds
+
+
+@given(
+    st.floats(-1.0, 1e4),
+    st.sampled_from(["", "gold"]),
+    st.integers(0, 255),
+    st.sampled_from(["", "acme"]),
+    st.sampled_from([(), ("a",), ("a", "b*")]),
+    st.sampled_from(["", "k=v,l=w"]),
+)
+def test_the_lines_of_a_hop_are_its_headers(
+    left_s: float, tier: str, band: int, tenant: str, models: tuple[str, ...], state: str
+) -> None:
+    trace = TraceContext(7, 9, True, state)
+    ctx = CallContext(
+        request_id="r-1", deadline=50.0 + left_s, tier=tier, band=band, tenant=tenant, models=models, trace=trace
+    )
+    hop = Hop(ctx)
+    for span in (trace, child(trace)):
+        lines = hop.lines(50.0, span).split("\r\n")
+        assert lines.pop() == "" and sorted(lines) == sorted(
+            f"{k}: {v}" for k, v in to_headers(ctx, now=50.0, trace=span)
+        )

@@ -24,6 +24,7 @@ __all__ = [
     "TIMEOUT_MS",
     "CallContext",
     "ContextPlan",
+    "Hop",
     "from_headers",
     "new_request_id",
     "parse_timeout_ms",
@@ -153,6 +154,29 @@ def from_headers(
 
 def _name(value: str | None) -> str:
     return value if value and _NAME.match(value) else ""
+
+
+class Hop:
+    """The header lines of the hops that one request makes: `to_headers`, of which most is the same for each of them."""
+
+    __slots__ = ("_deadline", "_fixed")
+
+    def __init__(self, ctx: CallContext) -> None:
+        self._deadline = ctx.deadline
+        lines = [f"{REQUEST_ID}: {ctx.request_id}\r\n{PRIORITY}: {ctx.band}\r\n"]
+        if ctx.tier:
+            lines.append(f"{TIER}: {ctx.tier}\r\n")
+        if ctx.tenant:
+            lines.append(f"{TENANT}: {ctx.tenant}\r\n")
+        if ctx.models:
+            lines.append(f"{MODELS}: {','.join(ctx.models)}\r\n")
+        self._fixed = "".join(lines)
+
+    def lines(self, now: float, trace: TraceContext) -> str:
+        """Each with its CRLF; `trace` is the context of the span that makes the call."""
+        left_ms = max(0, ceil((self._deadline - now) * 1000.0))
+        state = f"tracestate: {trace.state}\r\n" if trace.state else ""
+        return f"{self._fixed}{TIMEOUT_MS}: {left_ms}\r\ntraceparent: {format_traceparent(trace)}\r\n{state}"
 
 
 def to_headers(ctx: CallContext, *, now: float, trace: TraceContext) -> list[tuple[str, str]]:

@@ -6,10 +6,10 @@ from typing import Any, NoReturn
 import grpc.aio
 
 from oriel_inference.errors import InferenceError
-from oriel_inference.servers.peers import address_of_grpc_peer
 from oriel_inference.servers.statuses import grpc_status
 from oriel_inference.servers.surface import Surface
 from oriel_wire.context import CallContext, ContextPlan, from_headers, read_headers
+from oriel_wire.engine.peers import address_of_grpc_peer
 from oriel_wire.orca import LOAD_FORMAT
 
 __all__ = ["Context", "ContextPlans", "abort", "context_of", "metadata_of"]

@@ -10,7 +10,7 @@ from oriel_inference.errors import ModelNotReady, UnknownModel
 from oriel_inference.lifecycle import Catalog
 from oriel_inference.log_settings import LogSettings
 from oriel_inference.servers.meter import Meter
-from oriel_inference.servers.peers import TrustedPeers
+from oriel_wire.engine.peers import TrustedPeers
 from oriel_wire.trace import SpanSink
 from oriel_wire.v2.proto import v2_pb2
 

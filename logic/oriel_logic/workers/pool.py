@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from oriel_logic.errors import DeadlineExceeded, HandlerFailed, LogicError, Saturated, WorkerDied
+from oriel_logic.errors import DeadlineExceeded, HandlerFailed, LogicError, Saturated, ServiceBroken, WorkerDied
 from oriel_logic.workers.asked import ModelCalls
 from oriel_logic.workers.frames import Frame, FrameTooLarge, Kind, Packed, pack
 from oriel_logic.workers.job import Done, Job, Pieces
@@ -56,8 +56,8 @@ class PoolLimits:
 class WorkerPool:
     """launch: makes a fork server; `server` is the first one. on_problems: told what a worker could not set up.
 
-    descriptions: {service: as `describe` gives it}, once a worker is ready. problem: why none can be started; ""
-    while that is not known to be so. tally: what was done so far.
+    descriptions: {service: as `Definition.describe` gives it}, once a worker is ready. problem: why none can be
+    started; "" while that is not known to be so. tally: what was done so far.
     """
 
     def __init__(
@@ -86,7 +86,8 @@ class WorkerPool:
         self._setup_s = 0.0  # of the worker that was ready last
         self._closing = False
         self._missing = asyncio.Event()
-        self._all_ready = asyncio.Event()
+        self._was_ready = False
+        self._news_came = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._keeper: asyncio.Task[None] | None = None
 
@@ -108,7 +109,7 @@ class WorkerPool:
     @property
     def is_ready(self) -> bool:
         """Whether all workers have been ready at the same time, once."""
-        return self._all_ready.is_set()
+        return self._was_ready
 
     async def start(self) -> None:
         """Attach to the fork server and begin to start workers; returns before they are ready."""
@@ -118,7 +119,11 @@ class WorkerPool:
         self._keeper = asyncio.create_task(self._keep(), name="worker pool keeper")
 
     async def wait_ready(self) -> None:
-        await self._all_ready.wait()
+        """Until all workers have been ready at the same time. Raises ServiceBroken where none can ever be started."""
+        while not self.is_ready:
+            if self.problem:
+                raise ServiceBroken(f"no worker can be started: {self.problem}")
+            await self._news_came.wait()
 
     async def close(self) -> None:
         """End all workers; jobs that wait or run fail with WorkerDied. Closing twice is fine."""
@@ -244,7 +249,8 @@ class WorkerPool:
         self._setup_s = worker.setup_s
         self._idle.append(worker)
         if len(self._idle) + self.busy >= self._limits.workers:
-            self._all_ready.set()
+            self._was_ready = True
+            self._tell()
         self._missing.set()  # a spare one may be wanted now
         self._dispatch()
 
@@ -394,6 +400,7 @@ class WorkerPool:
                 self._workers[event.token].pid = event.pid
             elif isinstance(event, Broken):
                 self.problem = event.problem
+                self._tell()
             elif isinstance(event, Exited) and not self._closing:
                 _log.warning("worker process %d ended (%s); a new one is started", event.pid, event.how())
 
@@ -413,6 +420,10 @@ class WorkerPool:
                 _log.error("a worker process cannot be started: %s", error)
                 self._stillborn += 1
                 self._missing.set()
+
+    def _tell(self) -> None:
+        self._news_came.set()
+        self._news_came.clear()
 
     def _wanted(self) -> int:
         return self._limits.workers + (self._setup_s >= SPARE_FROM_S)

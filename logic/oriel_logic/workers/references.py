@@ -28,7 +28,7 @@ def for_function(function: Callable[..., Any]) -> str:
 
 
 class Services:
-    """The services of one process: definitions, and one instance per chain, made on `set_up`.
+    """The services of one process: definitions, and one instance per class, made on `set_up`.
 
     Single writer: whoever sets the process up.
     """
@@ -38,21 +38,13 @@ class Services:
         self._instances: dict[str, Any] = {}
 
     def set_up(self, definition: Definition) -> None:
-        """Make a chain's instance and run its `setup`. Raises whatever the service's code raises."""
-        if definition.shape == "chain":
-            instance = definition.target()
-            prepare = getattr(instance, "setup", None)
-            if prepare is not None:
-                prepare()
-            self._instances[definition.name] = instance
+        """Make a class's instance and run its `setup`. Raises whatever the service's code raises."""
+        self._instances[definition.name] = definition.make()
         self._definitions[definition.name] = definition
 
     def stage(self, service: str, stage: str) -> Callable[..., Any]:
-        """The bound method of a chain, or the function itself for stage "". Raises KeyError if not set up."""
-        if not stage:
-            return self._definitions[service].target
-        method: Callable[..., Any] = getattr(self._instances[service], stage)
-        return method
+        """The bound method of a class, or the function itself for stage "". Raises KeyError if not set up."""
+        return self._definitions[service].function(self._instances[service], stage)
 
     def resolve(self, reference: str) -> Callable[..., Any]:
         """Raises LookupError, ImportError or AttributeError for what is not there."""

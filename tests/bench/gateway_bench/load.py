@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["PATH", "Load", "Run", "drive"]
+__all__ = ["PATH", "Load", "Run", "drive", "wrk"]
 
 PATH = "/v2/models/digits/infer"
 _SCRIPT = """
@@ -51,8 +51,12 @@ def drive(load: Load, port: int, seconds: int, folder: Path) -> Run:
     """One turn. Ends the bench if a request failed: what fails is cheap."""
     script = folder / f"{load.size_bytes}-{load.varying}.lua"
     script.write_text(_SCRIPT.format(size=load.size_bytes) + (_VARYING if load.varying else ""))
-    url = f"{'https' if load.tls else 'http'}://127.0.0.1:{port}{PATH}"
-    command = ["wrk", "-t1", f"-c{load.connections}", f"-d{seconds}s", "--latency", "-s", str(script), url]
+    return wrk(f"{'https' if load.tls else 'http'}://127.0.0.1:{port}{PATH}", script, load.connections, seconds)
+
+
+def wrk(url: str, script: Path, connections: int, seconds: int) -> Run:
+    """One turn with a script of its own. Ends the bench if a request failed."""
+    command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--latency", "-s", str(script), url]
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     if "Non-2xx" in out or "Socket errors" in out:
         sys.exit(f"a contender failed requests:\n{out}")

@@ -16,11 +16,18 @@ __all__ = ["PEERS", "RUNTIME", "machine", "python_of", "versions"]
 
 # The same runtime everywhere: the one this project's own environment has.
 RUNTIME = f"onnxruntime=={version('onnxruntime')}"
+# What the logic bench's services have in common: the fastest parts that uvicorn can use, and Triton's asyncio client.
+UVICORN = ["uvicorn==0.54.0", "uvloop==0.23.0", "httptools==0.9.0"]
+TRITON = ["tritonclient[grpc]==2.73.0", f"grpcio=={version('grpcio')}", f"numpy=={version('numpy')}"]
 PEERS = {
     "triton-python": ["nvidia-pytriton==0.7.0", RUNTIME, "numpy<2"],
     "mlserver": ["mlserver==1.7.1", RUNTIME],
     "litserve": ["litserve==0.2.17", RUNTIME],
     "kserve": ["kserve==0.15.2", RUNTIME],
+    "logic-fastapi": ["fastapi==0.165.0", *UVICORN, *TRITON],
+    "logic-asgi": [*UVICORN, *TRITON],
+    "logic-litserve": ["litserve==0.2.19", *UVICORN, *TRITON],
+    "logic-bentoml": ["bentoml==1.4.39", *UVICORN, *TRITON],
 }
 
 

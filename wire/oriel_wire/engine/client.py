@@ -11,16 +11,19 @@ from oriel_wire.h1_response import ResponseHead
 __all__ = ["HttpClient", "HttpResponse"]
 
 _MAX_BODY = 256 * 1024 * 1024
+_JOIN_BYTES = 64 * 1024
 
 
 class HttpResponse:
-    """A whole answer."""
+    """A whole answer. server_timing: "" if it has none; cost_us: what the other side charged, -1 if it does not say."""
 
-    __slots__ = ("_head", "body", "status")
+    __slots__ = ("_head", "body", "cost_us", "server_timing", "status")
 
     def __init__(self, head: ResponseHead, body: bytes) -> None:
         self._head = head
         self.status = head.status
+        self.server_timing = head.server_timing
+        self.cost_us = head.cost_us
         self.body = body
 
     def get(self, name: str) -> str | None:
@@ -31,42 +34,60 @@ class HttpResponse:
 class _Waiter:
     """One request's ResponseSink: gathers the answer into a future."""
 
-    __slots__ = ("_head", "_parts", "_request", "_size", "connection", "future")
+    __slots__ = ("_head", "_parts", "_request", "_size", "connection", "ended", "future")
 
     def __init__(self, request: Sequence[bytes | memoryview], future: "asyncio.Future[HttpResponse]") -> None:
         self._request = request
         self.future = future
         self.connection: UpstreamConnection | None = None
+        self.ended = False  # the endpoint will not call again
         self._head: ResponseHead | None = None
         self._parts: list[bytes] = []
         self._size = 0
 
     def connected(self, connection: UpstreamConnection) -> None:
         self.connection = connection
-        connection.transport.writelines(self._request)
+        if len(self._request) == 1:
+            connection.request_bytes = len(self._request[0])
+            connection.transport.write(self._request[0])
+        else:
+            connection.request_bytes = sum(memoryview(part).nbytes for part in self._request)
+            connection.transport.writelines(self._request)
         connection.request_done = True
 
     def response(self, head: ResponseHead, data: bytes, complete: bool) -> None:
-        self._head = head
-        self.response_data(data, complete)
+        if complete:
+            self._end(HttpResponse(head, data))
+        else:
+            self._head = head
+            self.response_data(data, False)
 
     def response_data(self, data: bytes, complete: bool) -> None:
         self._parts.append(data)
         self._size += len(data)
         assert self._head is not None
         if complete:
-            self.connection = None
-            if not self.future.done():
-                self.future.set_result(HttpResponse(self._head, b"".join(self._parts)))
+            self._end(HttpResponse(self._head, b"".join(self._parts)))
         elif self._size > _MAX_BODY:
             assert self.connection is not None
             self.connection.abandon()
             self.failed(UpstreamBroken("the upstream's answer is too large"))
 
+    def _end(self, response: HttpResponse) -> None:
+        self.connection = None
+        self.ended = True
+        if not self.future.done():
+            self.future.set_result(response)
+
     def failed(self, error: UpstreamError) -> None:
         self.connection = None
+        self.ended = True
         if not self.future.done():
             self.future.set_exception(error)
+
+    def expire(self) -> None:
+        if not self.future.done():
+            self.future.set_exception(_late())
 
     def upstream_writable(self, writable: bool) -> None:
         """The whole request is in the transport's buffer already; its size was bounded before."""
@@ -80,6 +101,7 @@ class HttpClient:
 
     def __init__(self, *, host: str, port: int, max_connections: int = 64) -> None:
         self.endpoint = Endpoint(host, port)
+        self._host_line = f"HTTP/1.1\r\nhost: {host}:{port}\r\n"
         self._places = asyncio.Semaphore(max_connections)
 
     @property
@@ -91,39 +113,68 @@ class HttpClient:
         self,
         method: str,
         target: str,
-        headers: Sequence[tuple[str, str]],
+        headers: Sequence[tuple[str, str]] | str,
         body: bytes | Sequence[bytes | memoryview] = b"",
         *,
         deadline: float,
     ) -> HttpResponse:
         """Send one request and wait for the whole answer.
 
-        deadline: absolute `time.monotonic()` seconds. Raises UpstreamUnreachable (nothing was sent), UpstreamBroken or
-        UpstreamTimedOut. Cancelling closes the connection, so the server sees that the caller left.
+        headers: names and values, or lines that are written already, each with its CRLF. deadline: absolute
+        `time.monotonic()` seconds. Raises UpstreamUnreachable or UpstreamUnread (nothing was executed), UpstreamBroken
+        or UpstreamTimedOut. Cancelling closes the connection, so the server sees that the caller left.
         """
-        parts: Sequence[bytes | memoryview] = (body,) if isinstance(body, bytes) else body
-        size = sum([part.nbytes if isinstance(part, memoryview) else len(part) for part in parts])
-        lines = [f"{method} {target} HTTP/1.1\r\nhost: {self.endpoint.host}:{self.endpoint.port}\r\n"]
-        lines.extend([f"{name}: {value}\r\n" for name, value in headers])
-        lines.append(f"content-length: {size}\r\n\r\n")
-        head = "".join(lines).encode("latin-1")
-        request = [b"".join((head, *parts))] if size <= 65536 else [head, *parts]
+        now = monotonic()
+        left_s = deadline - now
+        if left_s <= 0:
+            raise _late()
+        places = self._places
+        if places.locked():
+            try:
+                async with asyncio.timeout(left_s):
+                    await places.acquire()
+            except TimeoutError:
+                raise _late() from None
+            now = monotonic()
+        else:
+            await places.acquire()  # returns at once
         try:
-            async with asyncio.timeout(deadline - monotonic()), self._places:
-                waiter = _Waiter(request, asyncio.get_running_loop().create_future())
-                connection = self.endpoint.begin(waiter, monotonic(), head_only=method == "HEAD")
+            loop = asyncio.get_running_loop()
+            waiter = _Waiter(self._bytes(method, target, headers, body), loop.create_future())
+            timer = loop.call_later(deadline - now, waiter.expire)
+            try:
+                connection = self.endpoint.begin(waiter, now, method == "HEAD")
                 if connection is not None:
                     waiter.connected(connection)
-                try:
-                    return await waiter.future
-                finally:
-                    if waiter.connection is not None:
-                        waiter.connection.abandon()
-                    elif not waiter.future.done() or waiter.future.cancelled():
-                        self.endpoint.forget(waiter)
-        except TimeoutError:
-            raise UpstreamTimedOut("the deadline passed while waiting for the upstream") from None
+                return await waiter.future
+            finally:
+                timer.cancel()
+                if waiter.connection is not None:
+                    waiter.connection.abandon()
+                elif not waiter.ended:
+                    self.endpoint.forget(waiter)
+        finally:
+            places.release()
+
+    def _bytes(
+        self,
+        method: str,
+        target: str,
+        headers: Sequence[tuple[str, str]] | str,
+        body: bytes | Sequence[bytes | memoryview],
+    ) -> Sequence[bytes | memoryview]:
+        """The request as it goes out: in one piece unless copying the body would cost more than a second write."""
+        if not isinstance(headers, str):
+            headers = "".join([f"{name}: {value}\r\n" for name, value in headers])
+        parts: Sequence[bytes | memoryview] = (body,) if isinstance(body, bytes) else body
+        size = sum([part.nbytes if isinstance(part, memoryview) else len(part) for part in parts])
+        head = f"{method} {target} {self._host_line}{headers}content-length: {size}\r\n\r\n".encode("latin-1")
+        return [b"".join((head, *parts))] if size <= _JOIN_BYTES else [head, *parts]
 
     async def close(self) -> None:
         """Close idle connections."""
         await self.endpoint.close()
+
+
+def _late() -> UpstreamTimedOut:
+    return UpstreamTimedOut("the deadline passed while waiting for the upstream")

@@ -1,0 +1,80 @@
+"""WAV files from outside and to outside: integer PCM of 8 to 32 bits, read with the standard library."""
+
+import wave
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oriel_logic.errors import InputTooLarge, Refused
+
+__all__ = ["MAX_SAMPLES", "Audio", "decode", "encode"]
+
+MAX_SAMPLES = 16 << 20
+"""Over all channels: 64 MiB as FP32, three minutes of stereo at 44.1 kHz."""
+MAX_CHANNELS = 32
+NOT_A_WAV = "the audio is no WAV file with integer PCM samples"
+
+
+class Audio:
+    """samples: [frames, channels] FP32 in -1 .. 1. rate: frames per second."""
+
+    __slots__ = ("rate", "samples")
+
+    def __init__(self, samples: NDArray[Any], rate: int) -> None:
+        self.samples = samples
+        self.rate = rate
+
+    @property
+    def seconds(self) -> float:
+        return len(self.samples) / self.rate
+
+    def mono(self) -> NDArray[Any]:
+        """[frames] FP32: the mean of the channels."""
+        mixed: NDArray[Any] = self.samples.mean(axis=1, dtype=np.float32)
+        return mixed
+
+
+def decode(data: bytes, *, max_samples: int = MAX_SAMPLES) -> Audio:
+    """Raises Refused for what is no WAV file or breaks off, InputTooLarge past `max_samples` (judged by the header)."""
+    try:
+        with wave.open(BytesIO(data)) as file:
+            channels, width, rate, frames = file.getparams()[:4]
+            if not 1 <= channels <= MAX_CHANNELS or not 1 <= width <= 4 or not 1 <= rate <= 1_000_000:
+                raise Refused(NOT_A_WAV)
+            if frames * channels > max_samples:
+                raise InputTooLarge(
+                    f"the audio has {frames * channels} samples, at most {max_samples} are read: cut it or mix it down"
+                )
+            raw = file.readframes(frames)
+    except (wave.Error, EOFError, RuntimeError, ValueError) as error:
+        raise Refused(f"{NOT_A_WAV}: {error}") from error
+    if len(raw) != frames * channels * width:
+        raise Refused("the audio breaks off before its end")
+    return Audio(samples_of(raw, width).reshape(frames, channels), rate)
+
+
+def samples_of(raw: bytes, width: int) -> NDArray[Any]:
+    if width == 1:  # the only unsigned one
+        return (np.frombuffer(raw, np.uint8).astype(np.float32) - 128.0) / 128.0
+    if width == 3:
+        wide = np.zeros((len(raw) // 3, 4), np.uint8)
+        wide[:, 1:] = np.frombuffer(raw, np.uint8).reshape(-1, 3)
+        return wide.reshape(-1).view("<i4").astype(np.float32) / 2.0**31
+    return np.frombuffer(raw, f"<i{width}").astype(np.float32) / 2.0 ** (8 * width - 1)
+
+
+def encode(audio: Audio) -> bytes:
+    """A WAV file with 16 bits per sample; what passes -1 .. 1 is clipped. Raises ValueError for other shapes."""
+    samples = audio.samples[:, np.newaxis] if audio.samples.ndim == 1 else audio.samples
+    if samples.ndim != 2 or not 1 <= samples.shape[1] <= MAX_CHANNELS:
+        raise ValueError(f"audio has [frames, channels] samples, not {list(samples.shape)}")
+    scaled = np.clip(np.rint(np.nan_to_num(samples) * 32767.0), -32768, 32767).astype("<i2")
+    file = BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setnchannels(samples.shape[1])
+        writer.setsampwidth(2)
+        writer.setframerate(audio.rate)
+        writer.writeframes(scaled.tobytes())
+    return file.getvalue()

@@ -1,0 +1,1 @@
+"""For whoever writes a service: `oriel logic new` and `oriel logic dev`."""

@@ -1,0 +1,73 @@
+"""`oriel logic new NAME`: a folder with a service that runs, its test, a sample input and its settings."""
+
+import argparse
+import keyword
+import re
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+from oriel_logic.definition import NAME
+from oriel_wire.errors import StartFailed
+
+__all__ = ["add_arguments", "make", "run"]
+
+SCAFFOLD = "scaffold"
+SUFFIX = ".txt"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="of the service and its folder, which must not exist yet")
+
+
+def run(args: argparse.Namespace) -> int:
+    """The exit code. Raises StartFailed."""
+    folder = Path(args.name)
+    made = make(folder)
+    width = max(len(str(folder / file)) for file in made)
+    for file, what in made.items():
+        sys.stdout.write(f"{folder / file!s:<{width}}  {what}\n")
+    sys.stdout.write(f"\nTest it:  python -m pytest {folder}\nRun it:   oriel logic dev {folder}\n")
+    return 0
+
+
+WHAT = {
+    "handler.py": "the service",
+    "fakes.py": "stands in for its model",
+    "test_handler.py": "its test, without a server",
+    "sample.json": "an input",
+    "pyproject.toml": "its settings",
+    "README.md": "what to do next",
+}
+
+
+def make(folder: Path) -> dict[str, str]:
+    """Write the files of a new service into `folder`, which is made; file name -> what it is.
+
+    The last part of `folder` is the service's name. Raises StartFailed, and then nothing is left behind.
+    """
+    name = folder.name
+    if NAME.match(name) is None:
+        raise StartFailed(f"{name[:64]!r} is no service name: letters, digits, '.', '_' and '-', at most 64")
+    words = {"NAME": name, "FUNCTION": identifier(name), "MODEL": f"{identifier(name)}_model"}
+    templates = files("oriel_logic.dev") / SCAFFOLD
+    texts = {file: filled((templates / f"{file}{SUFFIX}").read_text("utf-8"), words) for file in WHAT}
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        raise StartFailed(f"{folder} exists: choose another name, or remove it first") from None
+    except OSError as refused:
+        raise StartFailed(f"the folder {folder} cannot be made: {refused.strerror}") from refused
+    for file, text in texts.items():
+        (folder / file).write_text(text, "utf-8")
+    return dict(WHAT)
+
+
+def identifier(name: str) -> str:
+    """A Python name close to a service's name."""
+    found = re.sub(r"\W", "_", name)
+    return f"service_{found}" if not found.isidentifier() or keyword.iskeyword(found) else found
+
+
+def filled(text: str, words: dict[str, str]) -> str:
+    return re.sub(r"\b(NAME|FUNCTION|MODEL)\b", lambda found: words[found[0]], text)

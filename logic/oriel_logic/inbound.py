@@ -1,0 +1,128 @@
+"""One request as it comes in: its head, and a body that may still be arriving."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+
+from oriel_logic.errors import InputTooLarge, LogicError
+
+__all__ = ["Body", "Inbound"]
+
+AHEAD_BYTES = 256 * 1024
+
+
+def no_pause(paused: bool) -> None:
+    """For bodies that are here already."""
+
+
+class Body:
+    """The bytes of one request's body. Fed by the connection, read once by whoever serves the request.
+
+    What is read ahead of `pieces` is bounded: past AHEAD_BYTES `pause(True)` is called, and `pause(False)` when it has
+    been taken. `fail` ends it early: whoever reads gets that error.
+    """
+
+    __slots__ = ("_error", "_parts", "_pause", "_paused", "_waiter", "_whole", "ahead_bytes", "complete")
+
+    def __init__(self, whole: bytes | None = None, *, pause: Callable[[bool], None] = no_pause) -> None:
+        self.complete = whole is not None
+        self._whole = whole
+        self._parts: deque[bytes] = deque()
+        self.ahead_bytes = 0
+        self._pause = pause
+        self._paused = False
+        self._error: LogicError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def feed(self, data: bytes) -> None:
+        """Some bytes have come."""
+        self._parts.append(data)
+        self.ahead_bytes += len(data)
+        if self.ahead_bytes > AHEAD_BYTES and not self._paused:
+            self._paused = True
+            self._pause(True)
+        self._wake()
+
+    def end(self) -> None:
+        """They were the last."""
+        self.complete = True
+        self._wake()
+
+    def fail(self, error: LogicError) -> None:
+        """No more will come, and what came is not the whole."""
+        self._error = error
+        self._wake()
+
+    async def read(self, limit_bytes: int) -> bytes:
+        """All of it. Raises InputTooLarge past `limit_bytes`, or what it failed with."""
+        whole = self._whole
+        if whole is None:
+            parts: list[bytes] = []
+            size = 0
+            async for piece in self.pieces():
+                size += len(piece)
+                if size > limit_bytes:
+                    raise too_large(limit_bytes)
+                parts.append(piece)
+            whole = self._whole = b"".join(parts) if len(parts) != 1 else parts[0]
+        if len(whole) > limit_bytes:
+            raise too_large(limit_bytes)
+        return whole
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """As they come; none of them is empty. Raises what the body failed with."""
+        whole = self._whole
+        if whole is not None:
+            if whole:
+                yield whole
+            return
+        while True:
+            if self._error is not None:
+                raise self._error
+            if self._parts:
+                piece = self._parts.popleft()
+                self.ahead_bytes -= len(piece)
+                if self._paused and self.ahead_bytes <= AHEAD_BYTES // 2:
+                    self._paused = False
+                    self._pause(False)
+                yield piece
+            elif self.complete:
+                return
+            else:
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
+def too_large(limit_bytes: int) -> InputTooLarge:
+    return InputTooLarge(f"the body is larger than the {limit_bytes} bytes that are read here")
+
+
+@dataclass(slots=True, kw_only=True)
+class Inbound:
+    """headers: lower-case names, the first value of each. size_bytes: the declared length, None if none is declared.
+
+    path: as sent, not percent-decoded.
+    """
+
+    method: str
+    path: str
+    query: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    size_bytes: int | None = None
+    body: Body = field(default_factory=lambda: Body(b""))
+
+    async def read(self, limit_bytes: int) -> bytes:
+        """The whole body. Raises InputTooLarge, before it is read where its length says so."""
+        if self.size_bytes is not None and self.size_bytes > limit_bytes:
+            raise too_large(limit_bytes)
+        return await self.body.read(limit_bytes)
+
+    def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it arrives."""
+        return self.body.pieces()

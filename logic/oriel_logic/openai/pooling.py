@@ -1,0 +1,65 @@
+"""From a model's token vectors to one vector per text."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Pooling", "normalised", "plan", "pooled", "shortened"]
+
+Pooling = Literal["mean", "cls", "last"]
+Floats = NDArray[np.float32]
+
+
+def pooled(hidden: NDArray[Any], mask: NDArray[Any], how: Pooling) -> Floats:
+    """One vector per row: the mean of its real tokens, its first token or its last real one.
+
+    hidden: [rows, tokens, width] (or [rows, width]: the model has pooled already); mask: [rows, tokens], 1 where there
+    is a token, padding behind. Raises ValueError for other shapes.
+    """
+    if hidden.ndim == 2 and hidden.shape[0] == mask.shape[0]:
+        return hidden.astype(np.float32, copy=False)
+    if hidden.ndim != 3 or hidden.shape[:2] != mask.shape:
+        raise ValueError(f"token vectors of shape {list(hidden.shape)} do not fit tokens of shape {list(mask.shape)}")
+    if how == "cls":
+        return hidden[:, 0].astype(np.float32, copy=False)
+    counts = mask.sum(axis=1)
+    if how == "last":
+        return hidden[np.arange(len(hidden)), np.maximum(counts - 1, 0)].astype(np.float32, copy=False)
+    hidden = hidden.astype(np.float32, copy=False)
+    weights = mask.astype(np.float32)[:, np.newaxis, :]
+    sums = np.matmul(weights, hidden)[:, 0]
+    means: Floats = sums / np.maximum(counts, 1).astype(np.float32)[:, np.newaxis]
+    return means
+
+
+def normalised(vectors: Floats) -> Floats:
+    """Each row divided by its length; a row of zeros stays as it is."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors / np.where(lengths == 0, np.float32(1), lengths)
+
+
+def shortened(vectors: Floats, dimensions: int | None, *, normalise: bool) -> Floats:
+    """The first `dimensions` of each row (None: all), of length 1 again if `normalise`."""
+    if dimensions is not None:
+        vectors = vectors[:, :dimensions]
+    return normalised(vectors) if normalise else vectors
+
+
+def plan(lengths: Sequence[int], *, max_rows: int, max_tokens: int) -> Iterator[list[int]]:
+    """Indices of texts that go to the model together: of similar length, so that little is padded.
+
+    Each batch has at most `max_rows` rows and, padded to its longest, at most `max_tokens` tokens; a text that is
+    longer than that goes alone. Each index comes once.
+    """
+    batch: list[int] = []
+    longest = 0
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
+        longest = max(longest, lengths[index])
+        if batch and (len(batch) >= max_rows or longest * (len(batch) + 1) > max_tokens):
+            yield batch
+            batch, longest = [], lengths[index]
+        batch.append(index)
+    if batch:
+        yield batch

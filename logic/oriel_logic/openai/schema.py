@@ -1,0 +1,215 @@
+"""Bodies of the OpenAI API as types: what is read, what is refused by name, what is answered.
+
+Parameters this server has no meaning for are refused, as that API does; the ones that change nothing here (who the
+end user is, what to store) are read and dropped.
+"""
+
+import re
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from oriel_logic.errors import InputTooLarge, ParameterWrong
+from oriel_logic.messages import MAX_JSON_BYTES
+
+__all__ = [
+    "MAX_CHOICES",
+    "MAX_INPUTS",
+    "MAX_PROMPTS",
+    "ChatRequest",
+    "CompletionRequest",
+    "EmbeddingRequest",
+    "Message",
+    "Usage",
+    "parse",
+    "stops_of",
+    "texts_or_tokens",
+]
+
+MAX_CHOICES = 8
+MAX_PROMPTS = 16
+MAX_INPUTS = 2048
+MAX_STOPS = 4
+MAX_STOP_CHARACTERS = 256
+MAX_MESSAGES = 512
+MAX_BIASES = 300
+PATH = re.compile(r" - at `\$\.?(.*)`\Z")
+FIELD = re.compile(r"field `([^`]*)`")
+
+Count = Annotated[int, Meta(ge=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Inputs = str | Annotated[list[str | int | list[int]], Meta(min_length=1, max_length=300_000)]
+Stops = str | Annotated[list[str], Meta(max_length=MAX_STOPS)] | None
+T = TypeVar("T")
+
+
+class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    model: str
+    input: Inputs
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Count | None = None
+    user: str | None = None
+
+
+class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class Generation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What completions and chat have in common. top_k is ours (and vLLM's): `extra_body={"top_k": 40}`."""
+
+    model: str
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    max_tokens: Count | None = None
+    stop: Stops = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_BIASES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    # Read and dropped.
+    user: str | None = None
+
+
+class CompletionRequest(Generation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    prompt: Inputs
+    # Refused unless they ask for nothing.
+    best_of: int | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+    suffix: str | None = None
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    type: Literal["text"]
+    text: str
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[Part], Meta(max_length=MAX_MESSAGES)]
+    name: str | None = None
+    # What an earlier answer of this API brings back with it: empty here.
+    refusal: str | None = None
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class ChatRequest(Generation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: Count | None = None
+    # Read and dropped.
+    metadata: dict[str, Any] | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    store: bool | None = None
+    # Refused unless they ask for nothing.
+    logprobs: bool | None = None
+    modalities: list[str] | None = None
+    response_format: dict[str, Any] | None = None
+    tools: list[Any] | None = None
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens. completion_tokens is not there for embeddings."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int | UnsetType = UNSET
+
+
+_decoders: dict[type, msgspec.json.Decoder[Any]] = {
+    each: msgspec.json.Decoder(each) for each in (EmbeddingRequest, CompletionRequest, ChatRequest)
+}
+
+
+def parse(body: bytes, kind: type[T]) -> T:
+    """The body as a request. Raises ParameterWrong, which names the parameter, or InputTooLarge (4 MiB)."""
+    if len(body) > MAX_JSON_BYTES:
+        raise InputTooLarge(f"JSON bodies may have {MAX_JSON_BYTES} bytes, this one has {len(body)}")
+    try:
+        request: T = _decoders[kind].decode(body)
+    except msgspec.ValidationError as error:
+        raise wrong(str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ParameterWrong(f"the body is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise ParameterWrong("the JSON is nested too deep: flatten it") from error
+    if isinstance(request, Generation):
+        check_supported(request)
+    return request
+
+
+def wrong(text: str) -> ParameterWrong:
+    """msgspec's sentence as a refusal: its path, or the field that is missing or unknown, is the parameter."""
+    path = PATH.search(text)
+    sentence = text[: path.start()] if path else text
+    where = path[1] if path else ""
+    field = FIELD.search(sentence)
+    if field is not None:
+        where = f"{where}.{field[1]}" if where else field[1]
+        if "unknown field" in sentence:
+            return ParameterWrong(f"this server has no parameter '{where}'", param=where, code="unknown_parameter")
+        return ParameterWrong(f"the parameter '{where}' is missing", param=where, code="missing_required_parameter")
+    return ParameterWrong(f"the parameter '{where}' is wrong: {sentence}" if where else sentence, param=where or None)
+
+
+def check_supported(request: Generation) -> None:
+    """Raises ParameterWrong for what is asked and cannot be done here."""
+    asked: dict[str, bool] = {}
+    if isinstance(request, CompletionRequest):
+        asked = {
+            "best_of": request.best_of not in (None, 1, request.n),
+            "echo": bool(request.echo),
+            "logprobs": request.logprobs is not None,
+            "suffix": bool(request.suffix),
+        }
+    elif isinstance(request, ChatRequest):
+        asked = {
+            "logprobs": bool(request.logprobs),
+            "modalities": request.modalities not in (None, ["text"]),
+            "response_format": request.response_format not in (None, {"type": "text"}),
+            "tools": bool(request.tools),
+        }
+    for name, is_asked in asked.items():
+        if is_asked:
+            raise ParameterWrong(f"'{name}' is not supported by this server: leave it out", param=name)
+    if request.stream_options is not None and not request.stream:
+        raise ParameterWrong("'stream_options' is only for stream=true", param="stream_options")
+    for stop in stops_of(request.stop):
+        if not 0 < len(stop) <= MAX_STOP_CHARACTERS:
+            raise ParameterWrong(f"a stop string has 1 to {MAX_STOP_CHARACTERS} characters", param="stop")
+    for token in request.logit_bias or ():
+        if not (token.isascii() and token.isdigit() and len(token) < 10):
+            raise ParameterWrong(f"'{token[:32]}' is no token id", param="logit_bias")
+
+
+def stops_of(stop: str | list[str] | None) -> list[str]:
+    return [stop] if isinstance(stop, str) else list(stop or ())
+
+
+def texts_or_tokens(value: str | list[Any], param: str, *, most: int) -> list[str] | list[list[int]]:
+    """`input` and `prompt`: one text, several, one array of token ids, or several.
+
+    Raises ParameterWrong for a mix, for an empty one and for more than `most`.
+    """
+    several: list[Any] = [value] if isinstance(value, str) else value
+    kinds = {type(each) for each in several}
+    if kinds == {int}:
+        several, kinds = [several], {list}
+    if len(kinds) != 1:
+        raise ParameterWrong(f"'{param}' is a text, a list of texts, or one or more arrays of token ids", param=param)
+    if len(several) > most:
+        raise ParameterWrong(f"'{param}' has {len(several)} entries, at most {most} are taken", param=param)
+    if not all(several):
+        raise ParameterWrong(f"'{param}' has an empty entry: there is nothing to work on", param=param)
+    return several

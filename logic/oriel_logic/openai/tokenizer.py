@@ -1,0 +1,112 @@
+"""Text to tokens. These functions run in worker processes: a tokenizer is read once per process, on its first use.
+
+Needs the package `tokenizers` (extra `embeddings`) and the `tokenizer.json` that comes with a model. What is wrong with
+a caller's input is given back as a value: it is refused where the answer is made.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oriel_logic.openai.detokenize import Vocabulary, pieces_of
+
+__all__ = ["Encoded", "encode", "missing", "vocabulary"]
+
+MAX_TOKENIZERS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """Token ids of several texts, one behind the other. lengths: of each. problem: why an input cannot be read."""
+
+    ids: NDArray[np.int32]
+    lengths: NDArray[np.int32]
+    problem: str = ""
+
+    def rows(self) -> list[NDArray[np.int32]]:
+        return np.split(self.ids, np.cumsum(self.lengths)[:-1])
+
+
+def missing(path: Path) -> str:
+    """Why this tokenizer cannot be used here, "" if it can; nothing is imported."""
+    if find_spec("tokenizers") is None:
+        return "it needs the package tokenizers: pip install 'oriel[embeddings]'"
+    return "" if path.is_file() else f"there is no tokenizer file {path.name} beside its handler file"
+
+
+def encode(path: str, inputs: Sequence[str] | Sequence[list[int]], longest: int) -> Encoded:
+    """Texts or token ids, with the special tokens the model wants around them.
+
+    longest: tokens that a text may have, special ones included; longer ones are cut; 0: nothing is cut.
+    """
+    tokenizer = loaded(path)
+    if isinstance(inputs[0], str):
+        rows = [each.ids for each in tokenizer.encode_batch(list(inputs))]
+        before, after = affixes(path)
+    else:
+        size = tokenizer.get_vocab_size()
+        wrong = next((token for row in inputs for token in row if not 0 <= int(token) < size), None)
+        if wrong is not None:
+            problem = f"{wrong} is no token of this model: its ids are 0 to {size - 1}"
+            return Encoded(ids=np.empty(0, np.int32), lengths=np.empty(0, np.int32), problem=problem)
+        before, after = affixes(path)
+        rows = [[*before, *row, *after] for row in inputs]  # type: ignore[misc]
+    if longest:
+        keep = max(longest - len(after), 0)
+        rows = [row if len(row) <= longest else [*row[:keep], *after] for row in rows]
+    return Encoded(
+        ids=np.fromiter((token for row in rows for token in row), dtype=np.int32),
+        lengths=np.array([len(row) for row in rows], dtype=np.int32),
+    )
+
+
+def vocabulary(path: str) -> Vocabulary:
+    """What each token stands for. Raises DecoderUnknown."""
+    tokenizer = loaded(path)
+    told: Mapping[str, Any] = json.loads(tokenizer.to_str())
+    size = tokenizer.get_vocab_size()
+    tokens = [tokenizer.id_to_token(index) or "" for index in range(size)]
+    added = tokenizer.get_added_tokens_decoder()
+    texts = {index: None if each.special else each.content for index, each in added.items() if index < size}
+    named = {each.content: index for index, each in added.items() if each.special}
+    return Vocabulary(pieces=pieces_of(told.get("decoder"), tokens, texts), named=named)
+
+
+def loaded(path: str) -> Any:
+    """The tokenizer in this file, read again when the file has changed. It neither cuts nor pads."""
+    return read(path, os.stat(path).st_mtime_ns)
+
+
+@lru_cache(maxsize=MAX_TOKENIZERS)
+def read(path: str, changed_ns: int) -> Any:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # workers are the parallelism
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(path)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def affixes(path: str) -> tuple[list[int], list[int]]:
+    """The special tokens before and behind a text, as [CLS] and [SEP]."""
+    return around(path, os.stat(path).st_mtime_ns)
+
+
+@lru_cache(maxsize=MAX_TOKENIZERS)
+def around(path: str, changed_ns: int) -> tuple[list[int], list[int]]:
+    tokenizer = read(path, changed_ns)
+    bare = tokenizer.encode("a", add_special_tokens=False).ids
+    whole = tokenizer.encode("a").ids
+    for at in range(len(whole) - len(bare) + 1):
+        if whole[at : at + len(bare)] == bare:
+            return whole[:at], whole[at + len(bare) :]
+    return [], []

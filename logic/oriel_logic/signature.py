@@ -1,0 +1,290 @@
+"""What a handler takes and gives, read once from its signature.
+
+`models`, `ctx` and `request` are injected, by name or by annotation. Every other parameter is an input: one alone
+whose type is an object (dataclass, msgspec.Struct, TypedDict, pydantic model, dict) is the body; all others are
+fields of one object, by their names. `inspect` and `typing` are asked here and nowhere else.
+"""
+
+import collections.abc
+import dataclasses
+import inspect
+import types
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from oriel_logic.bodies.audio import Audio
+from oriel_logic.bodies.tensors import Tensors
+from oriel_logic.bodies.upload import Upload
+from oriel_logic.messages import Answer
+
+__all__ = [
+    "MISSING",
+    "Form",
+    "NotAService",
+    "Output",
+    "Parameter",
+    "Plan",
+    "Signature",
+    "form_of",
+    "is_pydantic",
+    "plan_of",
+    "read",
+]
+
+MISSING: Any = inspect.Parameter.empty
+Injected = Literal["request", "models", "ctx", ""]
+# By name: a context knows the workers, and they know what is defined here.
+INJECTED: dict[str, Injected] = {
+    "oriel_logic.messages.Request": "request",
+    "oriel_logic.models.Models": "models",
+    "oriel_logic.context.Context": "ctx",
+}
+STREAMS = (collections.abc.AsyncIterator, collections.abc.AsyncIterable, collections.abc.AsyncGenerator)
+PLAIN_STREAMS = (collections.abc.Iterator, collections.abc.Generator)
+
+
+class NotAService(TypeError):
+    """`@service` was put on something that cannot be one; the text says what to change."""
+
+
+class Form(Enum):
+    """How a value looks outside: its own media types beside JSON. JSON: no others."""
+
+    JSON = "json"
+    TEXT = "text"
+    BYTES = "bytes"
+    IMAGE = "image"
+    AUDIO = "audio"
+    ARRAY = "array"
+    TENSORS = "tensors"
+    UPLOAD = "upload"
+    LINES = "lines"
+    """A stream of `type`: NDJSON or server-sent events."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One parameter. type: of one item for Form.LINES. optional: None is among its values."""
+
+    name: str
+    injected: Injected = ""
+    form: Form = Form.JSON
+    type: Any = Any
+    default: Any = MISSING
+    by_keyword: bool = False
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """type: of one item for Form.LINES. declared: whether the handler says what it gives."""
+
+    form: Form = Form.JSON
+    type: Any = Any
+    declared: bool = False
+
+    @property
+    def streams(self) -> bool:
+        return self.form is Form.LINES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    """body: "raw" no typed input, "whole" the single input is the body, "fields" inputs are fields of one object."""
+
+    parameters: tuple[Parameter, ...]
+    output: Output
+    body: Literal["raw", "whole", "fields"]
+
+    @property
+    def inputs(self) -> tuple[Parameter, ...]:
+        return tuple(each for each in self.parameters if not each.injected)
+
+    @property
+    def streams_in(self) -> Parameter | None:
+        """The input whose bytes the handler reads while they come."""
+        return next((each for each in self.inputs if each.form in (Form.UPLOAD, Form.LINES)), None)
+
+    def injects(self, what: Injected) -> bool:
+        return any(each.injected == what for each in self.parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a handler is called: which of (request, models, ctx, *inputs) goes where. Made once per handler."""
+
+    positions: tuple[int, ...]
+    keywords: tuple[tuple[str, int], ...]
+
+    def call(self, function: Callable[..., Any], given: Sequence[Any]) -> Any:
+        """given: request, models, ctx, then the inputs in the order of the signature."""
+        arguments = [given[place] for place in self.positions]
+        if not self.keywords:
+            return function(*arguments)
+        return function(*arguments, **{name: given[place] for name, place in self.keywords})
+
+
+def plan_of(signature: Signature) -> Plan:
+    places: dict[str, int] = {"request": 0, "models": 1, "ctx": 2}
+    found = {each.name: 3 + place for place, each in enumerate(signature.inputs)}
+    pairs = [(each, places[each.injected] if each.injected else found[each.name]) for each in signature.parameters]
+    return Plan(
+        tuple(place for each, place in pairs if not each.by_keyword),
+        tuple((each.name, place) for each, place in pairs if each.by_keyword),
+    )
+
+
+def read(function: Callable[..., Any], *, method: bool = False, given: str = "") -> Signature:
+    """The signature of a handler.
+
+    method: the first parameter is `self`. given: name for the first parameter if the server fills it ("outputs" of a
+    chain's `post`). Raises NotAService.
+    """
+    found = list(inspect.signature(function).parameters.values())[1 if method else 0 :]
+    if given:
+        if not found or found[0].kind in (found[0].VAR_KEYWORD, found[0].KEYWORD_ONLY):
+            raise NotAService(f"`{function.__name__}` must take {given}")
+        found = found[1:]
+    parameters = tuple(parameter_of(function, each) for each in found)
+    inputs = [each for each in parameters if not each.injected]
+    streaming = [each.name for each in inputs if each.form in (Form.UPLOAD, Form.LINES)]
+    if len(streaming) > 1:
+        raise NotAService(f"`{function.__name__}` can read one stream, not {' and '.join(streaming)}")
+    if given and inputs:
+        raise NotAService(f"`{function.__name__}` takes {given}, and beside it only `ctx`, not '{inputs[0].name}'")
+    alone = len(inputs) == 1 and inputs[0].form is Form.JSON and is_object(inputs[0].type)
+    body: Literal["raw", "whole", "fields"] = "raw" if not inputs else "whole" if alone else "fields"
+    return Signature(parameters=parameters, output=output_of(function), body=body)
+
+
+def parameter_of(function: Callable[..., Any], found: inspect.Parameter) -> Parameter:
+    name = found.name
+    if found.kind in (found.VAR_POSITIONAL, found.VAR_KEYWORD):
+        raise NotAService(f"`{function.__name__}` must name its parameters: '{found}' cannot be served")
+    by_keyword = found.kind is found.KEYWORD_ONLY
+    if found.annotation is MISSING:
+        if name in ("request", "models", "ctx"):
+            return Parameter(name=name, injected=typing.cast(Injected, name), by_keyword=by_keyword)
+        return Parameter(name=name, default=found.default, by_keyword=by_keyword)
+    if name in ("models", "ctx"):  # always these, so that their annotation may be anything, also unimportable here
+        return Parameter(name=name, injected=typing.cast(Injected, name), by_keyword=by_keyword)
+    hint = resolved(function, name, found.annotation)
+    injected = INJECTED.get(f"{getattr(hint, '__module__', '')}.{getattr(hint, '__qualname__', '')}", "")
+    if not injected and name == "request" and hint in (Any, object):
+        injected = "request"
+    if injected:
+        return Parameter(name=name, injected=injected, by_keyword=by_keyword)
+    form, type_, optional = form_of(hint)
+    return Parameter(
+        name=name,
+        form=form,
+        type=hint if form is Form.JSON else type_,
+        default=found.default,
+        by_keyword=by_keyword,
+        optional=optional,
+    )
+
+
+def output_of(function: Callable[..., Any]) -> Output:
+    hint = getattr(function, "__annotations__", {}).get("return", MISSING)
+    generates = inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function)
+    if hint is MISSING:
+        return Output(form=Form.LINES if generates else Form.JSON)
+    hint = resolved(function, "return", hint)
+    if hint in (Any, object, Answer):
+        return Output(form=Form.LINES if generates else Form.JSON)
+    if typing.get_origin(hint) in PLAIN_STREAMS or hint in PLAIN_STREAMS:
+        return Output(form=Form.LINES, type=item_of(hint), declared=True)
+    form, type_, _ = form_of(hint)
+    if generates and form is not Form.LINES:
+        raise NotAService(f"`{function.__name__}` yields its answer: annotate it `-> AsyncIterator[...]`")
+    return Output(form=form, type=hint if form is Form.JSON else type_, declared=True)
+
+
+def resolved(function: Callable[..., Any], name: str, hint: Any) -> Any:
+    """The annotation as an object: a string is looked up where the function was written."""
+    holder = types.SimpleNamespace(__annotations__={name: hint})
+    try:
+        found = typing.get_type_hints(
+            holder, globalns=getattr(function, "__globals__", {}), localns=enclosed(function), include_extras=True
+        )
+    except Exception as error:  # whatever evaluating a user's text raises
+        where = "answer" if name == "return" else f"parameter '{name}'"
+        raise NotAService(
+            f"the annotation of the {where} of `{function.__name__}` cannot be looked up: {error}"
+        ) from error
+    return found[name]
+
+
+def enclosed(function: Callable[..., Any]) -> dict[str, Any]:
+    cells, code = getattr(function, "__closure__", None) or (), getattr(function, "__code__", None)
+    names = code.co_freevars if code is not None else ()
+    return {name: cell.cell_contents for name, cell in zip(names, cells, strict=False)}
+
+
+def form_of(hint: Any) -> tuple[Form, Any, bool]:
+    """(form, type without None and, for streams, of one item, whether None is allowed)."""
+    whole, optional = without_none(hint)
+    bare = typing.get_args(whole)[0] if typing.get_origin(whole) is typing.Annotated else whole
+    origin = typing.get_origin(bare)
+    if bare is str:
+        return Form.TEXT, whole, optional
+    if bare is bytes:
+        return Form.BYTES, bare, optional
+    if bare is Audio:
+        return Form.AUDIO, bare, optional
+    if bare is Tensors:
+        return Form.TENSORS, bare, optional
+    if bare is Upload:
+        return Form.UPLOAD, bare, optional
+    if origin is np.ndarray or bare is np.ndarray:
+        return Form.ARRAY, bare, optional
+    if is_image(bare):
+        return Form.IMAGE, bare, optional
+    if origin in STREAMS or bare in STREAMS:
+        return Form.LINES, item_of(bare), optional
+    return Form.JSON, whole, optional
+
+
+def item_of(hint: Any) -> Any:
+    arguments = typing.get_args(hint)
+    return arguments[0] if arguments else Any
+
+
+def without_none(hint: Any) -> tuple[Any, bool]:
+    if typing.get_origin(hint) not in (typing.Union, types.UnionType):
+        return hint, False
+    members = [each for each in typing.get_args(hint) if each is not type(None)]
+    if len(members) == len(typing.get_args(hint)) or len(members) != 1:
+        return hint, len(members) != len(typing.get_args(hint))
+    return members[0], True
+
+
+def is_image(hint: Any) -> bool:
+    """`PIL.Image.Image`, told by its name: a service that reads no images does not load Pillow."""
+    return getattr(hint, "__module__", "") == "PIL.Image" and getattr(hint, "__name__", "") == "Image"
+
+
+def is_pydantic(hint: Any) -> bool:
+    return inspect.isclass(hint) and hasattr(hint, "model_validate") and hasattr(hint, "model_json_schema")
+
+
+def is_object(hint: Any) -> bool:
+    """Whether JSON of this type is an object (or anything, for Any)."""
+    hint, _ = without_none(hint)
+    if typing.get_origin(hint) is typing.Annotated:
+        hint = typing.get_args(hint)[0]
+    origin = typing.get_origin(hint) or hint
+    if origin in (typing.Union, types.UnionType):
+        return all(is_object(each) for each in typing.get_args(hint) if each is not type(None))
+    if inspect.isclass(origin) and issubclass(origin, collections.abc.Mapping):
+        return True  # dict, Mapping, TypedDict
+    if inspect.isclass(origin) and issubclass(origin, msgspec.Struct):
+        return not origin.__struct_config__.array_like
+    return dataclasses.is_dataclass(origin) or typing.is_typeddict(origin) or is_pydantic(origin)
