@@ -19,7 +19,8 @@ __all__ = ["Kind", "Target", "absent", "check_model", "resolve", "resolve_grpc"]
 Kind = Literal["service", "model", "server"]
 
 _NAME = r"(?P<name>[A-Za-z0-9_-][A-Za-z0-9._-]{0,127})"
-_SERVICE = re.compile(rf"/v1/services/{_NAME}\Z")
+# A service's versions are names that nobody counts with: no two spellings are one to a logic server.
+_SERVICE = re.compile(rf"/v1/services/{_NAME}(?:/versions/[A-Za-z0-9][A-Za-z0-9._-]{{0,63}})?\Z")
 # One spelling per version: a server reads 01 as 1, and a route or a limit for version 1 would not know it.
 _VERSION = r"(?P<version>0|[1-9][0-9]{0,17})"
 _MODEL = re.compile(rf"/v2/models/{_NAME}(?:/versions/{_VERSION})?(?:/(?P<verb>[a-z_]+))?\Z")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from oriel_logic.definition import service
     from oriel_logic.errors import InputTooLarge, MediaUnsupported, ModelBusy, ModelError, Refused
     from oriel_logic.messages import Answer, Request
-    from oriel_logic.models import Models, Outputs
+    from oriel_logic.models import Models, ModelSpec, Outputs, TensorSpec
 
 __all__ = [
     "Answer",
@@ -29,10 +29,12 @@ __all__ = [
     "MediaUnsupported",
     "ModelBusy",
     "ModelError",
+    "ModelSpec",
     "Models",
     "Outputs",
     "Refused",
     "Request",
+    "TensorSpec",
     "service",
 ]
 
@@ -40,7 +42,7 @@ HOMES = {
     "definition": ("service",),
     "errors": ("InputTooLarge", "MediaUnsupported", "ModelBusy", "ModelError", "Refused"),
     "messages": ("Answer", "Request"),
-    "models": ("Models", "Outputs"),
+    "models": ("ModelSpec", "Models", "Outputs", "TensorSpec"),
     "context": ("Context",),
 }
 HOME_OF = {name: home for home, names in HOMES.items() for name in names}

@@ -5,10 +5,17 @@ import asyncio
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from oriel_wire.errors import StartFailed
 
-__all__ = ["add_arguments", "run"]
+if TYPE_CHECKING:
+    from oriel_logic.dev.session import Session
+    from oriel_logic.settings import Settings
+
+__all__ = ["add_arguments", "address", "launch", "run", "worker_count"]
+
+GRPC = "127.0.0.1:8001"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--inference",
         action="append",
         metavar="HOST:PORT",
-        help="v2 inference server (HTTP); repeatable; default 127.0.0.1:8000",
+        help="v2 inference server (HTTP); a name stands for all its addresses; repeatable; default 127.0.0.1:8000",
+    )
+    parser.add_argument(
+        "--inference-grpc",
+        action="append",
+        metavar="HOST:PORT",
+        help="the same servers' gRPC, for models.stream; repeatable; default " + GRPC,
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--http-port", type=int, default=8090)
@@ -40,9 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """The exit code: 0 stopped as asked, 1 crashed, 2 could not start (one line on stderr says why)."""
-    # Array work belongs to the workers; without this numpy starts a thread per core in every process.
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ.setdefault(name, "1")
     from oriel_logic.settings import LOOPBACK, Settings
     from oriel_wire.engine.peers import TrustedPeers
 
@@ -50,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
         settings = Settings(
             services=tuple(folder(path) for path in args.services),
             inference=tuple(address(text) for text in args.inference or ["127.0.0.1:8000"]),
+            inference_grpc=tuple(address(text, "--inference-grpc") for text in args.inference_grpc or [GRPC]),
             host=args.host,
             http_port=args.http_port,
             admin_port=args.admin_port,
@@ -60,6 +71,14 @@ def run(args: argparse.Namespace) -> int:
     except StartFailed as error:
         sys.stderr.write(f"oriel logic: {error}\n")
         return 2
+    return launch(settings)
+
+
+def launch(settings: "Settings", dev: "Session | None" = None) -> int:
+    """Run a server until it is asked to stop; the exit code. dev: for `oriel logic dev`."""
+    # Array work belongs to the workers; without this numpy starts a thread per core in every process.
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
     from oriel_logic.sources import handler_files
     from oriel_logic.workers.launch import ForkServer
 
@@ -69,9 +88,11 @@ def run(args: argparse.Namespace) -> int:
     from oriel_wire.engine.process import configure_logging, run_unit
 
     configure_logging("logic")
+    if dev is not None:
+        dev.configure_logging()
 
     async def main(stop: asyncio.Event) -> None:
-        await serve_unit(settings, server, stop)
+        await serve_unit(settings, server, stop, dev)
 
     return run_unit(main, unit="logic")
 
@@ -82,11 +103,11 @@ def folder(path: Path) -> Path:
     return path.resolve()
 
 
-def address(text: str) -> tuple[str, int]:
+def address(text: str, flag: str = "--inference") -> tuple[str, int]:
     host, colon, port = text.removeprefix("http://").rstrip("/").rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise StartFailed(f"'{text}' is no address: pass --inference HOST:PORT")
+        raise StartFailed(f"'{text}' is no address: pass {flag} HOST:PORT")
     return host, int(port)
 
 

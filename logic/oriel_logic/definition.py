@@ -22,17 +22,17 @@ decorator names it.
 """
 
 import inspect
+import json
 import re
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar, cast, overload
 
-import msgspec
-
 from oriel_logic.schemas import Schemas, schemas_of
 from oriel_logic.signature import NotAService, Output, Plan, Signature, plan_of, read
 
-__all__ = ["Definition", "NotAService", "Options", "StageFacts", "definition_of", "service"]
+__all__ = ["Definition", "NotAService", "Options", "StageFacts", "definition_of", "describe", "service"]
 
 MARK = "__oriel_service__"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
@@ -58,7 +58,7 @@ class Options:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able: a sample of bytes as {"base64": text}."""
-        sample = {"base64": msgspec.to_builtins(self.sample)} if isinstance(self.sample, bytes) else self.sample
+        sample = {"base64": b64encode(self.sample).decode()} if isinstance(self.sample, bytes) else self.sample
         return {
             "timeout_s": self.timeout_s,
             "memory_mb": self.memory_mb,
@@ -71,7 +71,7 @@ class Options:
     def from_dict(cls, found: Mapping[str, Any]) -> "Options":
         sample = found["sample"]
         if isinstance(sample, dict) and set(sample) == {"base64"}:
-            sample = msgspec.convert(sample["base64"], bytes)
+            sample = b64decode(sample["base64"])
         return cls(**{**found, "sample": sample})
 
 
@@ -79,7 +79,7 @@ class Options:
 class StageFacts:
     """Where a stage runs, and whether it yields its answer piece by piece."""
 
-    where: Literal["loop", "workers"]
+    where: Literal["loop", "worker"]
     streams: bool = False
 
 
@@ -109,7 +109,7 @@ class Definition:
         return tuple(self.facts)
 
     def runs_in_worker(self, stage: str) -> bool:
-        return self.facts[stage].where == "workers"
+        return self.facts[stage].where == "worker"
 
     def streams(self, stage: str) -> bool:
         return self.facts[stage].streams
@@ -136,22 +136,6 @@ class Definition:
         found: Callable[..., Any] = getattr(instance, stage) if stage else cast(Callable[..., Any], self.target)
         return found
 
-    def describe(self) -> dict[str, Any]:
-        """JSON-able; `from_description` reads it."""
-        return {
-            "name": self.name,
-            "shape": self.shape,
-            "stages": {name: {"where": each.where, "streams": each.streams} for name, each in self.facts.items()},
-            "model": self.model,
-            "model_version": self.model_version,
-            "description": self.description,
-            "input": dict(self.schemas.input),
-            "query": [dict(each) for each in self.schemas.query],
-            "output": dict(self.schemas.output),
-            "schemas": dict(self.schemas.components),
-            "options": self.options.as_dict(),
-        }
-
     @classmethod
     def from_description(cls, found: Mapping[str, Any]) -> "Definition":
         """A service whose code only its workers can import: every stage runs there."""
@@ -169,9 +153,7 @@ class Definition:
                 query=tuple(found["query"]),
                 components=found["schemas"],
             ),
-            facts={
-                name: StageFacts(where="workers", streams=each["streams"]) for name, each in found["stages"].items()
-            },
+            facts={name: StageFacts(where="worker", streams=each["streams"]) for name, each in found["stages"].items()},
             options=Options.from_dict(found["options"]),
         )
 
@@ -217,7 +199,7 @@ def options_of(given: Mapping[str, Any]) -> Options:
             raise NotAService(f"@service: {name} must be a number above 0, not {str(value)[:40]!r}")
     if options.sample is not None and not isinstance(options.sample, bytes):
         try:
-            msgspec.json.encode(options.sample)
+            json.dumps(options.sample)
         except (TypeError, ValueError, RecursionError) as error:
             raise NotAService(f"@service: sample must be bytes or what JSON can say: {error}") from error
     return options
@@ -301,7 +283,25 @@ def signature_of(stages: Mapping[str, Callable[..., Any]], is_class: bool) -> Si
 def facts_of(function: Callable[..., Any]) -> StageFacts:
     on_loop = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
     streams = inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function)
-    return StageFacts(where="loop" if on_loop else "workers", streams=streams)
+    return StageFacts(where="loop" if on_loop else "worker", streams=streams)
+
+
+def describe(definition: Definition) -> dict[str, Any]:
+    """A definition as JSON-able values, for a process that cannot import the service itself; `from_description` reads
+    them."""
+    return {
+        "name": definition.name,
+        "shape": definition.shape,
+        "stages": {name: {"where": each.where, "streams": each.streams} for name, each in definition.facts.items()},
+        "model": definition.model,
+        "model_version": definition.model_version,
+        "description": definition.description,
+        "input": dict(definition.schemas.input),
+        "query": [dict(each) for each in definition.schemas.query],
+        "output": dict(definition.schemas.output),
+        "schemas": dict(definition.schemas.components),
+        "options": definition.options.as_dict(),
+    }
 
 
 def definition_of(value: object) -> Definition | None:

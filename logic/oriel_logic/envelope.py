@@ -210,7 +210,7 @@ class Watched:
             async with asyncio.timeout(self._idle_s):
                 return await anext(self._pieces)
         except StopAsyncIteration:
-            self._end(Outcome.OK)
+            self._end(self._visit.outcome or Outcome.OK)
             raise
         except TimeoutError:
             _log.warning("%s: no piece of its answer came for %g s", self._whose(), self._idle_s)

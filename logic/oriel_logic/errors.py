@@ -108,9 +108,16 @@ class ClientLeft(LogicError):
 
 
 class Refused(LogicError):
-    """The input cannot be served as it is: `raise Refused("the field 'image' is missing")`."""
+    """The input cannot be served as it is: `raise Refused("the field 'image' is missing")`.
+
+    field: the path of the field at fault, like "$.items[2].price"; "" if it is none in particular.
+    """
 
     outcome = Outcome.INPUT_REFUSED
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None, field: str = "") -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.field = field
 
 
 class MediaUnsupported(Refused):

@@ -71,7 +71,11 @@ def depth(value: object) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A body with its media type, for handlers that answer something other than JSON or plain bytes."""
+    """A body with its media type, for handlers that answer something other than what their value says by itself.
+
+    headers: beside those that the server writes.
+    """
 
     body: bytes
     content_type: str = "application/octet-stream"
+    headers: tuple[tuple[str, str], ...] = ()

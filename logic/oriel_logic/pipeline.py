@@ -7,12 +7,11 @@ Each part gives up by itself and says which stage it was; the timeout around the
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from oriel_logic.context import Context, Workers
 from oriel_logic.definition import Definition
 from oriel_logic.errors import DeadlineExceeded, HandlerFailed, LogicError
-from oriel_logic.inference import InferenceServers
 from oriel_logic.messages import Request
 from oriel_logic.models import Models
 from oriel_logic.stages import Ledger
@@ -22,6 +21,12 @@ from oriel_wire.context import CallContext
 __all__ = ["Pipeline"]
 
 
+class ModelServers(Protocol):
+    """What is needed of `inference.InferenceServers`."""
+
+    def bind(self, call: CallContext, ledger: Ledger) -> Models: ...
+
+
 class Pipeline:
     """services: set up in this process, for the stages that are `async def`."""
 
@@ -29,7 +34,7 @@ class Pipeline:
         self,
         services: Services,
         workers: Workers,
-        inference: InferenceServers,
+        inference: ModelServers,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

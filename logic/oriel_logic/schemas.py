@@ -8,11 +8,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from oriel_logic.signature import MISSING, Form, NotAService, Parameter, Signature, form_of, is_pydantic
 
-__all__ = ["JSON", "MEDIA_IN", "MEDIA_OUT", "Schemas", "json_type", "schemas_of"]
+__all__ = [
+    "JSON",
+    "MEDIA_IN",
+    "MEDIA_OUT",
+    "Schemas",
+    "MULTIPART",
+    "fields_type",
+    "lead_input",
+    "reads_json",
+    "schemas_of",
+]
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
@@ -66,16 +74,23 @@ class Schemas:
     components: Mapping[str, Any]
 
 
-def json_type(signature: Signature) -> Any:
-    """The type of a JSON body: the input's own, or an object with a field per input. None if JSON is not read."""
+def fields_type(signature: Signature) -> Any:
+    """The type of what is read whole: the one input's own, or an object with a field per input."""
+    try:
+        import msgspec  # a worker in an environment of its own may be without it
+    except ImportError as error:
+        raise NotAService("typed inputs need the package msgspec in the service's environment") from error
     inputs = [each for each in signature.inputs if each.form not in (Form.UPLOAD, Form.LINES)]
     if signature.body == "whole":
         return inputs[0].type
-    if not inputs or signature.streams_in or lone_tensors(signature):
-        return None
     required = [(each.name, field_type(each)) for each in inputs if each.default is MISSING]
     optional = [(each.name, field_type(each), default_of(each)) for each in inputs if each.default is not MISSING]
     return msgspec.defstruct("input", [*required, *optional], forbid_unknown_fields=True)
+
+
+def reads_json(signature: Signature) -> bool:
+    """Whether the body may be JSON of `fields_type`."""
+    return bool(signature.inputs) and signature.streams_in is None and not lone_tensors(signature)
 
 
 def lone_tensors(signature: Signature) -> bool:
@@ -91,19 +106,20 @@ def default_of(parameter: Parameter) -> Any:
     value = parameter.default
     if isinstance(value, IMMUTABLE):
         return value
+    import msgspec
+
     return msgspec.field(default_factory=lambda: copy.deepcopy(value))
 
 
 def schemas_of(signature: Signature, name: str) -> Schemas:
     """Raises NotAService for a type that has no JSON form."""
     writer = Writer(name)
-    body = json_type(signature)
     takes: dict[str, Any] = {}
     query: list[Mapping[str, Any]] = []
     if lone_tensors(signature):
         takes[JSON] = {"schema": {"type": "object", "required": ["inputs"], "properties": {"inputs": V2_TENSORS}}}
-    if body is not None:
-        takes[JSON] = {"schema": writer.schema(body)}
+    if reads_json(signature):
+        takes[JSON] = {"schema": writer.schema(fields_type(signature))}
     lead = lead_input(signature)
     if lead is not None:
         for media in MEDIA_IN[lead.form]:
@@ -144,6 +160,8 @@ def multipart_schema(signature: Signature, writer: "Writer") -> dict[str, Any]:
 def output_content(signature: Signature, writer: "Writer") -> dict[str, Any]:
     output = signature.output
     media = MEDIA_OUT[output.form]
+    if not output.declared and output.form is Form.JSON:
+        return {"*/*": {}}
     if output.form is Form.LINES:
         if output.type is bytes:
             return {"application/octet-stream": {}}
@@ -165,6 +183,12 @@ class Writer:
         """Raises NotAService."""
         if found is Any:
             return {}
+        try:
+            import msgspec
+        except ImportError as error:
+            raise NotAService(
+                "typed inputs and answers need the package msgspec in the service's environment"
+            ) from error
         template = f"#/components/schemas/{self._service}.{{name}}"
         try:
             (schema,), components = msgspec.json.schema_components(

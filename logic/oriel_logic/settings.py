@@ -10,7 +10,8 @@ LOOPBACK = ("127.0.0.0/8", "::1")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """inference: (host, port) of each inference server. Sizes in bytes, times in seconds.
+    """inference, inference_grpc: (host, port) of each inference server, for calls and streams. Sizes in bytes, times
+    in seconds.
 
     default_timeout_s: the deadline of a request that brings none (it did not come through a gateway).
     max_in_flight: requests at a time, further ones are refused. max_waiting: jobs that wait for a worker.
@@ -21,6 +22,7 @@ class Settings:
 
     services: tuple[Path, ...]
     inference: tuple[tuple[str, int], ...]
+    inference_grpc: tuple[tuple[str, int], ...] = ()
     host: str = "127.0.0.1"
     http_port: int = 8090
     admin_port: int = 8092

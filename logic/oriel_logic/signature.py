@@ -15,9 +15,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal
 
-import msgspec
-import numpy as np
-
 from oriel_logic.bodies.audio import Audio
 from oriel_logic.bodies.tensors import Tensors
 from oriel_logic.bodies.upload import Upload
@@ -40,11 +37,11 @@ __all__ = [
 MISSING: Any = inspect.Parameter.empty
 Injected = Literal["request", "models", "ctx", ""]
 # By name: a context knows the workers, and they know what is defined here.
-INJECTED: dict[str, Injected] = {
-    "oriel_logic.messages.Request": "request",
-    "oriel_logic.models.Models": "models",
-    "oriel_logic.context.Context": "ctx",
-}
+INJECTED: tuple[tuple[str, str, Injected], ...] = (
+    ("oriel_logic.messages", "Request", "request"),
+    ("oriel_logic.models", "Models", "models"),
+    ("oriel_logic.context", "Context", "ctx"),
+)
 STREAMS = (collections.abc.AsyncIterator, collections.abc.AsyncIterable, collections.abc.AsyncGenerator)
 PLAIN_STREAMS = (collections.abc.Iterator, collections.abc.Generator)
 
@@ -175,7 +172,7 @@ def parameter_of(function: Callable[..., Any], found: inspect.Parameter) -> Para
     if name in ("models", "ctx"):  # always these, so that their annotation may be anything, also unimportable here
         return Parameter(name=name, injected=typing.cast(Injected, name), by_keyword=by_keyword)
     hint = resolved(function, name, found.annotation)
-    injected = INJECTED.get(f"{getattr(hint, '__module__', '')}.{getattr(hint, '__qualname__', '')}", "")
+    injected: Injected = next((what for home, each, what in INJECTED if is_named(hint, home, each)), "")
     if not injected and name == "request" and hint in (Any, object):
         injected = "request"
     if injected:
@@ -243,9 +240,9 @@ def form_of(hint: Any) -> tuple[Form, Any, bool]:
         return Form.TENSORS, bare, optional
     if bare is Upload:
         return Form.UPLOAD, bare, optional
-    if origin is np.ndarray or bare is np.ndarray:
+    if is_named(origin or bare, "numpy", "ndarray"):
         return Form.ARRAY, bare, optional
-    if is_image(bare):
+    if is_named(bare, "PIL.Image", "Image"):
         return Form.IMAGE, bare, optional
     if origin in STREAMS or bare in STREAMS:
         return Form.LINES, item_of(bare), optional
@@ -266,9 +263,10 @@ def without_none(hint: Any) -> tuple[Any, bool]:
     return members[0], True
 
 
-def is_image(hint: Any) -> bool:
-    """`PIL.Image.Image`, told by its name: a service that reads no images does not load Pillow."""
-    return getattr(hint, "__module__", "") == "PIL.Image" and getattr(hint, "__name__", "") == "Image"
+def is_named(hint: Any, module: str, name: str) -> bool:
+    """A class of a package that is not loaded for this: a service that reads no images does without Pillow, and a
+    worker in an environment of its own may be without numpy and msgspec."""
+    return getattr(hint, "__module__", "") == module and getattr(hint, "__name__", "") == name
 
 
 def is_pydantic(hint: Any) -> bool:
@@ -276,7 +274,7 @@ def is_pydantic(hint: Any) -> bool:
 
 
 def is_object(hint: Any) -> bool:
-    """Whether JSON of this type is an object (or anything, for Any)."""
+    """Whether JSON of this type is an object."""
     hint, _ = without_none(hint)
     if typing.get_origin(hint) is typing.Annotated:
         hint = typing.get_args(hint)[0]
@@ -285,6 +283,6 @@ def is_object(hint: Any) -> bool:
         return all(is_object(each) for each in typing.get_args(hint) if each is not type(None))
     if inspect.isclass(origin) and issubclass(origin, collections.abc.Mapping):
         return True  # dict, Mapping, TypedDict
-    if inspect.isclass(origin) and issubclass(origin, msgspec.Struct):
+    if hasattr(origin, "__struct_config__"):
         return not origin.__struct_config__.array_like
     return dataclasses.is_dataclass(origin) or typing.is_typeddict(origin) or is_pydantic(origin)

@@ -76,16 +76,26 @@ def module_name(stem: str, turn: int = 1) -> str:
 
 
 def handler_files(folders: Iterable[Path]) -> list[HandlerFile]:
-    """Every handler of `folders`, in order of folder, then name, then version.
+    """Every handler of `folders`, in order of folder, then name, then version. One of them may be a service itself.
 
     Import names are unique: of two files of one name the second is `oriel_services.<name>@2`.
     """
     turns: dict[str, int] = {}
     files = []
-    for file in (found for folder in folders for found in in_folder(folder)):
+    for file in (found for folder in folders for found in in_place(folder)):
         turn = turns[file.module] = turns.get(file.module, 0) + 1
         files.append(file if turn == 1 else replace(file, module=f"{file.module}@{turn}"))
     return files
+
+
+def in_place(place: Path) -> Iterator[HandlerFile]:
+    """A services folder, or one service alone: its file, or its own folder."""
+    if place.is_file():
+        yield HandlerFile(module=module_name(place.stem), path=place, folder=place.parent, name=place.stem)
+    elif (place / HANDLER).is_file():
+        yield from of_service(place)
+    else:
+        yield from in_folder(place)
 
 
 def in_folder(folder: Path) -> Iterator[HandlerFile]:

@@ -40,7 +40,7 @@ def test_a_handler_may_import_its_neighbour_but_not_serve_its_services(services:
         ("import sys\nsys.exit(3)", "line 2: SystemExit: 3"),
         (
             "from oriel_logic import service\n@service\ndef f(*a): ...",
-            "line 2: NotAService: `f` must name its parameters",
+            "line 2: NotAService: `f` must name its parameters: '*a' cannot be served",
         ),
         ("\n\ndef f():\n    raise KeyError('a\\nb')\nf()", r"line 4: KeyError: 'a\nb'"),
     ],

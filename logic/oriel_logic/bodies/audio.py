@@ -2,12 +2,9 @@
 
 import wave
 from io import BytesIO
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from oriel_logic.errors import InputTooLarge, Refused
+from oriel_logic.models import Array
 
 __all__ = ["MAX_SAMPLES", "Audio", "decode", "encode"]
 
@@ -22,7 +19,7 @@ class Audio:
 
     __slots__ = ("rate", "samples")
 
-    def __init__(self, samples: NDArray[Any], rate: int) -> None:
+    def __init__(self, samples: Array, rate: int) -> None:
         self.samples = samples
         self.rate = rate
 
@@ -30,9 +27,9 @@ class Audio:
     def seconds(self) -> float:
         return len(self.samples) / self.rate
 
-    def mono(self) -> NDArray[Any]:
+    def mono(self) -> Array:
         """[frames] FP32: the mean of the channels."""
-        mixed: NDArray[Any] = self.samples.mean(axis=1, dtype=np.float32)
+        mixed: Array = self.samples.mean(axis=1, dtype="float32")
         return mixed
 
 
@@ -55,7 +52,9 @@ def decode(data: bytes, *, max_samples: int = MAX_SAMPLES) -> Audio:
     return Audio(samples_of(raw, width).reshape(frames, channels), rate)
 
 
-def samples_of(raw: bytes, width: int) -> NDArray[Any]:
+def samples_of(raw: bytes, width: int) -> Array:
+    import numpy as np
+
     if width == 1:  # the only unsigned one
         return (np.frombuffer(raw, np.uint8).astype(np.float32) - 128.0) / 128.0
     if width == 3:
@@ -67,6 +66,8 @@ def samples_of(raw: bytes, width: int) -> NDArray[Any]:
 
 def encode(audio: Audio) -> bytes:
     """A WAV file with 16 bits per sample; what passes -1 .. 1 is clipped. Raises ValueError for other shapes."""
+    import numpy as np
+
     samples = audio.samples[:, np.newaxis] if audio.samples.ndim == 1 else audio.samples
     if samples.ndim != 2 or not 1 <= samples.shape[1] <= MAX_CHANNELS:
         raise ValueError(f"audio has [frames, channels] samples, not {list(samples.shape)}")

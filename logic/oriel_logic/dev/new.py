@@ -1,6 +1,7 @@
 """`oriel logic new NAME`: a folder with a service that runs, its test, a sample input and its settings."""
 
 import argparse
+import builtins
 import keyword
 import re
 import sys
@@ -14,6 +15,8 @@ __all__ = ["add_arguments", "make", "run"]
 
 SCAFFOLD = "scaffold"
 SUFFIX = ".txt"
+# What the scaffold's own lines use beside the service's name.
+RESERVED = frozenset({*dir(builtins), "Client", "Models", "Verdict", "WORDS", "client", "models", "service"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +69,8 @@ def make(folder: Path) -> dict[str, str]:
 def identifier(name: str) -> str:
     """A Python name close to a service's name."""
     found = re.sub(r"\W", "_", name)
-    return f"service_{found}" if not found.isidentifier() or keyword.iskeyword(found) else found
+    is_free = found.isidentifier() and not keyword.iskeyword(found) and found not in RESERVED
+    return found if is_free else f"service_{found}"
 
 
 def filled(text: str, words: dict[str, str]) -> str:

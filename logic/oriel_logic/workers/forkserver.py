@@ -26,7 +26,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from oriel_logic.definition import Definition
+from oriel_logic.definition import Definition, describe
 from oriel_logic.loading import load, one_line
 from oriel_logic.sources import HandlerFile
 from oriel_logic.workers import child
@@ -68,7 +68,7 @@ def imported(files: Sequence[HandlerFile]) -> tuple[list[Definition], child.Repo
         if loaded.definition is not None:
             definitions.append(loaded.definition)
             try:
-                report["descriptions"][loaded.name] = loaded.definition.describe()
+                report["descriptions"][loaded.name] = describe(loaded.definition)
             except Exception as error:  # types of the service that cannot be described
                 report["problems"][loaded.name] = f"it cannot be described: {one_line(error)}"
         elif loaded.problem:

@@ -1,0 +1,61 @@
+"""JSON bodies: bounded in size and depth, decoded into the service's own types, refused with the path of the field.
+
+Paths read as in JSONPath: `$.items[2].price`. msgspec says them after what is wrong; pydantic gives them as tuples.
+"""
+
+import re
+from typing import Any
+
+import msgspec
+
+from oriel_logic.errors import InputTooLarge, Refused
+from oriel_logic.messages import MAX_JSON_BYTES, TOO_DEEP
+from oriel_wire.errors import BadMessage
+from oriel_wire.v2.depth import check_depth
+
+__all__ = ["decode", "invalid"]
+
+WITH_PATH = re.compile(r"(?P<what>.*) - at (?:`key` in )?`(?P<path>\$[^`]*)`\Z", re.DOTALL)
+ONE_FIELD = re.compile(r"Object (?:missing required|contains unknown) field `(?P<name>[^`]+)`\Z")
+MAX_PATH = 200
+
+
+def decode(body: bytes, decoder: "msgspec.json.Decoder[Any]") -> Any:
+    """Raises InputTooLarge, or Refused with `field` where it is one field's fault."""
+    if len(body) > MAX_JSON_BYTES:
+        raise InputTooLarge(f"JSON bodies may have {MAX_JSON_BYTES} bytes, this one has {len(body)}")
+    try:
+        check_depth(body)
+        return decoder.decode(body)
+    except (BadMessage, RecursionError) as error:
+        raise Refused(TOO_DEEP) from error
+    except msgspec.ValidationError as error:
+        raise invalid(error) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refused(f"the body is not valid JSON: {error}") from error
+
+
+def invalid(error: msgspec.ValidationError) -> Refused:
+    """What is wrong, and where: a Refused, of the kind that a value's own reader raised."""
+    text, path = str(error), "$"
+    found = WITH_PATH.match(text)
+    if found is not None:
+        text, path = found["what"], found["path"]
+    missing = ONE_FIELD.match(text)
+    if missing is not None:
+        path += f".{missing['name']}"
+    cause = error.__cause__
+    problems = getattr(cause, "errors", None)
+    if callable(problems):  # pydantic's: the first of them
+        first = problems()[0]
+        text, path = str(first["msg"]), path + steps(first["loc"])
+    kind: type[Refused] = Refused
+    if cause is not None and isinstance(cause.__cause__, Refused):
+        kind = type(cause.__cause__)
+    path = path[:MAX_PATH]
+    return kind(f"{text[:1].upper()}{text[1:]} at {path}", field=path)
+
+
+def steps(location: tuple[str | int, ...]) -> str:
+    """("items", 2, "price") -> ".items[2].price"."""
+    return "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in location)

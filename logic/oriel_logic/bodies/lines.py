@@ -1,0 +1,97 @@
+"""Streams of values: NDJSON (one JSON text per line) and server-sent events, in and out."""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from oriel_logic.errors import InputTooLarge, Refused
+
+__all__ = ["MAX_LINE_BYTES", "error_event", "error_line", "event", "items", "line", "lines", "texts_of_events"]
+
+MAX_LINE_BYTES = 1 << 20
+
+
+async def lines(pieces: AsyncIterator[bytes], *, limit_bytes: int) -> AsyncIterator[bytes]:
+    """The lines of a body without their ends, as soon as each is whole; empty ones too.
+
+    Raises InputTooLarge past `limit_bytes` for all of them or MAX_LINE_BYTES for one.
+    """
+    rest = b""
+    total = 0
+    async for piece in pieces:
+        total += len(piece)
+        if total > limit_bytes:
+            raise InputTooLarge(f"the stream is larger than the {limit_bytes} bytes this service reads")
+        *whole, rest = (rest + piece).split(b"\n")
+        for each in whole:
+            if len(each) > MAX_LINE_BYTES:
+                raise line_too_long()
+            yield each.removesuffix(b"\r")
+        if len(rest) > MAX_LINE_BYTES:
+            raise line_too_long()
+    if rest:
+        yield rest.removesuffix(b"\r")
+
+
+def line_too_long() -> InputTooLarge:
+    return InputTooLarge(f"a line of a stream may have {MAX_LINE_BYTES} bytes")
+
+
+async def texts_of_events(found: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The data of server-sent events, from their lines. An event without a blank line behind it is none."""
+    data: list[bytes] = []
+    size = 0
+    async for each in found:
+        if not each:
+            if data:
+                yield b"\n".join(data)
+            data, size = [], 0
+            continue
+        name, _, value = each.partition(b":")
+        if name == b"data":
+            value = value.removeprefix(b" ")
+            size += len(value) + 1
+            if size > MAX_LINE_BYTES:
+                raise line_too_long()
+            data.append(value)
+
+
+async def items(
+    pieces: AsyncIterator[bytes], decode: Callable[[bytes], Any], *, events: bool, limit_bytes: int
+) -> AsyncIterator[Any]:
+    """The values of a streamed body. Raises Refused with the number of the bad one in `field`: `$[3].price`."""
+    found = lines(pieces, limit_bytes=limit_bytes)
+    texts = texts_of_events(found) if events else found
+    place = 0
+    async for text in texts:
+        if not text.strip():
+            continue
+        try:
+            value = decode(text)
+        except Refused as refused:
+            field = f"$[{place}]{refused.field.removeprefix('$')}"
+            raise type(refused)(f"item {place} of the stream: {refused.message}", field=field) from refused
+        yield value
+        place += 1
+
+
+def line(text: bytes) -> bytes:
+    """One line of NDJSON. JSON has no line ends of its own outside strings, where they are escaped."""
+    return text + b"\n"
+
+
+def event(text: bytes) -> bytes:
+    """One server-sent event."""
+    if b"\n" not in text and b"\r" not in text:
+        return b"data: " + text + b"\n\n"
+    normal = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    return b"data: " + normal.replace(b"\n", b"\ndata: ") + b"\n\n"
+
+
+def error_line(body: bytes) -> bytes:
+    """The last line of NDJSON that fails after it has begun: the error body, an object with `error` alone."""
+    return line(body)
+
+
+def error_event(body: bytes) -> bytes:
+    """Likewise the last event, also named so."""
+    return b"event: error\n" + event(body)

@@ -1,0 +1,101 @@
+"""Values that JSON has no words for, from what clients send for them: pictures, sounds, arrays, pydantic models.
+
+`converted` is msgspec's `dec_hook`: it is called with the wanted type and the plain value at that place.
+"""
+
+import base64
+import binascii
+import typing
+from typing import Any
+
+import numpy as np
+
+from oriel_logic.bodies import audio, npy
+from oriel_logic.bodies.tensors import Tensors
+from oriel_logic.errors import Refused
+from oriel_logic.models import Array
+from oriel_logic.signature import Form, form_of, is_pydantic
+
+__all__ = ["array_of", "converted", "from_base64", "from_bytes"]
+
+NUMBERS = "biuf"
+ABSTRACT = (np.generic, np.number, np.integer, np.signedinteger, np.unsignedinteger, np.inexact, np.floating)
+
+
+def converted(wanted: Any, value: Any) -> Any:
+    """Raises ValueError (msgspec adds the path), its cause a Refused where there is one."""
+    form, kind, _ = form_of(wanted)
+    if is_pydantic(kind):
+        return kind.model_validate(value)
+    if form is Form.TENSORS and isinstance(value, Tensors):
+        return value
+    if form in (Form.JSON, Form.TENSORS):
+        raise ValueError(f"a {getattr(kind, '__name__', kind)} cannot be given here")
+    try:
+        if form is Form.ARRAY:
+            return array_of(npy.decode(value) if isinstance(value, bytes) else value, kind)
+        if not isinstance(value, str | bytes):
+            return value  # read already
+        return from_bytes(form, from_base64(value) if isinstance(value, str) else value)
+    except Refused as error:
+        raise ValueError(error.message) from error
+
+
+def from_bytes(form: Form, data: bytes) -> Any:
+    """A picture, a sound or an array from its file. Raises Refused."""
+    if form is Form.IMAGE:
+        from oriel_logic import images  # only services that read pictures load Pillow
+
+        return images.read(data)
+    if form is Form.AUDIO:
+        return audio.decode(data)
+    if form is Form.ARRAY:
+        return npy.decode(data)
+    return data
+
+
+def from_base64(text: str) -> bytes:
+    """Raises Refused. A data: URL is fine too."""
+    if text.startswith("data:"):
+        text = text.partition(",")[2]
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise Refused("the value is not base64") from error
+
+
+def array_of(value: Any, wanted: Any) -> Array:
+    """Numbers in nested lists, or an array, with the dtype that `NDArray[...]` names. Raises Refused.
+
+    Nothing is rounded or wrapped silently: fractions do not become integers, and integers have to fit.
+    """
+    try:
+        array = value if isinstance(value, np.ndarray) else np.asarray(value)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise Refused("the nested lists are not of one shape") from error
+    if array.dtype.kind not in NUMBERS:
+        raise Refused("an array takes numbers or booleans, in nested lists of equal length")
+    target = dtype_in(wanted)
+    if target is None or target == array.dtype:
+        return array
+    if array.size and not fits(array, target):
+        raise Refused(f"the array takes {target.name} values, the given ones are {array.dtype.name} or too large")
+    return array.astype(target)
+
+
+def dtype_in(wanted: Any) -> "np.dtype[Any] | None":
+    """float32 of `NDArray[np.float32]`; None where it names no single dtype."""
+    arguments = typing.get_args(wanted)
+    inner = typing.get_args(arguments[1]) if len(arguments) == 2 else ()
+    named = inner[0] if inner else None
+    if not isinstance(named, type) or not issubclass(named, np.generic) or named in ABSTRACT:
+        return None
+    return np.dtype(named)
+
+
+def fits(array: Array, target: "np.dtype[Any]") -> bool:
+    given, wanted = array.dtype.kind, target.kind
+    if wanted in "iu" and given in "iu":
+        bounds = np.iinfo(target)
+        return int(array.min()) >= bounds.min and int(array.max()) <= bounds.max
+    return wanted == given or (wanted in "fc" and given in "iuf")

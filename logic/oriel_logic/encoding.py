@@ -1,0 +1,126 @@
+"""From a handler's value to the body of an answer, in the media type that was negotiated."""
+
+import base64
+from collections.abc import Callable, Mapping
+from io import BytesIO
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from oriel_logic.bodies import audio, lines, npy, tensors
+from oriel_logic.bodies.audio import Audio
+from oriel_logic.bodies.tensors import HEADER_LENGTH, Tensors
+from oriel_logic.errors import HandlerFailed
+from oriel_logic.messages import Answer
+from oriel_logic.schemas import EVENTS, JSON, MEDIA_OUT, NDJSON
+from oriel_logic.signature import Form
+
+__all__ = ["HEAVY_BYTES", "encode", "framing", "is_heavy", "json_text"]
+
+HEAVY_BYTES = 64 << 10
+FORMATS = {"image/png": "PNG", "image/jpeg": "JPEG"}
+JPEG_QUALITY = 90
+Frame = Callable[[Any], bytes]
+
+
+def encode(value: Any, media: str, *, service: str) -> Answer:
+    """value: what the handler gave. media: as negotiated, "" where the handler did not say what it gives.
+
+    Raises HandlerFailed for what cannot be said in that media type.
+    """
+    if isinstance(value, Answer):
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        return Answer(body=bytes(value), content_type="application/octet-stream")
+    chosen = media or natural(value)
+    try:
+        if chosen == JSON and not isinstance(value, Tensors):
+            return Answer(body=json_text(value), content_type=JSON)
+        return encoded(value, chosen, service)
+    except (TypeError, ValueError, RecursionError, OverflowError, OSError, KeyError) as error:
+        raise HandlerFailed(f"the service's answer cannot be sent as {chosen}: its log says why") from error
+
+
+def encoded(value: Any, media: str, service: str) -> Answer:
+    if isinstance(value, Tensors):
+        body, length = tensors.encode(value, service=service, binary=media != JSON)
+        headers = () if length is None else ((HEADER_LENGTH, str(length)),)
+        return Answer(body=body, content_type=media if length is not None else JSON, headers=headers)
+    if isinstance(value, str) and media.startswith("text/"):
+        return Answer(body=value.encode(), content_type=f"{media}; charset=utf-8")
+    if isinstance(value, Audio) and media == "audio/wav":
+        return Answer(body=audio.encode(value), content_type=media)
+    if isinstance(value, np.ndarray) and media == "application/x-npy":
+        return Answer(body=npy.encode(value), content_type=media)
+    if is_picture(value) and media in FORMATS:
+        return Answer(body=picture(value, media), content_type=media)
+    raise TypeError(f"{type(value).__name__} is no {media}")
+
+
+def natural(value: Any) -> str:
+    """The media type of a value of a handler that does not say what it gives."""
+    if is_picture(value):
+        return MEDIA_OUT[Form.IMAGE][0]
+    if isinstance(value, Audio):
+        return MEDIA_OUT[Form.AUDIO][0]
+    return JSON
+
+
+def is_picture(value: Any) -> bool:
+    """Told by what it has: a service that makes no pictures does not load Pillow."""
+    return hasattr(value, "getbands") and hasattr(value, "save")
+
+
+def picture(value: Any, media: str) -> bytes:
+    file = BytesIO()
+    if media == "image/jpeg":
+        value.convert("RGB").save(file, "JPEG", quality=JPEG_QUALITY)
+    else:
+        value.save(file, "PNG")
+    return file.getvalue()
+
+
+def json_text(value: Any) -> bytes:
+    """Raises TypeError, ValueError, RecursionError or OverflowError for what JSON cannot say."""
+    return msgspec.json.encode(value, enc_hook=plain)
+
+
+def plain(value: Any) -> Any:
+    """msgspec's `enc_hook`: arrays as nested lists, pictures and sounds in base64, pydantic models as objects."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if is_picture(value):
+        return base64.b64encode(picture(value, "image/png")).decode()
+    if isinstance(value, Audio):
+        return base64.b64encode(audio.encode(value)).decode()
+    dump = getattr(value, "model_dump", None)
+    if callable(dump):
+        return dump(mode="json")
+    raise TypeError(f"{type(value).__name__} is no JSON value")
+
+
+def is_heavy(value: Any) -> bool:
+    """Whether encoding holds a loop for long enough that a worker should do it."""
+    if isinstance(value, Mapping):
+        return any(is_heavy(each) for each in value.values())
+    if isinstance(value, np.ndarray):
+        return bool(value.nbytes > HEAVY_BYTES)
+    return is_picture(value) or (isinstance(value, Audio) and value.samples.nbytes > HEAVY_BYTES)
+
+
+def framing(media: str) -> Frame:
+    """How the values of a stream become pieces of its body. The frame raises what `json_text` raises."""
+    if media == EVENTS:
+        return lambda value: lines.event(json_text(value))
+    if media == NDJSON:
+        return lambda value: lines.line(json_text(value))
+    return raw
+
+
+def raw(value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise TypeError(f"{type(value).__name__} is neither text nor bytes")

@@ -1,0 +1,253 @@
+import base64
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Annotated, Any
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from pydantic import BaseModel
+
+from oriel_logic.bodies import audio, npy
+from oriel_logic.bodies.audio import Audio
+from oriel_logic.bodies.tensors import Tensors
+from oriel_logic.bodies.upload import Upload
+from oriel_logic.decoding import MAX_QUERY_FIELDS, Reader
+from oriel_logic.errors import InputTooLarge, MediaUnsupported, Refused
+from oriel_logic.messages import Request
+from oriel_logic.signature import read
+
+
+def picture() -> bytes:
+    file = BytesIO()
+    Image.new("RGB", (3, 2), "red").save(file, "PNG")
+    return file.getvalue()
+
+
+PNG = picture()
+WAV = audio.encode(Audio(np.zeros((4, 1), np.float32), 8000))
+ROWS = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+@dataclass
+class Item:
+    price: float
+    image: Image.Image | None = None
+
+
+class Person(BaseModel):
+    name: str
+    age: int = 1
+
+
+async def plain(text: str, top: int = 3, tags: list[str] = ["x"]) -> None: ...  # noqa: B006
+async def whole(item: Item) -> None: ...
+async def person(person: Person) -> None: ...
+async def seen(image: Image.Image, threshold: float = 0.5) -> None: ...
+async def heard(sound: Audio) -> None: ...
+async def rows(rows: NDArray[np.float32], scale: float = 1.0) -> None: ...
+async def named(tensors: Tensors) -> None: ...
+async def data(data: bytes) -> None: ...
+async def several(images: list[Image.Image], note: str = "") -> None: ...
+async def none() -> None: ...
+async def bounded(text: Annotated[str, msgspec.Meta(max_length=3)], ctx: Any, models: Any) -> None: ...
+async def filed(file: Upload, note: str = "-") -> None: ...
+async def streamed(items: AsyncIterator[Item], scale: int = 1) -> None: ...
+
+
+def request(body: bytes | str = b"", kind: str = "", query: str = "", **headers: str) -> Request:
+    media = kind.partition(";")[0].strip().lower()
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    raw = body.encode() if isinstance(body, str) else body
+    return Request(body=raw, content_type=media, query=query, headers={"content-type": kind, **named})
+
+
+def form(data: Any = None, files: Any = None) -> Request:
+    sent = httpx.Request("POST", "http://x", data=data, files=files)
+    return request(sent.read(), sent.headers["content-type"])
+
+
+def inputs(function: Any, *arguments: Any, **more: Any) -> tuple[Any, ...]:
+    sent = arguments[0] if isinstance(arguments[0], Request) else request(*arguments, **more)
+    return Reader(read(function)).inputs(sent)
+
+
+JSON = "application/json"
+FORM = "application/x-www-form-urlencoded"
+PNG64 = base64.b64encode(PNG).decode()
+
+
+@pytest.mark.parametrize(
+    ("function", "body", "kind", "query", "wanted"),
+    [
+        (plain, '{"text": "hi"}', JSON, "", ("hi", 3, ["x"])),
+        (plain, '{"text": "hi", "top": 5, "tags": []}', "application/vnd.x+json", "", ("hi", 5, [])),
+        (plain, '{"text": "hi"}', FORM, "", ("hi", 3, ["x"])),  # curl --data
+        (plain, '{"text": "hi"}', "", "", ("hi", 3, ["x"])),
+        (plain, "text=hi+there&top=4&tags=a&tags=b", FORM, "", ("hi there", 4, ["a", "b"])),
+        (plain, "text=hi&tags=a", FORM, "", ("hi", 3, ["a"])),
+        (plain, "größe", "text/plain", "top=7&tags=y", ("größe", 7, ["y"])),
+        (plain, "hi", "", "", ("hi", 3, ["x"])),
+        (whole, '{"price": 1}', JSON, "", (Item(1.0),)),
+        (whole, "price=1.5", FORM, "", (Item(1.5),)),
+        (person, '{"name": "Ada", "age": 36}', JSON, "", (Person(name="Ada", age=36),)),
+        (data, b"\x00\xff", "application/octet-stream", "", (b"\x00\xff",)),
+        (data, b"GIF8", "image/gif", "", (b"GIF8",)),
+        (data, '{"data": "aGk="}', JSON, "", (b"hi",)),
+        (bounded, '{"text": "abc"}', JSON, "", ("abc",)),
+        (bounded, "abc", "text/plain; charset=utf-8", "", ("abc",)),
+        (none, "", "", "", ()),
+    ],
+)
+def test_values_by_media_type(function: Any, body: Any, kind: str, query: str, wanted: Any) -> None:
+    assert inputs(function, body, kind, query) == wanted
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        request(PNG, "image/png", "threshold=0.25"),
+        request(PNG, "", "threshold=0.25"),
+        request(PNG, "application/octet-stream", "threshold=0.25"),
+        request(json.dumps({"image": PNG64, "threshold": 0.25}), JSON),
+        request(json.dumps({"image": "data:image/png;base64," + PNG64, "threshold": 0.25}), JSON),
+        form({"threshold": "0.25"}, {"image": ("a.png", PNG, "image/png")}),
+    ],
+)
+def test_a_picture_comes_as_body_as_part_or_in_base64(sent: Request) -> None:
+    image, threshold = inputs(seen, sent)
+    assert (image.size, image.getpixel((0, 0)), threshold) == ((3, 2), (255, 0, 0), 0.25)
+
+
+def test_pictures_may_be_several_or_within_an_object() -> None:
+    images, note = inputs(several, form({"note": "hi"}, [("images", ("a", PNG)), ("images", ("b", PNG))]))
+    assert [each.size for each in images] == [(3, 2), (3, 2)] and note == "hi"
+    (images, _) = inputs(several, form(files={"images": ("a", PNG)}))
+    assert len(images) == 1
+    (item,) = inputs(whole, form({"price": "2"}, {"image": ("a", PNG)}))
+    assert item.price == 2 and item.image.size == (3, 2)
+    (item,) = inputs(whole, json.dumps({"price": 2, "image": PNG64}), JSON)
+    assert item.image.size == (3, 2)
+
+
+def test_sounds_and_arrays() -> None:
+    for kind in ("audio/wav", "audio/x-wav", "application/octet-stream", ""):
+        assert inputs(heard, WAV, kind)[0].samples.shape == (4, 1)
+    for sent in (
+        request(npy.encode(ROWS), "application/x-npy", "scale=2"),
+        request(npy.encode(ROWS.astype(np.float64)), "", "scale=2"),
+        request('{"rows": [[0, 1, 2], [3, 4, 5]], "scale": 2}', JSON),
+        form({"scale": "2"}, {"rows": ("a.npy", npy.encode(ROWS))}),
+    ):
+        array, scale = inputs(rows, sent)
+        assert array.dtype == np.float32 and array.tolist() == ROWS.tolist() and scale == 2
+
+
+def test_v2_tensors_as_json_and_binary() -> None:
+    head = {"name": "x", "datatype": "FP32", "shape": [2, 3]}
+    text = json.dumps({"inputs": [{**head, "data": [0, 1, 2, 3, 4, 5]}]})
+    (tensors,) = inputs(named, text, JSON)
+    assert tensors["x"].tolist() == ROWS.tolist() and isinstance(tensors, Tensors)
+    text = json.dumps({"inputs": [{**head, "parameters": {"binary_data_size": 24}}]})
+    sent = request(
+        text.encode() + ROWS.tobytes(), "application/octet-stream", inference_header_content_length=str(len(text))
+    )
+    assert inputs(named, sent)[0]["x"].tolist() == ROWS.tolist()
+    for bad in ('{"inputs": [{"name": "x"}]}', "{", json.dumps({"inputs": [{**head, "data": [1]}]})):
+        with pytest.raises(Refused):
+            inputs(named, bad, JSON)
+    with pytest.raises(Refused, match="JSON part that names them"):
+        inputs(named, request(b"123", "application/octet-stream", inference_header_content_length="0"))
+
+
+@pytest.mark.parametrize(
+    ("function", "sent", "field"),
+    [
+        (plain, request('{"text": 1}', JSON), "$.text"),
+        (plain, request('{"txt": "a", "text": "b"}', JSON), "$.txt"),
+        (plain, request("hi", "text/plain", "top=many"), "$.top"),
+        (plain, form({"text": "a", "top": "x"}), "$.top"),
+        (plain, request("top=1", FORM), "$.text"),
+        (whole, request("", JSON), ""),
+        (person, request('{"name": 1}', JSON), "$.name"),
+        (seen, request('{"image": 7}', JSON), "$.image"),
+        (seen, form(files={"image": ("a", b"GIF")}), "$.image"),
+        (seen, form({"threshold": "1"}, {"other": ("a", PNG)}), "$.other"),
+        (bounded, request("abcd", "text/plain"), "$.text"),
+        (rows, request('{"rows": [[1], [2, 3]]}', JSON), "$.rows"),
+    ],
+)
+def test_a_bad_field_is_named_wherever_it_stood(function: Any, sent: Request, field: str) -> None:
+    with pytest.raises(Refused) as refused:
+        inputs(function, sent)
+    assert refused.value.field == field, refused.value
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "listed"),
+    [
+        (seen, "text/html", "send application/json, image/png, image/jpeg or multipart/form-data, not text/html"),
+        (seen, "", "and say so in Content-Type"),
+        (plain, "image/png", "application/json, text/plain or multipart/form-data"),
+        (named, "multipart/form-data", "send application/json or application/octet-stream, not multipart/form-data"),
+        (whole, "text/plain", "send application/json or multipart/form-data"),
+    ],
+)
+def test_other_kinds_of_bodies_are_told_what_is_read(function: Any, kind: str, listed: str) -> None:
+    with pytest.raises(MediaUnsupported, match=listed):
+        inputs(function, b"\x01", kind)
+
+
+def test_fields_of_a_query_are_bounded() -> None:
+    with pytest.raises(Refused, match="64 fields"):
+        inputs(plain, "hi", "text/plain", "&".join(["tags=x"] * (MAX_QUERY_FIELDS + 1)))
+
+
+def test_defaults_are_not_shared() -> None:
+    reader = Reader(read(plain))
+    first = reader.inputs(request('{"text": "a"}', JSON))
+    first[2].append("y")
+    assert reader.inputs(request('{"text": "a"}', JSON))[2] == ["x"]
+
+
+async def pieces(*found: bytes) -> AsyncIterator[bytes]:
+    for each in found:
+        yield each
+
+
+async def test_an_upload_is_the_body_or_a_part() -> None:
+    reader = Reader(read(filed))
+    sent = request(b"", "video/mp4", "note=hi", content_length="4")
+    upload, note = await reader.open(sent, pieces(b"ab", b"cd"), 100)
+    assert (note, upload.content_type, upload.size_bytes) == ("hi", "video/mp4", 4)
+    assert [piece async for piece in upload] == [b"ab", b"cd"]
+    multi = form({"note": "hi"}, {"file": ("a.mp4", b"abcd", "video/mp4")})
+    upload, note = await reader.open(multi, pieces(multi.body), 100)
+    assert (note, upload.filename, await upload.read()) == ("hi", "a.mp4", b"abcd")
+    upload, note = await reader.open(request(), pieces(b"x" * 101), 100)
+    assert note == "-"
+    with pytest.raises(InputTooLarge, match="larger than the 100 bytes"):
+        await upload.read()
+
+
+@pytest.mark.parametrize("kind", ["application/x-ndjson", "application/jsonl", "text/event-stream", ""])
+async def test_a_stream_of_items_comes_in(kind: str) -> None:
+    lines = b'{"price": 1}\n{"price": 2}\n{"price": "x"}\n'
+    if kind == "text/event-stream":
+        lines = b"".join(b"data: " + line + b"\n\n" for line in lines.splitlines())
+    items, scale = await Reader(read(streamed)).open(request(b"", kind, "scale=3"), pieces(lines[:9], lines[9:]), 1000)
+    assert scale == 3
+    assert [(await anext(items)).price, (await anext(items)).price] == [1, 2]
+    with pytest.raises(Refused) as refused:
+        await anext(items)
+    assert refused.value.field == "$[2].price"
+
+
+async def test_a_stream_of_another_kind_is_refused() -> None:
+    with pytest.raises(MediaUnsupported, match="application/x-ndjson or text/event-stream, not image/png"):
+        await Reader(read(streamed)).open(request(b"", "image/png"), pieces(), 1000)
