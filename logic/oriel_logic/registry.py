@@ -102,6 +102,11 @@ class Registry:
         """All that take requests."""
         return [release for service in self._services.values() for release in service.releases.values()]
 
+    @property
+    def failed(self) -> int:
+        """Files whose newest state serves nothing."""
+        return len({file.origin for service in self._services.values() for file in service.failures})
+
     def holder(self, name: str, version: str) -> Release | None:
         """Who serves this name and version now."""
         service = self._services.get(name)
