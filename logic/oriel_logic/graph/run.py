@@ -17,6 +17,7 @@ from oriel_logic.errors import HandlerFailed, Refused
 from oriel_logic.graph.document import RUN, GraphError, StepTable, parse
 from oriel_logic.graph.plan import Plan, Progress, Step, plan_of
 from oriel_logic.graph.references import Reference
+from oriel_logic.loading import BESIDE
 from oriel_logic.messages import Request
 from oriel_logic.models import Models
 from oriel_logic.workers.references import for_function
@@ -53,7 +54,7 @@ def function_of(step: StepTable, module: ModuleType, where: str) -> Function:
     match = RUN.match(step.run)
     assert match is not None
     try:
-        found = getattr(importlib.import_module(f"{module.__name__}.{match[1]}"), match[2])
+        found = getattr(importlib.import_module(f"{module.__name__}.{BESIDE}.{match[1]}"), match[2])
     except ModuleNotFoundError as error:
         raise GraphError(f"{where}: run: there is no file {match[1]}.py beside this one ({error})") from error
     except AttributeError as error:

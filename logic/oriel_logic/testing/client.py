@@ -3,7 +3,7 @@
 import asyncio
 import atexit
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from oriel_logic.loading import Loaded, load_file
 from oriel_logic.metrics import Metrics
 from oriel_logic.pipeline import Pipeline
 from oriel_logic.registry import Registry
+from oriel_logic.releases import Deployment, Release
 from oriel_logic.replies import Reply
 from oriel_logic.sources import HandlerFile, module_name
 from oriel_logic.testing.models import FakeModels
@@ -64,7 +65,7 @@ class AsyncClient:
             services.set_up(each.definition)
         workers = ThreadWorkers(services, clock)
         pipeline = Pipeline(services, workers, self.models, clock=clock)
-        self._dispatch = Dispatch(Registry(loaded), pipeline, max_body_bytes=max_body_bytes)
+        self._dispatch = Dispatch(registry_of(loaded, workers, pipeline), max_body_bytes=max_body_bytes)
         self._sink = ListSink()
         self._envelope = Envelope(
             self._handle,
@@ -146,6 +147,14 @@ class Client:
     def request(self, method: str, path: str, **keywords: Any) -> httpx.Response:
         """See `AsyncClient.request`."""
         return on_the_loop(self._client.request(method, path, **keywords))
+
+
+def registry_of(loaded: Sequence[Loaded], workers: ThreadWorkers, pipeline: Pipeline) -> Registry:
+    registry = Registry()
+    deployment = Deployment([each.file for each in loaded], workers, pipeline)
+    releases = [Release(each.definition, each.file, deployment) for each in loaded if each.definition is not None]
+    registry.publish(loaded[0].file.origin, releases)
+    return registry
 
 
 def promised(tier: str, tenant: str, timeout_s: float | None) -> dict[str, str]:
