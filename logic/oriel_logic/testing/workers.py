@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from oriel_logic.errors import HandlerFailed, LogicError
 from oriel_logic.workers.job import Done
@@ -20,6 +20,9 @@ END = object()
 
 class ThreadWorkers:
     """`Workers` over threads. Memory and time limits of a service are those of real workers: there are none here."""
+
+    waiting = busy = 0
+    pids: ClassVar[list[int]] = []
 
     def __init__(self, services: Services, clock: Callable[[], float]) -> None:
         self._services = services
@@ -78,6 +81,9 @@ class ThreadWorkers:
             raise
         except Exception as error:
             raise HandlerFailed(f"the service failed in its stage '{stage}'") from error
+
+    async def close(self) -> None:
+        """Nothing is kept."""
 
     async def _begin(self, reference: str, arguments: Sequence[Any], call: CallContext, models: Any) -> Any:
         function = self._services.resolve(reference)
