@@ -1,7 +1,7 @@
 """What a handler knows about its request beside the body: time left, tier, and the workers."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ParamSpec, Protocol, TypeVar
 
@@ -25,7 +25,28 @@ class Finished(Protocol):
 class Workers(Protocol):
     """What is needed of `workers.pool.WorkerPool`."""
 
-    async def call(self, reference: str, arguments: Sequence[Any], *, call: CallContext, stage: str) -> Finished: ...
+    async def call(
+        self,
+        reference: str,
+        arguments: Sequence[Any],
+        *,
+        call: CallContext,
+        stage: str,
+        models: Any = None,
+        run_s: float | None = None,
+        memory_mb: int = 0,
+    ) -> Finished: ...
+    def stream(
+        self,
+        reference: str,
+        arguments: Sequence[Any],
+        *,
+        call: CallContext,
+        stage: str,
+        models: Any = None,
+        run_s: float | None = None,
+        memory_mb: int = 0,
+    ) -> AsyncIterator[Any]: ...
 
 
 class Context:
@@ -40,6 +61,10 @@ class Context:
         self._ledger = ledger
         self._workers = workers
         self._clock = clock
+
+    def rebind(self, call: CallContext) -> None:
+        """A stream goes on: it has until another deadline."""
+        self._call = call
 
     @property
     def request_id(self) -> str:
@@ -75,9 +100,14 @@ class Context:
         result: R = await self.work(for_function(function), arguments, function.__name__)
         return result
 
-    async def work(self, reference: str, arguments: Sequence[Any], stage: str) -> Any:
+    async def work(self, reference: str, arguments: Sequence[Any], stage: str, **terms: Any) -> Any:
+        """terms: `models` that the job may call, and its limits `run_s` and `memory_mb`."""
         with self._ledger.stage(stage) as timed:
-            done = await self._workers.call(reference, arguments, call=self._call, stage=stage)
+            done = await self._workers.call(reference, arguments, call=self._call, stage=stage, **terms)
             timed.attributes["oriel.cpu_us"] = done.cpu_us
             self._ledger.cost_us += done.cpu_us
             return done.value
+
+    def stream(self, reference: str, arguments: Sequence[Any], stage: str, **terms: Any) -> AsyncIterator[Any]:
+        """The pieces of a generator that runs in a worker; see `work`."""
+        return self._workers.stream(reference, arguments, call=self._call, stage=stage, **terms)

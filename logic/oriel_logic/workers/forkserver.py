@@ -53,7 +53,9 @@ def main(settings: dict[str, Any]) -> None:
     try:
         link = serve(control)
         if link is not None:  # this is a forked worker
-            child.run(link, Services(), definitions, report, limit_bytes=settings["max_frame_bytes"])
+            # What the logic process cannot import runs here as a whole, `async def` too.
+            mine = [each for each in definitions if settings["is_foreign"] or child.has_stage_here(each)]
+            child.run(link, Services(), mine, report, limit_bytes=settings["max_frame_bytes"])
     except Exception:  # the process ends here; its parent sees end-of-file
         traceback.print_exc()
         os._exit(1)
