@@ -170,7 +170,8 @@ class Unit:
         """Serve what these files, imported already, made for clients of the OpenAI API."""
         if "oriel_logic.openai" not in sys.modules:
             return
-        from oriel_logic.openai.dispatch import OpenAI, served_in
+        from oriel_logic.openai.dispatch import OpenAI
+        from oriel_logic.openai.served import served_in
 
         if self._openai is None:
             self._openai = OpenAI(self.dispatch.routes, self.pool, self._upstreams.servers)
