@@ -5,9 +5,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from oriel_logic.dev.fakes import FAKES
 from oriel_logic.folder_config import BadConfig, read_config
 from oriel_logic.sources import HANDLER, HandlerFile, handler_files
+from oriel_logic.testing.fakes_file import FAKES
 from oriel_wire.errors import StartFailed
 
 __all__ = ["Target", "find", "sample_file"]

@@ -25,13 +25,8 @@ async def label(request, models, ctx):
     return {"label": int(outputs["label"][0, 0])}
 """
 FAKES = """
-import numpy as np
-
-class Models:
-    async def infer(self, model, inputs, *, outputs=None, version=""):
-        return {"label": np.array([[42]])}
-
-models = Models()
+from oriel_logic.testing import FakeModels
+models = FakeModels({"digits": {"label": [[42]]}})
 """
 LAST_LINE = "Ctrl-C ends."
 
