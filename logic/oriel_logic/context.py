@@ -37,6 +37,9 @@ class Workers(Protocol):
         run_s: float | None = None,
         memory_mb: int = 0,
     ) -> Finished: ...
+    async def batched(
+        self, reference: str, rows: Any, limits: BatchLimits, *, call: CallContext, stage: str
+    ) -> Finished: ...
     def stream(
         self,
         reference: str,
