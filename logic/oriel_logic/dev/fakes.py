@@ -29,6 +29,11 @@ class FakeServers:
             raise StartFailed(f"{shown_path(path)}: {one_line(error, path)}") from error
 
     @property
+    def names(self) -> list[str]:
+        """Of the models that are faked."""
+        return sorted(self._models.models)
+
+    @property
     def servers(self) -> "FakeServers":
         return self
 
