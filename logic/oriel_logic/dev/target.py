@@ -25,6 +25,8 @@ class Target:
 def find(path: Path) -> Target:
     """Raises StartFailed with what to do instead."""
     root = path.resolve()
+    if root.name == HANDLER:  # of a service's own folder, which is what gives it its name
+        root = root.parent
     if not root.exists():
         mend = f"make one with 'oriel logic new {path.stem}'" if path.suffix != ".py" else "check the name"
         raise StartFailed(f"there is no {path}: {mend}")
