@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import httpx
 
+from oriel_logic.declared import breach
 from oriel_logic.definition import Definition, NotAService, definition_of
 from oriel_logic.envelope import Envelope, Visit
 from oriel_logic.errors import HandlerFailed
@@ -42,8 +43,8 @@ class AsyncClient:
     served: what `@service` stands on, or the path of a handler file (`.py`, `.toml`) or of a service's folder. models:
     FakeModels, or a dict of what they answer; None: those of a `fakes.py` beside the handler. clock: as
     `ctx.remaining_s` sees it. raise_errors: what the service's code raises by mistake is raised here too, with its own
-    traceback; False: the client sees the 500 a caller would. `spans`: those of every call so far. Raises NotAService,
-    and what importing the file or `setup` raises.
+    traceback, and TypeError for an answer that is not what the handler says it gives; False: the client sees what a
+    caller would. `spans`: those of every call so far. Raises NotAService, and what importing or `setup` raises.
     """
 
     def __init__(
@@ -125,6 +126,10 @@ class AsyncClient:
             answer = b"".join([piece async for piece in reply.pieces])
         if self._failure is not None and self._failure.__cause__ is not None and self._raise_errors:
             raise self._failure.__cause__
+        if self._raise_errors and reply.pieces is None and reply.status == 200 and visit.release is not None:
+            wrong = breach(visit.release.definition, reply.content_type, answer)
+            if wrong:
+                raise TypeError(f"{visit.release.name}: {wrong}")
         named = [("content-type", reply.content_type), *reply.headers]
         return httpx.Response(reply.status, headers=named, content=answer, request=sent)
 

@@ -92,3 +92,17 @@ def test_a_wrong_request_names_its_field(body: Any, said: str, field: str | None
     found = answer(takes, **body)
     error = found.json()["error"]
     assert found.status_code == 422 and said in error["message"] and error.get("field") == field
+
+
+@dataclass
+class Verdict:
+    label: str
+
+
+async def misspells(text: str) -> Verdict:
+    return {"lable": text}  # type: ignore[return-value]
+
+
+def test_an_answer_that_is_not_as_declared_fails_the_test_of_its_author() -> None:
+    with pytest.raises(TypeError, match="misspells: it says it gives Verdict.* missing required field `label`"):
+        Client(service(misspells)).post(json={"text": "a"})
