@@ -11,6 +11,7 @@ import pytest
 
 from oriel_logic import Models, service
 from oriel_logic.testing import Client, FakeModels, spec
+from oriel_logic.workers.work import described
 
 MODELS = FakeModels(
     {"digits": {"label": [[7]]}},
@@ -106,3 +107,18 @@ async def misspells(text: str) -> Verdict:
 def test_an_answer_that_is_not_as_declared_fails_the_test_of_its_author() -> None:
     with pytest.raises(TypeError, match="misspells: it says it gives Verdict.* missing required field `label`"):
         Client(service(misspells)).post(json={"text": "a"})
+
+
+def test_a_traceback_from_a_worker_begins_where_the_handler_does() -> None:
+    ours = {"__name__": "oriel_logic.workers.some", "fails": fails}
+    exec("def ours(): fails()", ours)
+    try:
+        ours["ours"]()
+    except ZeroDivisionError as error:
+        line, trace = described(error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
+    assert line == "ZeroDivisionError: of the handler"
+    assert "in fails" in trace and "in ours" not in trace
+
+
+def fails() -> None:
+    raise ZeroDivisionError("of the handler")
