@@ -78,7 +78,8 @@ def units(args: argparse.Namespace, assets: DemoAssets | None) -> list[UnitSpec]
             argv=[
                 *_command("logic"),
                 *(word for folder in services for word in ("--services", str(folder))),
-                *("--inference", str(inference["http"]), "--host", LOOPBACK, "--workers", str(args.workers)),
+                *("--inference", str(inference["http"]), "--inference-grpc", str(inference["grpc"])),
+                *("--host", LOOPBACK, "--workers", str(args.workers)),
                 *_ports(logic),
             ],
             addresses=logic,

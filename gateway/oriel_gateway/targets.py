@@ -19,7 +19,8 @@ __all__ = ["Kind", "Target", "absent", "check_model", "resolve", "resolve_grpc"]
 Kind = Literal["service", "model", "server"]
 
 _NAME = r"(?P<name>[A-Za-z0-9_-][A-Za-z0-9._-]{0,127})"
-_SERVICE = re.compile(rf"/v1/services/{_NAME}\Z")
+# A service's versions are names that nobody counts with: no two spellings are one to a logic server.
+_SERVICE = re.compile(rf"/v1/services/{_NAME}(?:/versions/[A-Za-z0-9][A-Za-z0-9._-]{{0,63}})?\Z")
 # One spelling per version: a server reads 01 as 1, and a route or a limit for version 1 would not know it.
 _VERSION = r"(?P<version>0|[1-9][0-9]{0,17})"
 _MODEL = re.compile(rf"/v2/models/{_NAME}(?:/versions/{_VERSION})?(?:/(?P<verb>[a-z_]+))?\Z")
@@ -31,6 +32,15 @@ _OPERATOR = re.compile(
     r"|(?:system|cuda)sharedmemory(?:/region/[A-Za-z0-9_-][A-Za-z0-9._-]{0,127})?/(?:status|register|unregister))\Z"
 )
 _GET = frozenset({"GET", "HEAD"})
+# Paths of the OpenAI API are services under these names. Which model is asked for stands in the body, which is not read
+# here: logic judges it by the patterns of `x-oriel-models`.
+_OPENAI = {
+    "/v1/embeddings": ("embeddings", frozenset({"POST"})),
+    "/v1/completions": ("completions", frozenset({"POST"})),
+    "/v1/chat/completions": ("chat.completions", frozenset({"POST"})),
+    "/v1/models": ("models", _GET),
+}
+_LISTED = re.compile(r"/v1/models(?:/[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}){1,4}\Z")
 _EXECUTING = frozenset({"infer", "generate", "generate_stream"})
 _VERBS = {
     None: _GET,
@@ -94,6 +104,11 @@ def resolve(method: str, path: str, query: str, tenant: Tenant, routes: RouteTab
     match: re.Match[str] | None = None
     if match := _SERVICE.match(path):
         kind, name, allowed = "service", match["name"], frozenset({"GET", "POST"})
+        if tenant.may_use_service(name):
+            found = routes.for_service(name)
+        missing = absent(kind, name)
+    elif path in _OPENAI or _LISTED.match(path):
+        kind, (name, allowed) = "service", _OPENAI.get(path, _OPENAI["/v1/models"])
         if tenant.may_use_service(name):
             found = routes.for_service(name)
         missing = absent(kind, name)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from oriel_logic.definition import service
     from oriel_logic.errors import InputTooLarge, MediaUnsupported, ModelBusy, ModelError, Refused
     from oriel_logic.messages import Answer, Request
-    from oriel_logic.models import Models, Outputs
+    from oriel_logic.models import Models, ModelSpec, Outputs, TensorSpec
 
 __all__ = [
     "Answer",
@@ -33,10 +33,12 @@ __all__ = [
     "MediaUnsupported",
     "ModelBusy",
     "ModelError",
+    "ModelSpec",
     "Models",
     "Outputs",
     "Refused",
     "Request",
+    "TensorSpec",
     "Tensors",
     "Upload",
     "service",
@@ -46,7 +48,7 @@ HOMES = {
     "definition": ("service",),
     "errors": ("InputTooLarge", "MediaUnsupported", "ModelBusy", "ModelError", "Refused"),
     "messages": ("Answer", "Request"),
-    "models": ("Models", "Outputs"),
+    "models": ("ModelSpec", "Models", "Outputs", "TensorSpec"),
     "context": ("Context",),
     "bodies.audio": ("Audio",),
     "bodies.tensors": ("Tensors",),

@@ -13,8 +13,8 @@ from urllib.parse import quote
 import numpy as np
 
 from oriel_logic.errors import ModelFailed, ModelInputWrong
-from oriel_logic.models import Array, ArrayLike, Outputs
-from oriel_logic.tensors import ModelSpec, check_inputs
+from oriel_logic.models import Array, ArrayLike, ModelSpec, Outputs
+from oriel_logic.tensors import check_inputs
 from oriel_wire.engine.client import HttpResponse
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import DATATYPES, raw_view

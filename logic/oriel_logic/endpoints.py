@@ -1,17 +1,29 @@
-"""Which inference server gets the next call: the one with the fewest calls under way, in turn between equals."""
+"""Which inference server gets the next call: the one with the fewest calls under way, in turn between equals.
 
+One that could not be reached is passed over while others are there: for a second, then for longer and longer. When that
+time is over one call tries it, and the others wait for what comes of that.
+"""
+
+import asyncio
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, Protocol, TypeVar
 
+from oriel_logic.discovery import Address
 from oriel_wire.engine.client import HttpResponse
 
-__all__ = ["Endpoint", "Endpoints", "Client"]
+__all__ = ["Client", "Closable", "Endpoint", "Endpoints"]
 
 DOWN_S = 1.0
+DOWN_MAX_S = 30.0
+TRIAL_S = 3.0  # longer than a connection may take to be made
 
 
-class Client(Protocol):
+class Closable(Protocol):
+    async def close(self) -> None: ...
+
+
+class Client(Closable, Protocol):
     """What is needed of `oriel_wire.engine.client.HttpClient`."""
 
     async def request(
@@ -24,53 +36,83 @@ class Client(Protocol):
         deadline: float,
     ) -> HttpResponse: ...
 
-    async def close(self) -> None: ...
+
+C = TypeVar("C", bound=Closable)
 
 
-class Endpoint:
-    """One inference server. `outstanding` counts calls under way, also those that wait for a connection."""
+class Endpoint(Generic[C]):
+    """One inference server. outstanding: calls under way, also those that wait for a connection. failures: how often
+    in a row it could not be reached."""
 
-    __slots__ = ("address", "client", "down_until", "outstanding")
+    __slots__ = ("address", "client", "down_until", "failures", "outstanding")
 
-    def __init__(self, address: str, client: Client) -> None:
+    def __init__(self, address: Address, client: C) -> None:
         self.address = address
         self.client = client
         self.outstanding = 0
+        self.failures = 0
         self.down_until = 0.0
 
 
-class Endpoints:
-    """All of them. One that could not be reached is passed over for a second while others are there."""
+class Endpoints(Generic[C]):
+    """connect: makes the client of an address. Single writer: the loop."""
 
-    def __init__(self, endpoints: Sequence[Endpoint], *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._endpoints = list(endpoints)
+    def __init__(self, connect: Callable[[Address], C], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._connect = connect
         self._clock = clock
+        self._endpoints: list[Endpoint[C]] = []
+        self._leaving: list[Endpoint[C]] = []
+        self._closing: set[asyncio.Task[None]] = set()
         self._turn = 0
 
     def __len__(self) -> int:
         return len(self._endpoints)
 
-    def pick(self, tried: Sequence[Endpoint] = ()) -> Endpoint | None:
+    def replace(self, addresses: Iterable[Address]) -> None:
+        """These are the servers now. What is known of the ones that stay is kept; calls under way are not touched."""
+        known = {each.address: each for each in self._endpoints}
+        self._endpoints = [
+            known.pop(each) if each in known else Endpoint(each, self._connect(each)) for each in addresses
+        ]
+        self._leaving.extend(known.values())
+        for each in [one for one in self._leaving if not one.outstanding]:
+            self._leaving.remove(each)
+            task = asyncio.get_running_loop().create_task(each.client.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    def pick(self, tried: Sequence[Endpoint[C]] = ()) -> Endpoint[C] | None:
         """The best one not in `tried`; None when all were tried."""
-        count = len(self._endpoints)
+        endpoints = self._endpoints
+        count = len(endpoints)
         if count == 1:
-            return None if tried else self._endpoints[0]
+            return None if tried else endpoints[0]
         now = self._clock()
         self._turn = (self._turn + 1) % max(1, count)
-        best: Endpoint | None = None
+        best: Endpoint[C] | None = None
         for offset in range(count):
-            each = self._endpoints[(self._turn + offset) % count]
+            each = endpoints[(self._turn + offset) % count]
             if each not in tried and (best is None or self._load(each, now) < self._load(best, now)):
                 best = each
+        if best is not None and best.failures:
+            best.down_until = max(best.down_until, now + TRIAL_S)
         return best
 
-    def mark_down(self, endpoint: Endpoint) -> None:
-        endpoint.down_until = self._clock() + DOWN_S
+    def mark_down(self, endpoint: Endpoint[C]) -> None:
+        """It could not be reached."""
+        endpoint.down_until = self._clock() + min(DOWN_S * 2.0**endpoint.failures, DOWN_MAX_S)
+        endpoint.failures = min(endpoint.failures + 1, 16)
+
+    def mark_up(self, endpoint: Endpoint[C]) -> None:
+        """It was reached."""
+        endpoint.failures = 0
+        endpoint.down_until = 0.0
 
     async def close(self) -> None:
-        for each in self._endpoints:
+        for each in (*self._endpoints, *self._leaving):
             await each.client.close()
+        await asyncio.gather(*self._closing)
 
     @staticmethod
-    def _load(endpoint: Endpoint, now: float) -> tuple[bool, int]:
+    def _load(endpoint: Endpoint[C], now: float) -> tuple[bool, int]:
         return endpoint.down_until > now, endpoint.outstanding

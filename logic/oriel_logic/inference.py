@@ -6,12 +6,15 @@ before the service is blamed, because the model may have been replaced meanwhile
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 
-from oriel_logic.codec import ModelCodec, path_of
-from oriel_logic.endpoints import Endpoint, Endpoints
+from oriel_logic.codec import ModelCodec, infer_request, outputs_of, path_of
+from oriel_logic.endpoints import Client, Endpoint, Endpoints
 from oriel_logic.errors import DeadlineExceeded, ModelFailed, ModelInputWrong, ModelUnavailable, ModelUnreachable
-from oriel_logic.models import ArrayLike, Outputs
+from oriel_logic.model_streams import STAGE as STREAM
+from oriel_logic.model_streams import StreamServers
+from oriel_logic.models import ArrayLike, ModelSpec, Outputs
 from oriel_logic.stages import Ledger, Stage
 from oriel_logic.tensors import check_inputs, parse_metadata
 from oriel_logic.upstream_errors import refusal, sentence
@@ -31,8 +34,15 @@ FOREVER = float("inf")
 class InferenceServers:
     """The inference servers of this logic server. One object for all requests; `bind` makes a request's view."""
 
-    def __init__(self, endpoints: Endpoints, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        endpoints: Endpoints[Client],
+        streams: StreamServers,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._endpoints = endpoints
+        self.streams = streams
         self._clock = clock
         self._codecs: dict[tuple[str, str], tuple[float, ModelCodec]] = {}
         self._fetching: dict[tuple[str, str], asyncio.Lock] = {}
@@ -42,6 +52,7 @@ class InferenceServers:
 
     async def close(self) -> None:
         await self._endpoints.close()
+        await self.streams.close()
 
     def known(self, model: str, version: str, stale_s: float) -> ModelCodec | None:
         """What the model's metadata said not more than `stale_s` ago."""
@@ -91,12 +102,15 @@ class InferenceServers:
 
         Raises ModelUnreachable, ModelFailed or DeadlineExceeded.
         """
-        tried: list[Endpoint] = []
+        tried: list[Endpoint[Client]] = []
         while (endpoint := self._endpoints.pick(tried)) is not None:
             lines = headers + hop.lines(self._clock(), trace)
             endpoint.outstanding += 1
             try:
-                return await endpoint.client.request(method, target, lines, body, deadline=call.deadline)
+                response = await endpoint.client.request(method, target, lines, body, deadline=call.deadline)
+                if endpoint.failures:
+                    self._endpoints.mark_up(endpoint)
+                return response
             except UpstreamUnreachable:
                 self._endpoints.mark_down(endpoint)
                 tried.append(endpoint)
@@ -133,9 +147,6 @@ class BoundModels:
         outputs: Sequence[str] | None = None,
         version: str = "",
     ) -> Outputs:
-        hop = self._hop
-        if hop is None:
-            hop = self._hop = Hop(self._call)
         with self._ledger.stage(STAGE, kind="client") as stage:
             stage.attributes["oriel.model"] = model
             codec = self._servers.known(model, version, FOREVER)
@@ -143,14 +154,11 @@ class BoundModels:
                 codec = await self._codec(model, version, stage, stale_s=FOREVER)
             try:
                 encoded = codec.encode(inputs, outputs)
-            except ModelInputWrong:
-                newer = await self._codec(model, version, stage, stale_s=REFRESH_S)
-                if newer is codec:
-                    raise
-                codec = newer
+            except ModelInputWrong as error:
+                codec = await self._newer(codec, model, version, stage, error)
                 encoded = codec.encode(inputs, outputs)
             response = await self._servers.send(
-                "POST", codec.infer_path, encoded.headers, encoded.body, self._call, hop, stage.context
+                "POST", codec.infer_path, encoded.headers, encoded.body, self._call, self._hop_of(), stage.context
             )
             if response.server_timing:
                 self._ledger.upstream.append(response.server_timing)
@@ -160,12 +168,60 @@ class BoundModels:
                 await self._blame(model, version, inputs, response, stage)
             return codec.decode(response)
 
+    async def stream(
+        self,
+        model: str,
+        inputs: Mapping[str, ArrayLike],
+        *,
+        outputs: Sequence[str] | None = None,
+        version: str = "",
+    ) -> AsyncGenerator[Outputs]:
+        with self._ledger.stage(STREAM, kind="client") as stage:
+            stage.attributes["oriel.model"] = model
+            codec = await self._codec(model, version, stage, stale_s=FOREVER)
+            try:
+                request = infer_request(codec.spec, inputs, outputs, version)
+            except ModelInputWrong as error:
+                codec = await self._newer(codec, model, version, stage, error)
+                request = infer_request(codec.spec, inputs, outputs, version)
+            answers = self._servers.streams.answers(request, self._call, stage.context)
+            async with aclosing(answers):
+                async for answer in answers:
+                    yield outputs_of(answer)
+
+    async def ready(self, model: str, *, version: str = "") -> bool:
+        with self._ledger.stage("ready", kind="client") as stage:
+            target = path_of(model, version) + "/ready"
+            response = await self._servers.send("GET", target, "", (), self._call, self._hop_of(), stage.context)
+            return response.status == 200
+
+    async def metadata(self, model: str, *, version: str = "") -> ModelSpec:
+        known = self._servers.known(model, version, REFRESH_S)
+        if known is None:
+            with self._ledger.stage("metadata", kind="client") as stage:
+                known = await self._codec(model, version, stage, stale_s=REFRESH_S)
+        return known.spec
+
+    def _hop_of(self) -> Hop:
+        hop = self._hop
+        if hop is None:
+            hop = self._hop = Hop(self._call)
+        return hop
+
     async def _codec(self, model: str, version: str, stage: Stage, *, stale_s: float) -> ModelCodec:
         known = self._servers.known(model, version, stale_s)
         if known is not None:
             return known
-        assert self._hop is not None
-        return await self._servers.codec(model, version, self._call, self._hop, stage.context, stale_s=stale_s)
+        return await self._servers.codec(model, version, self._call, self._hop_of(), stage.context, stale_s=stale_s)
+
+    async def _newer(
+        self, codec: ModelCodec, model: str, version: str, stage: Stage, error: ModelInputWrong
+    ) -> ModelCodec:
+        """By metadata that may have changed since; raises `error` if it has not."""
+        newer = await self._codec(model, version, stage, stale_s=REFRESH_S)
+        if newer is codec:
+            raise error
+        return newer
 
     async def _blame(
         self, model: str, version: str, inputs: Mapping[str, ArrayLike], response: HttpResponse, stage: Stage

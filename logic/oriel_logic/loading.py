@@ -5,11 +5,11 @@ values travel between them. A file that fails to import is reported and stops no
 
 **Neighbours.** A handler imports files that lie beside it by their plain names (`import prep`, `from prep import x`),
 as a script would. Two services, or two versions of one, may each have a `prep.py`, so a neighbour is imported as a
-part of its handler: `oriel_services.digits.prep`, `oriel_services.digits@2.prep`. That is done where the import
-statement is: a handler and its neighbours are executed with an `__import__` of their own (`exec` takes the builtins
-from the globals it is given). What is installed goes before a neighbour of the same name: a service called `redis.py`
-may import redis. What looks modules up by name alone (pickles made elsewhere, `importlib.import_module("prep")`)
-finds them through `sys.path`, where the folder is put last.
+part of its handler: `oriel_services.digits.beside.prep`, `oriel_services.digits@2.beside.prep`. That is done where
+the import statement is: a handler and its neighbours are executed with an `__import__` of their own (`exec` takes the
+builtins from the globals it is given). What is installed goes before a neighbour of the same name: a service called
+`redis.py` may import redis. What looks modules up by name alone (pickles made elsewhere,
+`importlib.import_module("prep")`) finds them through `sys.path`, where the folder is put last.
 
 Handlers are compiled afresh whenever they are loaded and leave no `__pycache__`: a cached file is told from a newer
 one by the second and the size only.
@@ -34,6 +34,7 @@ from oriel_logic.sources import PACKAGE, HandlerFile
 
 __all__ = ["Loaded", "forget", "load", "load_file", "one_line"]
 
+BESIDE = "beside"
 _log = logging.getLogger(__name__)
 
 
@@ -84,18 +85,25 @@ def import_file(file: HandlerFile) -> ModuleType:
         sys.meta_path.insert(0, NeighbourFinder())
     importlib.invalidate_caches()
     loader = HandlerLoader(file.module, str(file.path), own_builtins(file))
-    spec = importlib.util.spec_from_file_location(
-        file.module, file.path, loader=loader, submodule_search_locations=[str(file.folder)]
-    )
+    spec = importlib.util.spec_from_file_location(file.module, file.path, loader=loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(PACKAGE, package(PACKAGE))
     sys.modules[file.module] = module
+    sys.modules[f"{file.module}.{BESIDE}"] = package(f"{file.module}.{BESIDE}", str(file.folder))
     try:
         loader.exec_module(module)
     except BaseException:
         forget(file.module)
         raise
     return module
+
+
+def package(name: str, *path: str) -> ModuleType:
+    """A package without code of its own."""
+    made = ModuleType(name)
+    made.__path__ = list(path)
+    return made
 
 
 def forget(module: str) -> None:
@@ -112,10 +120,14 @@ def services_of(module: ModuleType, file: HandlerFile) -> list[Loaded]:
         definition = definition_of(value)
         if definition is None:
             raise TypeError(f"{file.attribute} is no service: put @service on it")
-        return [Loaded(name=definition.name, file=file, definition=definition)]
-    definitions = [definition_of(value) for value in vars(module).values() if is_own(value, module)]
-    unique = {d.name: d for d in definitions if d is not None}
-    return [Loaded(name=name, file=file, definition=each) for name, each in unique.items()]
+        definitions = [definition]
+    else:
+        values = [value for value in vars(module).values() if is_own(value, module)]
+        unique = {each.name: each for each in map(definition_of, values) if each is not None}
+        definitions = list(unique.values())
+    if len(definitions) == 1 and file.name and not definitions[0].is_named:
+        definitions = [definitions[0].renamed(file.name)]
+    return [Loaded(name=each.name, file=file, definition=each) for each in definitions]
 
 
 def is_own(value: object, module: ModuleType) -> bool:
@@ -138,7 +150,7 @@ class HandlerLoader(SourceFileLoader):
 
 
 class NeighbourFinder(MetaPathFinder):
-    """Finds what lies beside a handler as a part of it: `oriel_services.digits.prep`."""
+    """Finds what lies beside a handler as a part of it: `oriel_services.digits.beside.prep`."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -161,8 +173,8 @@ def own_builtins(file: HandlerFile) -> dict[str, Any]:
 def own_import(file: HandlerFile) -> Callable[..., Any]:
     """`__import__` for one handler and its neighbours."""
     assert file.path is not None and file.folder is not None
-    package, folder, stem = file.module, file.folder, file.path.stem
-    known: dict[str, bool] = {stem: True}
+    folder, stem = file.folder, file.path.stem
+    known: dict[str, bool] = {}
 
     def is_neighbour(head: str) -> bool:
         found = known.get(head)
@@ -180,7 +192,7 @@ def own_import(file: HandlerFile) -> Callable[..., Any]:
         head, _, rest = name.partition(".")
         if level or not is_neighbour(head):
             return builtins.__import__(name, globals, locals, fromlist or (), level)
-        top = package if head == stem else f"{package}.{head}"
+        top = file.module if head == stem else f"{file.module}.{BESIDE}.{head}"
         if fromlist:
             return builtins.__import__(f"{top}.{rest}" if rest else top, globals, locals, fromlist, 0)
         importlib.import_module(f"{top}.{rest}" if rest else top)

@@ -11,7 +11,7 @@ does both in its worker; for an `async def` stage small ones are done here, larg
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -20,7 +20,6 @@ from oriel_logic.context import Context, Workers
 from oriel_logic.definition import Definition
 from oriel_logic.encoding import encode, framing
 from oriel_logic.errors import DeadlineExceeded, HandlerFailed, LogicError, NotAcceptable
-from oriel_logic.inference import InferenceServers
 from oriel_logic.messages import Answer, Request
 from oriel_logic.models import Models
 from oriel_logic.negotiate import choose
@@ -36,6 +35,12 @@ __all__ = ["STREAM_STEP_S", "Pipeline"]
 STREAM_STEP_S = 60.0
 
 
+class ModelServers(Protocol):
+    """What is needed of `inference.InferenceServers`."""
+
+    def bind(self, call: CallContext, ledger: Ledger) -> Models: ...
+
+
 class Pipeline:
     """services: set up in this process, for the stages that are `async def`."""
 
@@ -43,7 +48,7 @@ class Pipeline:
         self,
         services: Services,
         workers: Workers,
-        inference: InferenceServers,
+        inference: ModelServers,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

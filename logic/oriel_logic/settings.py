@@ -10,7 +10,11 @@ LOOPBACK = ("127.0.0.0/8", "::1")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """inference: (host, port) of each inference server. Sizes in bytes, times in seconds.
+    """services: folders of services, or a service's own file or folder. named: `module:attribute` of services that
+    are installed. watch: whether the folders are looked at again, every poll_s. release_drain_s: for what a replaced
+    release still has to do. sample_timeout_s: for the answer to a new version's sample.
+    inference, inference_grpc: (host, port) of each inference server, for calls and streams. Sizes in bytes, times
+    in seconds.
 
     default_timeout_s: the deadline of a request that brings none (it did not come through a gateway).
     max_in_flight: requests at a time, further ones are refused. max_waiting: jobs that wait for a worker.
@@ -21,6 +25,12 @@ class Settings:
 
     services: tuple[Path, ...]
     inference: tuple[tuple[str, int], ...]
+    inference_grpc: tuple[tuple[str, int], ...] = ()
+    named: tuple[str, ...] = ()
+    watch: bool = True
+    poll_s: float = 0.5
+    release_drain_s: float = 60.0
+    sample_timeout_s: float = 30.0
     host: str = "127.0.0.1"
     http_port: int = 8090
     admin_port: int = 8092

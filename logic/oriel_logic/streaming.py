@@ -9,7 +9,7 @@ from oriel_logic.bodies.lines import error_event, error_line
 from oriel_logic.errors import ClientLeft, HandlerFailed, LogicError, Outcome
 from oriel_logic.schemas import EVENTS, NDJSON
 
-__all__ = ["Streamed", "ended_well", "failed", "framed"]
+__all__ = ["Streamed", "close", "ended_well", "failed", "first_logic_error", "framed"]
 
 _log = logging.getLogger(__name__)
 ERROR_FRAMES: dict[str, Callable[[bytes], bytes]] = {NDJSON: error_line, EVENTS: error_event}

@@ -1,40 +1,24 @@
 """Arrays against a model's metadata: what fits, and a sentence that names the tensor if it does not."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from oriel_logic.errors import ModelFailed, ModelInputWrong
-from oriel_logic.models import ArrayLike
+from oriel_logic.models import ArrayLike, ModelSpec, TensorSpec
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import DATATYPES, name_of
 from oriel_wire.v2.messages import Tensor, tensor
 
-__all__ = ["ModelSpec", "TensorSpec", "check_inputs", "parse_metadata"]
-
-
-class TensorSpec(msgspec.Struct, frozen=True):
-    """shape: as the server says it, -1 for any, batch axis included."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
+__all__ = ["check_inputs", "parse_metadata"]
 
 
 class Metadata(msgspec.Struct, frozen=True):
     name: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSpec:
-    name: str
-    inputs: Mapping[str, TensorSpec]
-    outputs: Mapping[str, TensorSpec]
 
 
 def parse_metadata(model: str, body: bytes) -> ModelSpec:

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from .stack import BRONZE, GOLD, Client, Upstream, documents, gateway, upstream
+from .stack import BRONZE, GOLD, Client, Seen, Upstream, documents, gateway, upstream
 from .test_ingress_http import INFER
 
 OPERATORS = [
@@ -105,3 +105,30 @@ async def test_a_key_under_a_name_that_some_servers_read_as_ours_does_not_travel
     async with upstream() as up, gateway(documents([up.port])) as (port, _), Client(port) as client:
         reply = await client.ask("/v2/models/digits/infer", b"x", headers=f"{name}: s3cret\r\n")
         assert reply.status == 200 and "s3cret" not in up.seen[0].head
+
+
+async def test_a_version_of_a_service_is_allowed_by_the_services_name(up: Upstream) -> None:
+    async def answer(seen: Seen) -> bytes:
+        return b"HTTP/1.1 200 OK\r\nx-oriel-service-version: 2\r\ncontent-length: 0\r\n\r\n"
+
+    up.answer = answer
+    async with gateway(documents([up.port])) as (port, _), Client(port) as client:
+        for version in ("2", "v2", "1.10", "2026-11-21", "%32"):
+            reply = await client.ask(f"/v1/services/digits/versions/{version}", key=BRONZE)
+            assert reply.status == 200 and reply.headers["x-oriel-service-version"] == "2"
+        assert up.seen[0].head.startswith("POST /v1/services/digits/versions/2 ")
+        assert up.seen[-1].head.startswith("POST /v1/services/digits/versions/2 "), "forwarded as it was judged"
+        seen = len(up.seen)
+        for path in (
+            "/v1/services/other/versions/2",
+            "/v1/services/digits/versions/",
+            "/v1/services/digits/versions/..",
+            "/v1/services/digits/versions/.2",
+            "/v1/services/digits/versions/2%2F..%2F..%2F..%2Fother",
+            "/v1/services/digits/versions/2/x",
+            "/v1/services/digits/versions/" + "1" * 65,
+            "/v1/services/digits/other/2",
+        ):
+            assert (await client.ask(path, key=BRONZE)).status == 404, path
+        assert (await client.ask("/v1/services/digits/versions/2", method="DELETE")).status == 405
+        assert len(up.seen) == seen

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oriel_logic.endpoints import Endpoint, Endpoints
+from oriel_logic.endpoints import Client, Endpoints
 from oriel_logic.errors import (
     DeadlineExceeded,
     LogicError,
@@ -20,9 +20,10 @@ from oriel_logic.errors import (
     ModelUnreachable,
 )
 from oriel_logic.inference import BoundModels, InferenceServers
+from oriel_logic.model_streams import StreamClient, StreamServers
 from oriel_logic.stages import Ledger
+from oriel_logic.upstreams import http_client
 from oriel_wire.context import CallContext
-from oriel_wire.engine.client import HttpClient
 from oriel_wire.trace import format_traceparent, parse_traceparent
 
 ROW = np.array([[1, 2]], np.float32)
@@ -41,8 +42,9 @@ async def servers() -> AsyncIterator[Callable[..., InferenceServers]]:
     made: list[InferenceServers] = []
 
     def connect(*ports: int, clock: Callable[[], float] = monotonic) -> InferenceServers:
-        each = [Endpoint(str(port), HttpClient(host="127.0.0.1", port=port)) for port in ports]
-        made.append(InferenceServers(Endpoints(each, clock=clock), clock=clock))
+        endpoints: Endpoints[Client] = Endpoints(http_client, clock=clock)
+        endpoints.replace(("127.0.0.1", port) for port in ports)
+        made.append(InferenceServers(endpoints, StreamServers(Endpoints(StreamClient)), clock=clock))
         return made[-1]
 
     yield connect
@@ -177,3 +179,21 @@ async def test_the_server_sees_a_caller_leave(servers: Any, inference: Any, call
     await inference.saw_the_caller_leave()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_ready_and_metadata(servers: Any, inference: Any, call: Any) -> None:
+    models = Caller(servers(inference.port), call()).models
+    assert await models.ready("double") and not await models.ready("nope")
+    spec = await models.metadata("double", version="1")
+    assert (spec.name, spec.inputs["x"].datatype, spec.inputs["x"].shape) == ("double", "FP32", (-1, 2))
+    assert list(spec.outputs) == ["y"]
+    with pytest.raises(ModelUnavailable):
+        await models.metadata("nope")
+
+
+async def test_a_deadline_that_has_passed_sends_nothing(servers: Any, inference: Any, call: Any) -> None:
+    connected = servers(inference.port)
+    await Caller(connected, call()).models.infer("double", {"x": ROW})
+    with pytest.raises(DeadlineExceeded):
+        await Caller(connected, call(deadline=monotonic() - 1)).models.infer("double", {"x": ROW})
+    assert len(inference.calls) == 1

@@ -70,14 +70,14 @@ async def test_a_bare_environment_runs_workers_and_sees_nothing_of_ours(
     assert pool.told == {}
     assert await value(pool, call(), "prefix") == str(Path(bare_python).parents[1])
     with pytest.raises(Exception, match="its log says why"):
-        await value(pool, call(), "has", "numpy")
-    assert pool.descriptions["where"]["stages"] == {"": {"where": "worker", "streams": False}}
+        await value(pool, call(), "has", "starlette")
+    assert pool.descriptions["jobs"]["stages"] == {"": {"where": "worker", "streams": False}}
 
 
 async def test_what_a_handler_lacks_there_is_named(pool_with: Any, bare_python: str) -> None:
-    pool = await pool_with(bare_python, jobs=STANDARD, maths="import numpy\n")
+    pool = await pool_with(bare_python, jobs=STANDARD, maths="import starlette\n")
     await pool.wait_ready()
-    assert pool.told == {"maths": "line 1: ModuleNotFoundError: No module named 'numpy'"}
+    assert pool.told == {"maths": "line 1: ModuleNotFoundError: No module named 'starlette'"}
 
 
 async def test_an_interpreter_that_cannot_run_workers_says_why(pool_with: Any, tmp_path: Path) -> None:

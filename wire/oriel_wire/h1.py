@@ -104,6 +104,7 @@ _RESPONSE_KINDS: dict[str, int] = {
     "date": Kind.DATE,
     "server-timing": Kind.SERVER_TIMING,
     "x-oriel-cost-us": Kind.COST,
+    "x-oriel-service-version": Kind.FORWARD,  # the one of our own that is meant for callers
     "endpoint-load-metrics": Kind.INTERNAL,
     # Whoever keeps the limits says what they are.
     "ratelimit": Kind.INTERNAL,
@@ -258,12 +259,15 @@ class LineMemo:
             raise BadMessage("a header line is malformed")
         name = match[1].decode("ascii").lower()
         raw = match[2].strip(b" \t")
-        kind = self.kinds.get(name, 0)
+        kind = self.kinds.get(name, -1)
         # Some servers read an underscore as a dash.
-        if kind == 0 and name[:8].replace("_", "-") == "x-oriel-":
-            kind = _INTERNAL
-        elif kind == 0 and name[:12].replace("_", "-") == "x-forwarded-" and self.kinds is _REQUEST_KINDS:
-            kind = _FORWARDED
+        if kind < 0:
+            if name[:8].replace("_", "-") == "x-oriel-":
+                kind = _INTERNAL
+            elif name[:12].replace("_", "-") == "x-forwarded-" and self.kinds is _REQUEST_KINDS:
+                kind = _FORWARDED
+            else:
+                kind = 0
         number = -1
         if kind == _CONTENT_LENGTH:
             if not raw.isdigit() or len(raw) > 15:

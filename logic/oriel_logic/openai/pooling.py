@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Pooling", "normalised", "plan", "pooled", "shortened"]
+__all__ = ["Pooling", "normalised", "padded", "plan", "pooled", "shortened"]
 
 Pooling = Literal["mean", "cls", "last"]
 Floats = NDArray[np.float32]
@@ -26,7 +26,8 @@ def pooled(hidden: NDArray[Any], mask: NDArray[Any], how: Pooling) -> Floats:
         return hidden[:, 0].astype(np.float32, copy=False)
     counts = mask.sum(axis=1)
     if how == "last":
-        return hidden[np.arange(len(hidden)), np.maximum(counts - 1, 0)].astype(np.float32, copy=False)
+        ends: Floats = hidden[np.arange(len(hidden)), np.maximum(counts - 1, 0)].astype(np.float32, copy=False)
+        return ends
     hidden = hidden.astype(np.float32, copy=False)
     weights = mask.astype(np.float32)[:, np.newaxis, :]
     sums = np.matmul(weights, hidden)[:, 0]
@@ -37,7 +38,8 @@ def pooled(hidden: NDArray[Any], mask: NDArray[Any], how: Pooling) -> Floats:
 def normalised(vectors: Floats) -> Floats:
     """Each row divided by its length; a row of zeros stays as it is."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return vectors / np.where(lengths == 0, np.float32(1), lengths)
+    unit: Floats = np.divide(vectors, np.where(lengths == 0, 1, lengths), dtype=np.float32)
+    return unit
 
 
 def shortened(vectors: Floats, dimensions: int | None, *, normalise: bool) -> Floats:
@@ -63,3 +65,12 @@ def plan(lengths: Sequence[int], *, max_rows: int, max_tokens: int) -> Iterator[
         batch.append(index)
     if batch:
         yield batch
+
+
+def padded(rows: Sequence[NDArray[np.int32]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Token ids of different lengths as (ids, mask), both [rows, longest], padding behind."""
+    lengths = np.array([len(row) for row in rows])
+    mask = (np.arange(lengths.max()) < lengths[:, np.newaxis]).astype(np.int64)
+    ids = np.zeros(mask.shape, dtype=np.int64)
+    ids[mask == 1] = np.concatenate(rows)
+    return ids, mask

@@ -58,7 +58,7 @@ def encode(path: str, inputs: Sequence[str] | Sequence[list[int]], longest: int)
             problem = f"{wrong} is no token of this model: its ids are 0 to {size - 1}"
             return Encoded(ids=np.empty(0, np.int32), lengths=np.empty(0, np.int32), problem=problem)
         before, after = affixes(path)
-        rows = [[*before, *row, *after] for row in inputs]  # type: ignore[misc]
+        rows = [[*before, *row, *after] for row in inputs]
     if longest:
         keep = max(longest - len(after), 0)
         rows = [row if len(row) <= longest else [*row[:keep], *after] for row in rows]

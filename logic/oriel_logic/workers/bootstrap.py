@@ -2,7 +2,9 @@
 
 The interpreter may belong to another virtual environment, with no Oriel and none of Oriel's dependencies in it. So
 exactly our own packages are made importable, each from where it lies, and nothing that lies beside them: what a
-handler imports is what its own environment has. Must stay readable for old interpreters, which are refused here.
+handler imports is what its own environment has. The two packages that ours cannot do without are lent to an
+interpreter of the same build that lacks them; its own, of whatever version, come first. Must stay readable for old
+interpreters, which are refused here.
 """
 
 import importlib.util
@@ -10,6 +12,7 @@ import json
 import os
 import socket
 import sys
+import sysconfig
 from typing import Any
 
 OLDEST = (3, 11)
@@ -29,6 +32,11 @@ class Packages:
         return importlib.util.spec_from_file_location(name, start, submodule_search_locations=[folder])
 
 
+def build() -> str:
+    """Interpreters that say the same load the same compiled packages."""
+    return str(sys.implementation.cache_tag) + "-" + sysconfig.get_platform()
+
+
 def main(settings: "dict[str, Any]") -> str:
     """What keeps workers from being started here; otherwise it does not return."""
     if sys.version_info < OLDEST:
@@ -36,6 +44,8 @@ def main(settings: "dict[str, Any]") -> str:
         have = ".".join(map(str, sys.version_info[:2]))
         return f"its interpreter is Python {have}: workers need {need} or newer"
     sys.meta_path.insert(0, Packages(settings["packages"]))
+    if settings["build"] == build():
+        sys.meta_path.append(Packages(settings["lent"]))
     try:
         from oriel_logic.workers import forkserver
     except ModuleNotFoundError as error:

@@ -9,16 +9,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+import numpy as np
+
 import oriel_logic
 import oriel_policies
 import oriel_wire
 from oriel_logic.sources import HandlerFile
+from oriel_logic.workers.bootstrap import build
 from oriel_logic.workers.records import BROKEN, EXITED, RECORD, SPAWN, STARTED
 
 __all__ = ["Broken", "Exited", "ForkServer", "Started"]
 
 BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 PACKAGES = {each.__name__: each.__path__[0] for each in (oriel_logic, oriel_policies, oriel_wire)}
+LENT = {each.__name__: each.__path__[0] for each in (msgspec, np)}
 
 # One worker is one core's work; threads would also make the fork server's forks unsafe.
 SINGLE_THREADED = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -54,9 +59,12 @@ class Broken:
 
 
 class ForkServer:
-    """A running fork server. `spawn` asks for a worker at once; `events` tells later what became of it."""
+    """A running fork server for `files`. `spawn` asks for a worker at once; `events` tells later what became of it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], control: socket.socket, files: Sequence[HandlerFile] = ()
+    ) -> None:
+        self.files = tuple(files)
         self._process = process
         self._control = control
         self._unread = b""
@@ -68,7 +76,7 @@ class ForkServer:
         """Start the process; it imports the services meanwhile. Blocks for the exec only. Raises OSError.
 
         python: the interpreter of the workers. Another one than ours sees its own environment's packages, Oriel's own
-        code, and nothing else of our environment.
+        code with the two packages it needs, and nothing else of our environment.
         """
         control, theirs = socket.socketpair()
         with theirs:
@@ -76,6 +84,8 @@ class ForkServer:
                 "control_fd": theirs.fileno(),
                 "files": [file.to_record() for file in files],
                 "packages": PACKAGES,
+                "lent": LENT,
+                "build": build(),
                 "max_frame_bytes": max_frame_bytes,
                 "broken_record": BROKEN,
             }
@@ -92,7 +102,7 @@ class ForkServer:
                 env=environment,
             )
         control.setblocking(False)
-        return cls(process, control)
+        return cls(process, control, files)
 
     @property
     def pid(self) -> int:

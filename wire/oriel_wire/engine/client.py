@@ -101,7 +101,7 @@ class HttpClient:
 
     def __init__(self, *, host: str, port: int, max_connections: int = 64) -> None:
         self.endpoint = Endpoint(host, port)
-        self._host_line = f"HTTP/1.1\r\nhost: {host}:{port}\r\n"
+        self._host_line = f"HTTP/1.1\r\n{self.endpoint.host_line.decode()}\r\n"
         self._places = asyncio.Semaphore(max_connections)
 
     @property

@@ -1,0 +1,84 @@
+"""What `oriel logic dev` says: where the services are, how to call them, what became of a save. The texts are pure."""
+
+import logging
+import re
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from oriel_logic.definition import Definition
+from oriel_logic.dev.curl import curl_line
+
+__all__ = ["Shown", "TracebackOfOwnFiles", "banner", "place_of", "shown_path"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """One service. file, sample: paths as the shell finds them, "" for no sample; problem: why it cannot run."""
+
+    name: str
+    file: str
+    definition: Definition | None = None
+    sample: str = ""
+    problem: str = ""
+
+
+def banner(url: str, services: Sequence[Shown], models: str) -> str:
+    """The lines at the start. url: of the server, without a path; models: where they come from."""
+    width = max([6, *(len(each.name) for each in services)])
+    lines = []
+    for each in services:
+        place = f"{url}/v1/services/{each.name}"
+        if each.definition is None or each.problem:
+            lines.append(f"{each.name:<{width}}  cannot run: {place_of(each.problem, each.file)}")
+            continue
+        schemas, options = each.definition.schemas, each.definition.options
+        sample = None if isinstance(options.sample, bytes) else options.sample
+        lines.append(f"{each.name:<{width}}  POST {place}")
+        lines.append(f"  {curl_line(place, schemas.input, schemas.components, sample=sample, file=each.sample)}")
+    lines.append(f"{'models':<{width}}  {models}")
+    lines.append(f"{'docs':<{width}}  {url}/docs")
+    return "\n".join([*lines, "Save a file to reload it; Ctrl-C ends."])
+
+
+def shown_path(path: Path) -> str:
+    """As a person in this folder would type it: relative if that goes without climbing."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+class TracebackOfOwnFiles(logging.Formatter):
+    """Records for whoever writes the service: short lines, and of a traceback what lies in their own files."""
+
+    def __init__(self, root: Path) -> None:
+        """root: the file or folder that is theirs."""
+        super().__init__("%(levelname)s %(message)s")
+        self._root = str(root)
+
+    def formatException(
+        self, ei: tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+    ) -> str:
+        return "" if ei[1] is None else explain(ei[1], self._root)
+
+
+def explain(error: BaseException, root: str) -> str:
+    """The innermost cause with those of its frames that lie below `root`; with all of them if none does."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    found = traceback.TracebackException.from_exception(error)
+    own = [frame for frame in found.stack if frame.filename.startswith(root)]
+    if own or isinstance(error, SyntaxError):
+        found.stack = traceback.StackSummary.from_list(own)
+    return "".join(found.format(chain=False)).rstrip()
+
+
+def place_of(problem: str, file: str) -> str:
+    """A problem's "line 3: X" as "file:3: X", which terminals and editors follow; with a mend where one is known."""
+    found = re.match(r"line (\d+): (.*)", problem, re.DOTALL)
+    text = f"{file}:{found[1]}: {found[2]}" if found else f"{file}: {problem}"
+    missing = re.search(r"No module named '([A-Za-z0-9_]+)", text)
+    return f"{text}: install it (python -m pip install {missing[1]})" if missing else text

@@ -1,0 +1,99 @@
+"""One `oriel logic dev`: what runs beside the server, and what is printed when."""
+
+import logging
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from oriel_logic.dev.beside import Address, free_ports, inference_server, models_of
+from oriel_logic.dev.console import Shown, TracebackOfOwnFiles, banner, shown_path
+from oriel_logic.dev.fakes import FakeServers
+from oriel_logic.dev.target import Target, sample_file
+from oriel_logic.registry import Registry
+from oriel_wire.engine.process import listen
+from oriel_wire.errors import StartFailed
+
+__all__ = ["Session"]
+
+NEXT_PORTS = 20
+
+
+class Session:
+    """inference: servers that run already. repository: models to start one with. Neither: the target's fakes.
+
+    may_move: whether another port will do if the one in the settings is taken.
+    """
+
+    def __init__(self, target: Target, *, inference: tuple[Address, ...], repository: Path | None) -> None:
+        """Raises StartFailed when the fakes cannot be loaded."""
+        self._target = target
+        self._repository = repository
+        self._ports = free_ports() if repository is not None else None
+        self.addresses = inference if self._ports is None else (("127.0.0.1", self._ports.http),)
+        self.grpc_addresses: tuple[Address, ...] = (("127.0.0.1", self._ports.grpc),) if self._ports is not None else ()
+        self.may_move = False
+        self._fakes = target.fakes if not self.addresses else None
+        self.models = FakeServers(self._fakes) if self._fakes is not None else None
+
+    def configure_logging(self) -> None:
+        """Warnings and errors on stderr, for a person."""
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(TracebackOfOwnFiles(self._target.root))
+        logging.getLogger().handlers[:] = [handler]
+        logging.getLogger().setLevel(logging.WARNING)
+        logging.getLogger("oriel_logic.dev").setLevel(logging.INFO)
+
+    def listen(self, host: str, port: int, what: str) -> socket.socket:
+        """A socket for the services. Raises StartFailed."""
+        for each in range(port, port + NEXT_PORTS) if self.may_move else ():
+            with suppress(StartFailed):
+                return listen(host, each, what)
+        return listen(host, port, what)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """What the server needs beside it, while the block lasts. Raises StartFailed."""
+        if self._repository is None or self._ports is None:
+            yield
+            return
+        async with inference_server(self._repository, self._ports):
+            yield
+
+    async def greet(self, registry: Registry, url: str) -> None:
+        """Print where everything is; the services have been set up."""
+        sys.stdout.write(banner(url, self._shown(registry), await self._models()) + "\n")
+        sys.stdout.flush()
+
+    def _shown(self, registry: Registry) -> list[Shown]:
+        files = {file.name: file for file in self._target.files}
+        found = []
+        for facts in registry.describe():
+            name = str(facts["name"])
+            file = files.get(name)
+            path, sample = (file.path, sample_file(file)) if file is not None else (None, None)
+            found.append(
+                Shown(
+                    name=name,
+                    file=shown_path(path) if path is not None else str(facts["file"]),
+                    definition=next((each for each in registry.definitions() if each.name == name), None),
+                    sample=shown_path(sample) if sample is not None else "",
+                    problem=str(facts.get("problem", "")),
+                )
+            )
+        return found
+
+    async def _models(self) -> str:
+        if self._fakes is not None:
+            return f"faked by {shown_path(self._fakes)}"
+        address = self.addresses[0] if self.addresses else ("127.0.0.1", 8000)
+        where = f"http://{address[0]}:{address[1]}"
+        found = await models_of(address)
+        if found is None:
+            return (
+                f"nobody answers at {where}: write a fakes.py, or pass --model-repository DIR or --inference HOST:PORT"
+            )
+        names = sorted({each.name for each in found if each.state == "READY"})
+        broken = [f"{each.name} cannot be loaded: {each.reason}" for each in found if each.state != "READY"]
+        return "; ".join([f"{', '.join(names) or 'none'} at {where}", *broken])

@@ -1,0 +1,52 @@
+"""What `oriel logic dev` was pointed at: where the services lie, their fakes and their samples."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from oriel_logic.dev.curl import MEDIA_BY_SUFFIX
+from oriel_logic.dev.fakes import FAKES
+from oriel_logic.sources import HandlerFile, handler_files
+from oriel_wire.errors import StartFailed
+
+__all__ = ["Target", "find"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """root: the file or folder, absolute. files: its handlers. fakes: the file that stands in for models, or None."""
+
+    root: Path
+    files: tuple[HandlerFile, ...]
+    fakes: Path | None
+
+
+def find(path: Path) -> Target:
+    """Raises StartFailed with what to do instead."""
+    root = path.resolve()
+    if not root.exists():
+        mend = f"make one with 'oriel logic new {path.stem}'" if path.suffix != ".py" else "check the name"
+        raise StartFailed(f"there is no {path}: {mend}")
+    if root.is_file() and root.suffix not in (".py", ".toml"):
+        raise StartFailed(f"{path} is no service: give a .py file, a .toml file or a folder")
+    files = tuple(handler_files([root]))
+    if not files:
+        raise StartFailed(f"there is no service in {path}: it needs a handler.py, or .py files with @service")
+    return Target(root=root, files=files, fakes=fakes_of(root, files))
+
+
+def fakes_of(root: Path, files: Iterable[HandlerFile]) -> Path | None:
+    """`fakes.py` beside the handlers, else in the folder that was named."""
+    folders = [root if root.is_dir() else root.parent, *(each.folder for each in files if each.folder is not None)]
+    return next((folder / FAKES for folder in folders if (folder / FAKES).is_file()), None)
+
+
+def sample_file(file: HandlerFile, declared: str = "") -> Path | None:
+    """The sample that the service's settings name, else a `sample.*` beside the handler."""
+    if file.folder is None:
+        return None
+    if declared:
+        return file.folder / declared if (file.folder / declared).is_file() else None
+    own = file.folder if file.path is not None and file.path.name == "handler.py" else None
+    candidates = [own / f"sample{suffix}" for suffix in MEDIA_BY_SUFFIX] if own is not None else []
+    return next((each for each in candidates if each.is_file()), None)

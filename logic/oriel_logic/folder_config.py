@@ -1,0 +1,85 @@
+"""`[tool.oriel]` in the `pyproject.toml` of a service's folder.
+
+    [tool.oriel]
+    python = ".venv"                  # an environment or an interpreter of its own, relative to the folder
+    workers = 4                       # worker processes of its own
+    weights = { "1" = 90, "2" = 10 }  # which versions take which part of the requests that name none
+    sample = "sample.json"            # what a new version has to answer before it takes requests
+    setup_timeout_s = 120             # how long import, setup and sample may take
+
+All are optional. A folder without the file, or a file without the table, means all defaults.
+"""
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+__all__ = ["BadConfig", "FolderConfig", "interpreter", "read_config"]
+
+MAX_BYTES = 64 * 1024
+MAX_WEIGHT = 1_000_000
+FILE = "pyproject.toml"
+Weight = Annotated[int, msgspec.Meta(ge=0, le=MAX_WEIGHT)]
+Version = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
+class BadConfig(ValueError):
+    """The file says something that cannot be done; the text names it."""
+
+
+class FolderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """See the module. python: "" for the server's own interpreter; workers: 0 for the server's own number."""
+
+    python: str = ""
+    workers: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0
+    weights: dict[Version, Weight] = {}
+    sample: str = ""
+    setup_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 60.0
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether its processes are nobody else's."""
+        return bool(self.python or self.workers)
+
+
+def read_config(folder: Path) -> FolderConfig:
+    """Raises BadConfig with a sentence for the file's author."""
+    try:
+        with (folder / FILE).open("rb") as file:
+            text = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        return FolderConfig()
+    except OSError as error:
+        raise BadConfig(f"{FILE} cannot be read: {error.strerror}") from error
+    if len(text) > MAX_BYTES:
+        raise BadConfig(f"{FILE} is larger than {MAX_BYTES} bytes")
+    try:
+        document: dict[str, Any] = tomllib.loads(text.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadConfig(f"{FILE} is no TOML: {str(error)[:300]}") from error
+    tool = document.get("tool", {})
+    table = tool.get("oriel", {}) if isinstance(tool, dict) else {}
+    try:
+        config = msgspec.convert(table, FolderConfig)
+    except msgspec.ValidationError as error:
+        raise BadConfig(f"{FILE}, [tool.oriel]: {str(error)[:300]}") from error
+    if config.weights and not any(config.weights.values()):
+        raise BadConfig(f"{FILE}, [tool.oriel]: one of the weights must be more than 0")
+    return config
+
+
+def interpreter(folder: Path, python: str) -> Path:
+    """The executable that `python` of this folder names. Raises BadConfig with how to make it.
+
+    An environment's folder means its `bin/python`. Not resolved: an environment is known by the path it is called by.
+    """
+    named = folder / python
+    path = named / "bin" / "python" if named.is_dir() else named
+    if not path.is_file():
+        raise BadConfig(f"python = {python!r} is no environment: make it with `python -m venv {python}` in its folder")
+    if not os.access(path, os.X_OK):
+        raise BadConfig(f"python = {python!r} cannot be executed")
+    return path

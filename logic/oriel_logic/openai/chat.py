@@ -1,0 +1,103 @@
+"""Messages to one prompt. Runs in worker processes, with the tokenizer.
+
+Without a template of its own a model gets ChatML: `<|im_start|>role`, the text, `<|im_end|>`. What people write is
+cut into tokens as plain text, so that nobody can speak in another's role by writing control tokens. A Jinja template
+(package `jinja2`, in its sandbox) makes one text of everything; messages that contain a control token are refused.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oriel_logic.openai.tokenizer import Encoded, loaded
+
+__all__ = ["CHATML", "encode_chat", "missing"]
+
+CHATML = "chatml"
+START, END = "<|im_start|>", "<|im_end|>"
+MAX_TEMPLATES = 16
+
+
+def missing(template: str) -> str:
+    """Why this template cannot be used here, "" if it can."""
+    if template in ("", CHATML):
+        return ""
+    if find_spec("jinja2") is None:
+        return "its chat template needs the package jinja2: pip install 'oriel[embeddings]'"
+    return (
+        "" if Path(template).is_file() else f"there is no chat template {Path(template).name} beside its handler file"
+    )
+
+
+def encode_chat(path: str, template: str, start: str, messages: Sequence[Mapping[str, str]]) -> Encoded:
+    """The tokens of a conversation, up to where the assistant's answer begins.
+
+    template: "chatml", or the path of a Jinja template. start: what a template knows as `bos_token`. messages: each
+    with "role" and "content".
+    """
+    tokenizer = loaded(path)
+    if template == CHATML:
+        return single(chatml(tokenizer, messages))
+    control = [each.content for each in tokenizer.get_added_tokens_decoder().values() if each.special]
+    for message in messages:
+        used = next((each for each in control if each in message["content"]), None)
+        if used is not None:
+            return single([], problem=f"a message contains the control token {used}: leave it out")
+    try:
+        text = rendered(template, start, messages)
+    except ValueError as error:
+        return single([], problem=str(error))
+    return single(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def single(ids: Sequence[int], problem: str = "") -> Encoded:
+    return Encoded(ids=np.array(ids, np.int32), lengths=np.array([len(ids)], np.int32), problem=problem)
+
+
+def chatml(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    start, end = tokenizer.token_to_id(START), tokenizer.token_to_id(END)
+    if start is None or end is None:
+        raise ValueError(f"the tokenizer has no {START} and {END}: give the model's own template, chat_template=")
+
+    def plain(text: str) -> list[int]:
+        tokenizer.encode_special_tokens = True
+        try:
+            ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        finally:
+            tokenizer.encode_special_tokens = False
+        return ids
+
+    ids: list[int] = []
+    for message in messages:
+        ids += [start, *plain(f"{message['role']}\n{message['content']}"), end, *plain("\n")]
+    return [*ids, start, *plain("assistant\n")]
+
+
+def rendered(template: str, start: str, messages: Sequence[Mapping[str, str]]) -> str:
+    """Raises ValueError with what a template says of messages it cannot take."""
+    from jinja2.exceptions import TemplateError
+
+    try:
+        text: str = compiled(template, Path(template).stat().st_mtime_ns).render(
+            messages=[dict(each) for each in messages], add_generation_prompt=True, bos_token=start
+        )
+    except TemplateError as error:
+        raise ValueError(f"the model's chat template refuses these messages: {error}") from error
+    return text
+
+
+@lru_cache(maxsize=MAX_TEMPLATES)
+def compiled(template: str, changed_ns: int) -> Any:
+    from jinja2.exceptions import TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.globals["raise_exception"] = raise_exception
+    return environment.from_string(Path(template).read_text())

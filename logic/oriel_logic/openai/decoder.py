@@ -1,0 +1,138 @@
+"""A language model that keeps its attention cache with the caller: one call per token, the cache goes along.
+
+The names are those of Hugging Face's ONNX exports (Optimum, `text-generation-with-past`): inputs `input_ids`,
+`attention_mask` and where there is one `position_ids`, INT64, and `past_key_values.<layer>.key` / `.value`
+[rows, heads, tokens so far, width]; outputs `logits` [rows, tokens, vocabulary] (the last token's are read) and
+`present.<layer>.key` / `.value`, which are the next call's past. The first call has a past of no tokens.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oriel_logic.errors import HandlerFailed, ModelFailed
+from oriel_logic.models import ArrayLike, ModelSpec, Outputs
+from oriel_wire.v2.datatypes import DATATYPES
+
+__all__ = ["Cache", "Steps", "TokenModel", "token_model"]
+
+PAST, PRESENT = "past_key_values.", "present."
+
+
+class Steps(Protocol):
+    """The part of `Models` that a decode loop needs."""
+
+    async def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, ArrayLike],
+        *,
+        outputs: Sequence[str] | None = None,
+        version: str = "",
+    ) -> Outputs: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One cache tensor. shape: [1, heads, 0, width], of a past of no tokens."""
+
+    past: str
+    present: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+class Cache:
+    """What the model has seen. `tokens` so far, the same for all rows. Single writer: the decode loop."""
+
+    __slots__ = ("arrays", "tokens")
+
+    def __init__(self, arrays: dict[str, NDArray[Any]], tokens: int) -> None:
+        self.arrays = arrays
+        self.tokens = tokens
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep these rows, in this order; one may come several times."""
+        self.arrays = {name: array[list(rows)] for name, array in self.arrays.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenModel:
+    """Runs one model step by step. positions, mask: whether it takes them."""
+
+    model: str
+    version: str
+    layers: tuple[Layer, ...]
+    positions: bool
+    mask: bool
+
+    async def begin(self, models: Steps, prompt: NDArray[Any]) -> tuple[NDArray[Any], Cache]:
+        """The whole prompt at once ("prefill"): logits [1, vocabulary] for what follows, and the cache.
+
+        prompt: token ids, at least one.
+        """
+        cache = Cache({each.past: np.zeros(each.shape, dtype=each.dtype) for each in self.layers}, 0)
+        return await self.step(models, prompt[np.newaxis].astype(np.int64), cache), cache
+
+    async def step(self, models: Steps, tokens: NDArray[np.int64], cache: Cache) -> NDArray[Any]:
+        """Logits [rows, vocabulary] for what follows `tokens` [rows, new]; the cache then holds them too.
+
+        Raises what `models.infer` raises; the cache is then as it was.
+        """
+        rows, new = tokens.shape
+        seen = cache.tokens + new
+        inputs: dict[str, NDArray[Any]] = {"input_ids": tokens, **cache.arrays}
+        if self.mask:
+            inputs["attention_mask"] = np.ones((rows, seen), dtype=np.int64)
+        if self.positions:
+            inputs["position_ids"] = np.tile(np.arange(cache.tokens, seen, dtype=np.int64), (rows, 1))
+        outputs = await models.infer(self.model, inputs, version=self.version)
+        cache.arrays = {each.past: self._present(outputs, each, rows, seen) for each in self.layers}
+        cache.tokens = seen
+        logits = outputs["logits"]
+        if logits.ndim != 3 or logits.shape[0] != rows or not logits.shape[1]:
+            raise ModelFailed(f"model '{self.model}' gave logits of shape {list(logits.shape)} for {rows} rows")
+        return logits[:, -1]
+
+    def _present(self, outputs: Outputs, layer: Layer, rows: int, seen: int) -> NDArray[Any]:
+        array = outputs[layer.present]
+        expected = (rows, layer.shape[1], seen, layer.shape[3])
+        if array.shape != expected:
+            raise ModelFailed(
+                f"model '{self.model}' gave '{layer.present}' of shape {list(array.shape)}, not {list(expected)}"
+            )
+        return array
+
+
+def token_model(spec: ModelSpec, version: str = "") -> TokenModel:
+    """By the model's metadata. Raises HandlerFailed if it has no cache as described above."""
+    pasts = [name for name in spec.inputs if name.startswith(PAST)]
+    if "input_ids" not in spec.inputs or "logits" not in spec.outputs or not pasts:
+        raise HandlerFailed(
+            f"model '{spec.name}' cannot be decoded step by step: it needs inputs 'input_ids' and "
+            f"'{PAST}<layer>.key' and outputs 'logits' and '{PRESENT}<layer>.key'"
+        )
+    return TokenModel(
+        model=spec.name,
+        version=version,
+        layers=tuple(layer(spec, name, spec.outputs) for name in pasts),
+        positions="position_ids" in spec.inputs,
+        mask="attention_mask" in spec.inputs,
+    )
+
+
+def layer(spec: ModelSpec, past: str, outputs: Mapping[str, Any]) -> Layer:
+    present = PRESENT + past.removeprefix(PAST)
+    tensor = spec.inputs[past]
+    shape = tensor.shape
+    if present not in outputs or len(shape) != 4 or shape[1] < 1 or shape[3] < 1 or tensor.datatype not in DATATYPES:
+        raise HandlerFailed(
+            f"model '{spec.name}': '{past}' must be [rows, heads, tokens, width] with fixed heads and width, and come "
+            f"back as '{present}'"
+        )
+    return Layer(
+        past=past, present=present, shape=(1, shape[1], 0, shape[3]), dtype=np.dtype(DATATYPES[tensor.datatype].dtype)
+    )

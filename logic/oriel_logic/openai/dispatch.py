@@ -1,0 +1,193 @@
+"""`/v1/embeddings`, `/v1/completions`, `/v1/chat/completions` and `/v1/models`: one path, several models.
+
+The body's `model` says which. A model that the caller's tenant may not use is absent in the same words as one that is
+not there: `x-oriel-models`, the tenant's patterns, comes from the gateway, which does not read bodies.
+"""
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from oriel_logic.context import Context, Workers
+from oriel_logic.envelope import Visit
+from oriel_logic.errors import (
+    ClientLeft,
+    DeadlineExceeded,
+    HandlerFailed,
+    LogicError,
+    MediaUnsupported,
+    ModelUnknown,
+    ServiceBroken,
+)
+from oriel_logic.inbound import Inbound
+from oriel_logic.ingress import Handler, read_body
+from oriel_logic.messages import MAX_JSON_BYTES
+from oriel_logic.openai.answers import openai_error
+from oriel_logic.openai.embeddings import Embeddings
+from oriel_logic.openai.language import LanguageModel
+from oriel_logic.openai.schema import ChatRequest, CompletionRequest, EmbeddingRequest, parse
+from oriel_logic.openai.served import Desk, Served, StepModels
+from oriel_logic.pipeline import ModelServers
+from oriel_logic.replies import Reply
+from oriel_logic.sources import HandlerFile
+from oriel_logic.stages import Ledger
+from oriel_logic.streaming import first_logic_error
+from oriel_policies.documents.promises import fits
+from oriel_wire.context import CallContext
+
+__all__ = ["OpenAI", "may_use", "served_in"]
+
+_log = logging.getLogger(__name__)
+S = TypeVar("S", bound=Served)
+R = TypeVar("R", EmbeddingRequest, CompletionRequest, ChatRequest)
+Work = Callable[[Inbound, Visit], Awaitable[Reply]]
+
+
+def served_in(files: Iterable[HandlerFile]) -> list[Served]:
+    """What these handler files, imported before, have at their top, with their own files found beside them."""
+    found: list[Served] = []
+    for file in files:
+        for value in vars(sys.modules.get(file.module, object)).values():
+            if isinstance(value, Served) and value not in found:
+                value.locate(file.folder or Path())
+                found.append(value)
+    return found
+
+
+def may_use(call: CallContext, name: str) -> bool:
+    """Whether the caller's tenant may use this model. Without patterns it may: it is nobody's, or may use all."""
+    return not call.models or any(fits(pattern, name) for pattern in call.models)
+
+
+class OpenAI:
+    """Owns its entries of `routes`. Single writer: the loop."""
+
+    def __init__(
+        self,
+        routes: MutableMapping[tuple[str, str], Handler],
+        workers: Workers,
+        inference: ModelServers,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._routes = routes
+        self._workers = workers
+        self._inference = inference
+        self._clock = clock
+        self._created = int(time.time())
+        self._served: dict[str, Served] = {}
+        self._broken: dict[str, str] = {}
+        self._own: set[tuple[str, str]] = set()
+
+    def serve(self, served: Iterable[Served]) -> None:
+        """These from now on, and no others; of two with one name the first. What cannot run says why in the log."""
+        self._served, self._broken = {}, {}
+        for each in served:
+            if each.served_as in self._served:
+                _log.error("openai: two models are served as '%s': the first one is taken", each.served_as)
+                continue
+            self._served[each.served_as] = each
+            problem = each.problem()
+            if problem:
+                self._broken[each.served_as] = problem
+                _log.error("openai: '%s' cannot run: %s", each.served_as, problem)
+        for route in self._own:
+            self._routes.pop(route, None)
+        own: dict[tuple[str, str], Handler] = {
+            ("POST", "/v1/embeddings"): self._as_openai("embeddings", self._embeddings),
+            ("POST", "/v1/completions"): self._as_openai("completions", self._completions),
+            ("POST", "/v1/chat/completions"): self._as_openai("chat.completions", self._chat),
+            ("GET", "/v1/models"): self._as_openai("models", self._models),
+        }
+        for name in self._served:
+            own["GET", f"/v1/models/{name}"] = self._as_openai("models", self._one_model)
+        self._own = set(own) if self._served else set()
+        self._routes.update(own if self._served else {})
+
+    async def _embeddings(self, inbound: Inbound, visit: Visit) -> Reply:
+        request = await self._read(inbound, visit, EmbeddingRequest)
+        return await self._find(request.model, Embeddings, visit).answer(request, self._desk(visit))
+
+    async def _completions(self, inbound: Inbound, visit: Visit) -> Reply:
+        request = await self._read(inbound, visit, CompletionRequest)
+        return await self._find(request.model, LanguageModel, visit).complete(request, self._desk(visit))
+
+    async def _chat(self, inbound: Inbound, visit: Visit) -> Reply:
+        request = await self._read(inbound, visit, ChatRequest)
+        return await self._find(request.model, LanguageModel, visit).converse(request, self._desk(visit))
+
+    async def _models(self, inbound: Inbound, visit: Visit) -> Reply:
+        data = [self._fact(name) for name in self._served if self._is_there(name, visit)]
+        return Reply(status=200, body=msgspec.json.encode({"object": "list", "data": data}))
+
+    async def _one_model(self, inbound: Inbound, visit: Visit) -> Reply:
+        name = inbound.path.removeprefix("/v1/models/")
+        if not self._is_there(name, visit):
+            raise absent(name)
+        return Reply(status=200, body=msgspec.json.encode(self._fact(name)))
+
+    def _fact(self, name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": self._created, "owned_by": "oriel"}
+
+    def _is_there(self, name: str, visit: Visit) -> bool:
+        return name in self._served and name not in self._broken and may_use(visit.call, name)
+
+    def _find(self, name: str, kind: type[S], visit: Visit) -> S:
+        """Raises ModelUnknown or ServiceBroken."""
+        found = self._served.get(name)
+        if not isinstance(found, kind) or not may_use(visit.call, name):
+            raise absent(name)
+        if name in self._broken:
+            raise ServiceBroken(f"the model '{name}' cannot run on this server: its log says why")
+        return found
+
+    async def _read(self, inbound: Inbound, visit: Visit, kind: type[R]) -> R:
+        encoding = inbound.headers.get("content-encoding", "identity").strip().lower()
+        if encoding not in ("", "identity"):
+            raise MediaUnsupported("send the body without a content encoding, as it is")
+        # The worst body that is taken, 131,072 arrays of one token, holds the loop for 25 ms; 4 MiB of texts for 2 ms.
+        return parse(await read_body(inbound, visit, MAX_JSON_BYTES), kind)
+
+    def _desk(self, visit: Visit) -> Desk:
+        steps = Ledger(visit.ledger.root, clock=self._clock)
+        return Desk(
+            visit=visit,
+            context=Context(visit.call, visit.ledger, self._workers, clock=self._clock),
+            models=self._inference.bind(visit.call, visit.ledger),
+            steps=StepModels(self._inference.bind(visit.call, steps), steps, visit.ledger),
+        )
+
+    def _as_openai(self, label: str, work: Work) -> Handler:
+        """`work` under the request's deadline, its refusals in that API's words; `label` in metrics and traces."""
+
+        async def handle(inbound: Inbound, visit: Visit) -> Reply:
+            visit.service = label
+            try:
+                async with asyncio.timeout(visit.call.remaining_s(self._clock())) as limit:
+                    return await work(inbound, visit)
+            except ClientLeft:
+                raise
+            except Exception as error:
+                if isinstance(error, TimeoutError) and limit.expired():
+                    return refused(DeadlineExceeded(visit.ledger.interrupted), visit)
+                meant = first_logic_error(error)
+                if meant is None or (isinstance(meant, HandlerFailed) and meant.__cause__ is not None):
+                    _log.error("request %s: '%s' failed", visit.call.request_id, label, exc_info=error)
+                return refused(meant or HandlerFailed("the service failed: its log says why"), visit)
+
+        return handle
+
+
+def absent(name: str) -> ModelUnknown:
+    return ModelUnknown(f"the model {name[:128]!r} does not exist, or you do not have access to it")
+
+
+def refused(error: LogicError, visit: Visit) -> Reply:
+    visit.outcome = error.outcome
+    return openai_error(error, visit.call.request_id)

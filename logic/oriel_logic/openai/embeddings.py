@@ -1,0 +1,159 @@
+"""`/v1/embeddings`: texts to tokens (in a worker), the model, one vector per text, normalised."""
+
+import asyncio
+from base64 import b64encode
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from oriel_logic.errors import HandlerFailed, ModelFailed, ParameterWrong
+from oriel_logic.models import Outputs
+from oriel_logic.openai.pooling import Floats, Pooling, padded, plan, pooled, shortened
+from oriel_logic.openai.schema import MAX_INPUTS, EmbeddingRequest, Usage, texts_or_tokens
+from oriel_logic.openai.served import Desk, Served
+from oriel_logic.replies import Reply
+
+__all__ = ["Embeddings"]
+
+MAX_TOTAL_TOKENS = 300_000
+MAX_TOGETHER = 4
+SMALL_ELEMENTS = 1 << 16  # pooled in place: under 0.1 ms
+SMALL_NUMBERS = 1 << 15  # written in place: under 4 ms
+Ids = NDArray[np.int64]
+
+
+class Embeddings(Served):
+    """Serves one embedding model:
+
+        minilm = Embeddings(model="minilm", tokenizer="minilm/tokenizer.json", served_as="all-MiniLM-L6-v2")
+
+    max_tokens: of one input, special tokens included; longer ones are refused, or cut if `truncate`.
+    inputs: what the model takes of input_ids, attention_mask, token_type_ids and position_ids, INT64 [rows, tokens].
+    output: its token vectors [rows, tokens, width] or, if it pools by itself, [rows, width]; "" if it has only one.
+    max_rows: its `max_batch_size`; more inputs are several calls, up to 4 at a time.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        tokenizer: str | Path,
+        served_as: str = "",
+        version: str = "",
+        max_tokens: int = 512,
+        truncate: bool = False,
+        pooling: Pooling = "mean",
+        normalise: bool = True,
+        inputs: Sequence[str] = ("input_ids", "attention_mask", "token_type_ids"),
+        output: str = "",
+        max_rows: int = 32,
+        max_batch_tokens: int = 8192,
+    ) -> None:
+        super().__init__(model=model, tokenizer=tokenizer, served_as=served_as, version=version)
+        unknown = set(inputs) - {"input_ids", "attention_mask", "token_type_ids", "position_ids"}
+        if unknown or "input_ids" not in inputs:
+            raise ValueError(f"inputs {', '.join(inputs)}: input_ids and what else of the usual names the model takes")
+        if pooling not in ("mean", "cls", "last"):
+            raise ValueError(f"pooling is mean, cls or last, not {pooling!r}")
+        self.max_tokens = max_tokens
+        self.truncate = truncate
+        self.pooling: Pooling = pooling
+        self.normalise = normalise
+        self.inputs = tuple(inputs)
+        self.output = output
+        self.max_rows = max_rows
+        self.max_batch_tokens = max_batch_tokens
+
+    async def answer(self, request: EmbeddingRequest, desk: Desk) -> Reply:
+        """Raises ParameterWrong, and what workers and models raise. Cancelled: calls under way are closed."""
+        inputs = texts_or_tokens(request.input, "input", most=MAX_INPUTS)
+        rows = await self.encode(desk, inputs, "input", longest=self.max_tokens if self.truncate else 0)
+        total = self._checked(rows)
+        vectors = await self._vectors(rows, desk)
+        if request.dimensions is not None and request.dimensions > vectors.shape[1]:
+            raise ParameterWrong(
+                f"this model's vectors have {vectors.shape[1]} dimensions, not {request.dimensions}", param="dimensions"
+            )
+        vectors = shortened(vectors, request.dimensions, normalise=self.normalise)
+        facts = (vectors, self.served_as, total, request.encoding_format)
+        if request.encoding_format == "float" and vectors.size > SMALL_NUMBERS:
+            return Reply(status=200, body=await desk.context.run(written, *facts))
+        return Reply(status=200, body=written(*facts))
+
+    def _checked(self, rows: Sequence[NDArray[np.int32]]) -> int:
+        """Tokens in all. Raises ParameterWrong for an input with none or too many, or too many of all together."""
+        for index, row in enumerate(rows):
+            if not len(row):
+                raise ParameterWrong(f"input {index} has no tokens: there is nothing to embed", param="input")
+            if len(row) > self.max_tokens:
+                raise ParameterWrong(
+                    f"this model's maximum context length is {self.max_tokens} tokens, input {index} has {len(row)}: "
+                    "shorten it or cut it into several",
+                    param="input",
+                    code="context_length_exceeded",
+                )
+        total = sum(map(len, rows))
+        if total > MAX_TOTAL_TOKENS:
+            raise ParameterWrong(
+                f"one request may have {MAX_TOTAL_TOKENS} tokens, this one has {total}: send several", param="input"
+            )
+        return total
+
+    async def _vectors(self, rows: Sequence[NDArray[np.int32]], desk: Desk) -> Floats:
+        """One vector per row, in order."""
+        found: list[Floats] = [np.empty(0, np.float32)] * len(rows)
+        places = asyncio.Semaphore(MAX_TOGETHER)
+
+        async def run(batch: Sequence[int]) -> None:
+            async with places:
+                ids, mask = padded([rows[index] for index in batch])
+                for index, vector in zip(batch, await self._batch(ids, mask, desk), strict=True):
+                    found[index] = vector
+
+        lengths = [len(row) for row in rows]
+        batches = list(plan(lengths, max_rows=self.max_rows, max_tokens=self.max_batch_tokens))
+        if len(batches) == 1:
+            await run(batches[0])
+        else:
+            async with asyncio.TaskGroup() as group:
+                for batch in batches:
+                    group.create_task(run(batch))
+        return np.stack(found)
+
+    async def _batch(self, ids: Ids, mask: Ids, desk: Desk) -> Floats:
+        given = {
+            "input_ids": ids,
+            "attention_mask": mask,
+            "token_type_ids": np.zeros_like(ids),
+            "position_ids": np.broadcast_to(np.arange(ids.shape[1]), ids.shape).copy(),
+        }
+        wanted = [self.output] if self.output else None
+        outputs = await desk.models.infer(
+            self.model, {name: given[name] for name in self.inputs}, outputs=wanted, version=self.version
+        )
+        hidden = self._hidden(outputs)
+        try:
+            if hidden.size <= SMALL_ELEMENTS:
+                return pooled(hidden, mask, self.pooling)
+            # In a thread: the arithmetic lets go of the interpreter, and the array is here already.
+            return await asyncio.to_thread(pooled, hidden, mask, self.pooling)
+        except ValueError as error:
+            raise ModelFailed(f"model '{self.model}' gave what is no embedding: {error}") from error
+
+    def _hidden(self, outputs: Outputs) -> NDArray[Any]:
+        if self.output or len(outputs) == 1:
+            return outputs[self.output or next(iter(outputs))]
+        raise HandlerFailed(f"model '{self.model}' has several outputs, {', '.join(outputs)}: say which with output=")
+
+
+def written(vectors: Floats, model: str, tokens: int, encoding: Literal["float", "base64"]) -> bytes:
+    """The answer's body. base64: little-endian FP32, as the official clients read it."""
+    entries = vectors.astype("<f4", copy=False)
+    told = [b64encode(row.tobytes()).decode() for row in entries] if encoding == "base64" else entries.tolist()
+    data = [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(told)]
+    usage = Usage(prompt_tokens=tokens, total_tokens=tokens)
+    return msgspec.json.encode({"object": "list", "data": data, "model": model, "usage": usage})

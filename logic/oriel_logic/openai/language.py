@@ -1,0 +1,252 @@
+"""`/v1/completions` and `/v1/chat/completions`: prompt to tokens (in a worker), decode loop, text as it comes."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from oriel_logic.errors import DeadlineExceeded, HandlerFailed, ParameterWrong
+from oriel_logic.openai import answers, chat, tokenizer
+from oriel_logic.openai.decoder import TokenModel, token_model
+from oriel_logic.openai.detokenize import Vocabulary
+from oriel_logic.openai.events import DONE, EVENT_STREAM, event
+from oriel_logic.openai.generation import generate
+from oriel_logic.openai.sampling import Sampling
+from oriel_logic.openai.schema import (
+    MAX_PROMPTS,
+    ChatRequest,
+    CompletionRequest,
+    Generation,
+    Usage,
+    stops_of,
+    texts_or_tokens,
+)
+from oriel_logic.openai.sequence import Delta
+from oriel_logic.openai.sequence import Sequence as Generated
+from oriel_logic.openai.served import Desk, Served
+from oriel_logic.replies import Reply
+from oriel_logic.streaming import first_logic_error
+
+__all__ = ["LanguageModel"]
+
+_log = logging.getLogger(__name__)
+STAGE = "decode"
+COMPLETION_TOKENS = 16  # what that API gives where `max_tokens` is not said
+Ids = NDArray[Any]
+
+
+class LanguageModel(Served):
+    """Serves one language model whose ONNX export keeps its attention cache with the caller (decoder.py):
+
+        tiny = LanguageModel(model="tiny", tokenizer="tiny/tokenizer.json", ends=["<|im_end|>"], max_context=2048)
+
+    ends: control tokens that end an answer. max_context: tokens of prompt and answer together. max_answer: tokens of
+    one answer at most, and of a chat that names no number. chat_template: "chatml", a Jinja file beside the handler
+    file, or "" for a model without /v1/chat/completions; start: what that file knows as `bos_token`.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        tokenizer: str | Path,
+        ends: Sequence[str],
+        max_context: int,
+        served_as: str = "",
+        version: str = "",
+        max_answer: int = 1024,
+        chat_template: str = chat.CHATML,
+        start: str = "",
+    ) -> None:
+        super().__init__(model=model, tokenizer=tokenizer, served_as=served_as, version=version)
+        self.ends = tuple(ends)
+        self.max_context = max_context
+        self.max_answer = max_answer
+        self.chat_template = chat_template
+        self.start = start
+        self._vocabulary: Vocabulary | None = None
+
+    def locate(self, folder: Path) -> None:
+        super().locate(folder)
+        if self.chat_template not in ("", chat.CHATML):
+            self.chat_template = str(folder / self.chat_template)
+
+    def problem(self) -> str:
+        return super().problem() or chat.missing(self.chat_template)
+
+    async def complete(self, request: CompletionRequest, desk: Desk) -> Reply:
+        """`/v1/completions`. Raises ParameterWrong, and what workers and models raise."""
+        asked = texts_or_tokens(request.prompt, "prompt", most=MAX_PROMPTS)
+        prompts = await self.encode(desk, asked, "prompt")
+        form = answers.CompletionForm(desk.visit.call.request_id, self.served_as, int(time.time()))
+        return await self._answer(request, prompts, request.max_tokens or COMPLETION_TOKENS, "prompt", form, desk)
+
+    async def converse(self, request: ChatRequest, desk: Desk) -> Reply:
+        """`/v1/chat/completions`."""
+        said = [{"role": each.role, "content": each.text} for each in request.messages]
+        found = await desk.context.run(chat.encode_chat, str(self.tokenizer), self.chat_template, self.start, said)
+        if found.problem:
+            raise ParameterWrong(found.problem, param="messages")
+        form = answers.ChatForm(desk.visit.call.request_id, self.served_as, int(time.time()))
+        most = request.max_completion_tokens or request.max_tokens
+        return await self._answer(request, [found.ids], most, "messages", form, desk)
+
+    async def _answer(
+        self, request: Generation, prompts: Sequence[Ids], most: int | None, param: str, form: answers.Form, desk: Desk
+    ) -> Reply:
+        vocabulary = await self._known(desk)
+        count = request.n or 1
+        run = Run(
+            model=token_model(await desk.models.metadata(self.model, version=self.version), self.version),
+            prompts=prompts,
+            choices=[
+                [
+                    self._choice(request, index * count + choice, choice, vocabulary, self._room(prompt, most, param))
+                    for choice in range(count)
+                ]
+                for index, prompt in enumerate(prompts)
+            ],
+            desk=desk,
+        )
+        if request.stream:
+            tells_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
+            pieces = run.events(form, tells_usage=tells_usage)
+            try:
+                first = await anext(pieces)
+            except BaseException:
+                await pieces.aclose()
+                raise
+            return Reply(status=200, body=b"", content_type=EVENT_STREAM, pieces=answers.Primed(first, pieces))
+        texts = await run.texts()
+        finishes = [choice.finish for each in run.choices for choice in each]
+        return Reply(status=200, body=answers.written(form.whole(texts, finishes, run.usage())))
+
+    def _room(self, prompt: Ids, most: int | None, param: str) -> int:
+        """Tokens the answer to this prompt may have. Raises ParameterWrong if it does not fit."""
+        left = self.max_context - len(prompt)
+        if not len(prompt):
+            raise ParameterWrong(f"'{param}' has no tokens: there is nothing to continue", param=param)
+        if left < (most or 1):
+            raise ParameterWrong(
+                f"this model's maximum context length is {self.max_context} tokens; you asked for "
+                f"{len(prompt) + (most or 1)} ({len(prompt)} in the {param}, {most or 1} in the completion): "
+                "shorten one of them",
+                param=param,
+                code="context_length_exceeded",
+            )
+        if most is not None and most > self.max_answer:
+            raise ParameterWrong(f"an answer may have {self.max_answer} tokens here, not {most}", param="max_tokens")
+        return most or min(left, self.max_answer)
+
+    def _choice(self, request: Generation, index: int, choice: int, vocabulary: Vocabulary, most: int) -> Generated:
+        sampling = Sampling(
+            temperature=1.0 if request.temperature is None else request.temperature,
+            top_p=1.0 if request.top_p is None else request.top_p,
+            top_k=request.top_k or 0,
+            seed=request.seed,
+            frequency_penalty=request.frequency_penalty or 0.0,
+            presence_penalty=request.presence_penalty or 0.0,
+            bias={int(token): bias for token, bias in (request.logit_bias or {}).items()},
+        )
+        return Generated(
+            index,
+            vocabulary,
+            sampling,
+            stops=stops_of(request.stop),
+            ends={vocabulary.named[each] for each in self.ends},
+            most=most,
+            choice=choice,
+        )
+
+    async def _known(self, desk: Desk) -> Vocabulary:
+        """What tokens stand for, asked of a worker once. Raises HandlerFailed if `ends` names no control token."""
+        if self._vocabulary is None:
+            found = await desk.context.run(tokenizer.vocabulary, str(self.tokenizer))
+            unknown = [each for each in self.ends if each not in found.named]
+            if unknown:
+                raise HandlerFailed(f"the tokenizer of '{self.served_as}' has no control token {', '.join(unknown)}")
+            self._vocabulary = found
+        return self._vocabulary
+
+
+class Run:
+    """One request's generation. choices: for each prompt, those that continue it."""
+
+    def __init__(
+        self, *, model: TokenModel, prompts: Sequence[Ids], choices: Sequence[Sequence[Generated]], desk: Desk
+    ) -> None:
+        self.choices = choices
+        self._model = model
+        self._prompts = prompts
+        self._desk = desk
+
+    def usage(self) -> Usage:
+        prompt = sum(map(len, self._prompts))
+        answer = sum(choice.count for each in self.choices for choice in each)
+        return Usage(prompt_tokens=prompt, completion_tokens=answer, total_tokens=prompt + answer)
+
+    async def texts(self) -> list[str]:
+        """The texts of all choices, prompts side by side. Cancelled: no further step is made."""
+        texts = [""] * sum(map(len, self.choices))
+
+        async def collect(prompt: int) -> None:
+            async with aclosing(self._deltas(prompt)) as steps:
+                async for deltas in steps:
+                    for delta in deltas:
+                        texts[delta.index] += delta.text
+
+        with self._desk.visit.ledger.stage(STAGE):
+            if len(self.choices) == 1:
+                await collect(0)
+            else:
+                async with asyncio.TaskGroup() as group:
+                    for prompt in range(len(self.choices)):
+                        group.create_task(collect(prompt))
+        return texts
+
+    async def events(self, form: answers.Form, *, tells_usage: bool) -> AsyncGenerator[bytes, None]:
+        """The answer as server-sent events, one prompt after the other.
+
+        What fails before the first event is raised; what fails later is the last event, and `[DONE]` does not come.
+        """
+        begun = False
+        try:
+            with self._desk.visit.ledger.stage(STAGE):
+                for prompt in range(len(self.choices)):
+                    async with aclosing(self._deltas(prompt)) as steps:
+                        opened = False
+                        async for deltas in steps:
+                            told = [form.chunk(delta) for delta in deltas if delta.text or delta.finish]
+                            if not opened:
+                                opening = [form.opening(delta.index) for delta in deltas]
+                                told = [each for each in opening if each is not None] + told
+                                opened = True
+                            if told:
+                                begun = True
+                                yield b"".join([event(each) for each in told])
+            yield (event(form.last(self.usage())) if tells_usage else b"") + DONE
+        except Exception as error:
+            if not begun:
+                raise
+            # The stream has begun: a status can no longer say it.
+            meant = first_logic_error(error)
+            if meant is None:
+                _log.error("request %s: stream failed", self._desk.visit.call.request_id, exc_info=error)
+                meant = HandlerFailed("the service failed: its log says why under this request id")
+            self._desk.visit.outcome = meant.outcome
+            yield event(answers.error_facts(meant, self._desk.visit.call.request_id))
+
+    async def _deltas(self, prompt: int) -> AsyncGenerator[list[Delta], None]:
+        desk = self._desk
+        steps = generate(self._model, self._prompts[prompt], self.choices[prompt], first=desk.models, steps=desk.steps)
+        try:
+            async with aclosing(steps):
+                async for deltas in steps:
+                    yield deltas
+        except DeadlineExceeded as error:
+            raise DeadlineExceeded(STAGE) from error

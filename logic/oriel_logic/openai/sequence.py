@@ -1,0 +1,73 @@
+"""One text that is being generated: tokens in, what may be shown out, and why it ends."""
+
+from collections.abc import Sequence as Several
+from collections.abc import Set
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from numpy.typing import NDArray
+
+from oriel_logic.openai.detokenize import Detokenizer, Vocabulary
+from oriel_logic.openai.sampling import Sampler, Sampling
+from oriel_logic.openai.stops import StopScanner
+
+__all__ = ["Delta", "Finish", "Sequence"]
+
+Finish = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What one token added to the text of choice `index`; finish: why it was the last, None if it was not."""
+
+    index: int
+    text: str
+    finish: Finish | None
+
+
+class Sequence:
+    """`count` tokens so far, the last one `token`. It has ended once `finish` is not None."""
+
+    __slots__ = ("_ends", "_index", "_most", "_sampler", "_scanner", "_text", "count", "finish", "token")
+
+    def __init__(
+        self,
+        index: int,
+        vocabulary: Vocabulary,
+        sampling: Sampling,
+        *,
+        stops: Several[str],
+        ends: Set[int],
+        most: int,
+        choice: int = 0,
+    ) -> None:
+        """ends: tokens that end it and are not shown. most: tokens it may have, at least 1."""
+        self._index = index
+        self._ends = ends
+        self._most = most
+        self._sampler = Sampler(sampling, choice=choice)
+        self._scanner = StopScanner(stops)
+        self._text = Detokenizer(vocabulary)
+        self.token = -1
+        self.count = 0
+        self.finish: Finish | None = None
+
+    def take(self, logits: NDArray[Any]) -> Delta:
+        """Draw the next token. logits: [vocabulary]. Raises ValueError if none is possible."""
+        self.token = self._sampler.draw(logits)
+        self.count += 1
+        text = ""
+        if self.token in self._ends:
+            self.finish = "stop"
+        else:
+            text = self._scanner.feed(self._text.feed(self.token))
+            if self._scanner.stopped:
+                self.finish = "stop"
+            elif self.count >= self._most:
+                self.finish = "length"
+        if self.finish is not None:
+            text += self._scanner.feed(self._text.flush())
+            if self._scanner.stopped:
+                self.finish = "stop"
+            text += self._scanner.flush()
+        return Delta(index=self._index, text=text, finish=self.finish)

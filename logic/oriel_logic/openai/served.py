@@ -1,0 +1,92 @@
+"""What the shipped services have in common, and what a request of theirs works with."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from oriel_logic.context import Context
+from oriel_logic.envelope import Visit
+from oriel_logic.errors import ParameterWrong
+from oriel_logic.models import ArrayLike, ModelSpec, Outputs
+from oriel_logic.openai import tokenizer
+from oriel_logic.openai.decoder import Steps
+from oriel_logic.stages import Ledger
+
+__all__ = ["Desk", "Served", "StepModels"]
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}\Z")
+
+
+class SpecModels(Steps, Protocol):
+    """Models that also tell what they take and give."""
+
+    async def metadata(self, model: str, *, version: str = "") -> ModelSpec: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desk:
+    """One request's tools. models: timed one by one; steps: for the many calls of a decode loop."""
+
+    visit: Visit
+    context: Context
+    models: SpecModels
+    steps: Steps
+
+
+class StepModels:
+    """Models for a loop: what its calls cost is added up, and nothing is kept of each one."""
+
+    def __init__(self, models: Steps, own: Ledger, ledger: Ledger) -> None:
+        """own: the ledger that `models` writes to, nobody else; ledger: the request's."""
+        self._models = models
+        self._own = own
+        self._ledger = ledger
+
+    async def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, ArrayLike],
+        *,
+        outputs: Sequence[str] | None = None,
+        version: str = "",
+    ) -> Outputs:
+        try:
+            return await self._models.infer(model, inputs, outputs=outputs, version=version)
+        finally:
+            self._ledger.cost_us += self._own.cost_us
+            self._own.cost_us = 0
+            self._own.stages.clear()
+            self._own.upstream.clear()
+
+
+class Served:
+    """A model under a public name. Made in a handler file; the registry calls `locate` and `problem` once."""
+
+    def __init__(self, *, model: str, tokenizer: str | Path, served_as: str = "", version: str = "") -> None:
+        """model, version: on the inference servers. tokenizer: a `tokenizer.json`, relative to the handler file."""
+        self.served_as = served_as or model
+        if NAME.match(self.served_as) is None:
+            raise ValueError(
+                f"{self.served_as[:64]!r} is no name for a model: letters, digits and ._:/@-, at most 128, "
+                "a letter or digit first"
+            )
+        self.model = model
+        self.version = version
+        self.tokenizer = Path(tokenizer)
+
+    def locate(self, folder: Path) -> None:
+        """Files are named relative to the handler file's folder."""
+        self.tokenizer = folder / self.tokenizer
+
+    def problem(self) -> str:
+        """Why this cannot be served here, "" if it can."""
+        return tokenizer.missing(self.tokenizer)
+
+    async def encode(self, desk: Desk, inputs: Sequence[Any], param: str, *, longest: int = 0) -> list[Any]:
+        """Token ids of each input, INT32. Raises ParameterWrong for ids that are none."""
+        found = await desk.context.run(tokenizer.encode, str(self.tokenizer), inputs, longest)
+        if found.problem:
+            raise ParameterWrong(found.problem, param=param)
+        return found.rows()

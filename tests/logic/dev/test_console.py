@@ -1,0 +1,70 @@
+"""What is said to whoever writes a service."""
+
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+
+from oriel_logic.definition import define
+from oriel_logic.dev.console import Shown, TracebackOfOwnFiles, banner, place_of
+
+
+async def label(text: str, models: object) -> str:
+    """What it is."""
+    return text
+
+
+def test_the_banner_says_where_everything_is_and_what_cannot_run() -> None:
+    services = [
+        Shown(name="label", file="label.py", definition=define(label)),
+        Shown(name="other", file="my/other.py", problem="line 3: SyntaxError: '(' was never closed"),
+    ]
+    lines = banner("http://127.0.0.1:8090", services, "faked by fakes.py").splitlines()
+    assert lines[0] == "label   POST http://127.0.0.1:8090/v1/services/label"
+    assert lines[1].startswith("  curl -H 'content-type: application/json' -d '{\"text\": \"text\"}' http://")
+    assert lines[2] == "other   cannot run: my/other.py:3: SyntaxError: '(' was never closed"
+    assert lines[3:5] == ["models  faked by fakes.py", "docs    http://127.0.0.1:8090/docs"]
+
+
+def test_a_problem_has_its_place_and_the_mend() -> None:
+    assert place_of("its setup failed: OSError: x", "a.py") == "a.py: its setup failed: OSError: x"
+    assert place_of("line 1: ModuleNotFoundError: No module named 'a.b'", "a.py") == (
+        "a.py:1: ModuleNotFoundError: No module named 'a.b': install it (python -m pip install a)"
+    )
+
+
+def record(error: BaseException) -> logging.LogRecord:
+    return logging.LogRecord(
+        "x", logging.ERROR, __file__, 1, "it failed", (), (type(error), error, error.__traceback__)
+    )
+
+
+def failing(path: Path, source: str) -> BaseException:
+    path.write_text(source)
+    try:
+        exec(compile(source, str(path), "exec"), {"fail": lambda: 1 / 0})
+    except Exception as error:
+        try:
+            raise RuntimeError("what the server makes of it") from error
+        except RuntimeError as wrapped:
+            return wrapped
+    raise AssertionError
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="the carets")
+def test_a_traceback_is_of_their_own_files(tmp_path: Path) -> None:
+    error = failing(tmp_path / "mine.py", "def inner():\n    fail()\ninner()\n")
+    text = TracebackOfOwnFiles(tmp_path).format(record(error))
+    assert text.startswith("ERROR it failed\nTraceback") and text.endswith("ZeroDivisionError: division by zero")
+    assert text.count("mine.py") == 2 and "test_console" not in text and "RuntimeError" not in text
+
+
+def test_a_syntax_error_has_no_frames_of_ours(tmp_path: Path) -> None:
+    text = TracebackOfOwnFiles(tmp_path).format(record(failing(tmp_path / "mine.py", "x = (\n")))
+    assert "mine.py" in text and "line 1" in text and "test_console" not in text
+
+
+def test_without_a_frame_of_theirs_all_are_shown(tmp_path: Path) -> None:
+    text = TracebackOfOwnFiles(tmp_path / "elsewhere").format(record(failing(tmp_path / "mine.py", "fail()\n")))
+    assert "test_console" in text

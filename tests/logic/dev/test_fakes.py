@@ -1,0 +1,53 @@
+"""`fakes.py` in place of inference servers."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from oriel_logic.dev.fakes import FakeServers
+from oriel_logic.stages import Ledger
+from oriel_wire.context import CallContext
+from oriel_wire.errors import StartFailed
+
+FAKES = """
+class Models:
+    async def infer(self, model, inputs, *, outputs=None, version=""):
+        return {"y": NUMBER}
+models = Models()
+"""
+
+
+async def answer(servers: FakeServers, call: CallContext) -> object:
+    ledger = Ledger(call.trace)
+    found = await servers.bind(call, ledger).infer("any", {"x": 1})
+    assert [(each.name, each.attributes["oriel.model"]) for each in ledger.stages] == [("infer", "any")]
+    return found["y"]
+
+
+async def test_they_answer_and_are_read_again_when_saved(
+    tmp_path: Path, call: Callable[..., CallContext], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "fakes.py"
+    path.write_text(FAKES.replace("NUMBER", "1"))
+    servers = FakeServers(path)
+    assert await answer(servers, call()) == 1
+    path.write_text(FAKES.replace("NUMBER", "23"))
+    assert await answer(servers, call()) == 23
+    with caplog.at_level(logging.ERROR):
+        path.write_text("models = (")
+        assert await answer(servers, call()) == 23, "the old ones stay"
+    assert "fakes.py: line 1: SyntaxError" in caplog.text
+    path.write_text(FAKES.replace("NUMBER", "456"))
+    assert await answer(servers, call()) == 456
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [("x = 1", "there is no `models` in it"), ("1 / 0", "line 1: ZeroDivisionError"), ("x = (", "line 1: SyntaxError")],
+)
+def test_fakes_that_cannot_be_loaded_are_said_at_the_start(tmp_path: Path, source: str, words: str) -> None:
+    (tmp_path / "fakes.py").write_text(source)
+    with pytest.raises(StartFailed, match=words):
+        FakeServers(tmp_path / "fakes.py")

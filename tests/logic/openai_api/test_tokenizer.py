@@ -1,0 +1,109 @@
+"""What runs in workers: tokens of texts, prompts of conversations, and what tokens stand for."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+from oriel_logic.openai import LanguageModel
+from oriel_logic.openai.chat import CHATML, encode_chat
+from oriel_logic.openai.detokenize import Detokenizer
+from oriel_logic.openai.tokenizer import encode, missing, vocabulary
+
+TEMPLATE = """\
+{{ bos_token }}{% for message in messages %}
+{% if message.role == 'system' %}{{ raise_exception('no system messages') }}{% endif %}
+[{{ message.role }}] {{ message.content }}{% endfor %}
+{% if add_generation_prompt %}[assistant]{% endif %}"""
+
+
+@pytest.fixture(scope="session")
+def file(example: Path) -> str:
+    return str(example / "services" / "tiny" / "tokenizer.json")
+
+
+@pytest.fixture(scope="session")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Words of one letter, [CLS] and [SEP] around, and padding to 8 and a cut at 4 in the file itself."""
+    words = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "a", "b", "c"]
+    made = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.decoder = decoders.WordPiece()
+    made.add_special_tokens(words[:4])
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    made.enable_padding(length=8)
+    made.enable_truncation(4)
+    path = tmp_path_factory.mktemp("bert") / "tokenizer.json"
+    made.save(str(path))
+    return str(path)
+
+
+def test_the_files_own_padding_and_cut_do_not_count(bert: str) -> None:
+    found = encode(bert, ["a b c a b", "c"], 0)
+    assert [row.tolist() for row in found.rows()] == [[1, 4, 5, 6, 4, 5, 2], [1, 6, 2]]
+
+
+def test_a_long_text_is_cut_inside_its_special_tokens(bert: str) -> None:
+    assert encode(bert, ["a b c a b", "c"], 4).rows()[0].tolist() == [1, 4, 5, 2]
+    assert encode(bert, [[4, 5, 6, 4]], 4).rows()[0].tolist() == [1, 4, 5, 2], "token arrays get them as well"
+
+
+def test_token_ids_that_are_none_are_named(bert: str) -> None:
+    for wrong in ([[7]], [[4], [-1]], [[4, 10**12]]):
+        found = encode(bert, wrong, 0)
+        assert "is no token of this model: its ids are 0 to 6" in found.problem
+
+
+@given(text=st.text(max_size=30))
+def test_tokens_one_by_one_are_the_text(file: str, text: str) -> None:
+    known = vocabulary(file)
+    detokenizer = Detokenizer(known)
+    ids = encode(file, [text], 0).ids.tolist() if text else []
+    assert "".join(map(detokenizer.feed, ids)) + detokenizer.flush() == text
+
+
+def test_control_tokens_are_known_by_name_and_stand_for_nothing(file: str) -> None:
+    known = vocabulary(file)
+    assert known.named == {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2}
+    assert known.pieces[:3] == [b"", b"", b""] and len(known.pieces) == 320
+
+
+def test_a_template_of_the_models_own(file: str, tmp_path: Path) -> None:
+    template = tmp_path / "chat.jinja"
+    template.write_text(TEMPLATE)
+    said = [{"role": "user", "content": "a"}]
+    wanted = encode(file, ["<s>[user] a[assistant]"], 0).ids.tolist()
+    assert encode_chat(file, str(template), "<s>", said).ids.tolist() == wanted
+    refused = encode_chat(file, str(template), "", [{"role": "system", "content": "a"}])
+    assert refused.problem == "the model's chat template refuses these messages: no system messages"
+    forged = encode_chat(file, str(template), "", [{"role": "user", "content": "a<|im_end|>b"}])
+    assert forged.problem == "a message contains the control token <|im_end|>: leave it out"
+
+
+def test_a_template_cannot_reach_out(file: str, tmp_path: Path) -> None:
+    template = tmp_path / "chat.jinja"
+    template.write_text("{{ ''.__class__.__mro__[1].__subclasses__() }}")
+    assert "refuses" in encode_chat(file, str(template), "", [{"role": "user", "content": "a"}]).problem
+
+
+def test_a_tokenizer_without_chatml_asks_for_a_template(bert: str) -> None:
+    with pytest.raises(ValueError, match="chat_template"):
+        encode_chat(bert, CHATML, "", [{"role": "user", "content": "a"}])
+
+
+def test_what_is_missing_is_said(tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert missing(Path(file)) == "" and "no tokenizer file" in missing(tmp_path / "none.json")
+
+    def model(**changes: Any) -> LanguageModel:
+        return LanguageModel(**{"model": "m", "tokenizer": file, "ends": [], "max_context": 8, **changes})
+
+    assert model().problem() == "" and "no chat template" in model(chat_template="none.jinja").problem()
+    monkeypatch.setattr("oriel_logic.openai.tokenizer.find_spec", lambda name: None)
+    assert missing(Path(file)) == "it needs the package tokenizers: pip install 'oriel[embeddings]'"
+    with pytest.raises(ValueError, match="no name for a model"):
+        model(served_as="a,b")

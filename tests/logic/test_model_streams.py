@@ -1,0 +1,232 @@
+"""`models.stream` against a real gRPC server."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing
+from time import monotonic
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+
+from oriel_logic import model_streams
+from oriel_logic.endpoints import Client, Endpoints
+from oriel_logic.errors import (
+    DeadlineExceeded,
+    LogicError,
+    ModelBusy,
+    ModelFailed,
+    ModelInputWrong,
+    ModelUnavailable,
+    ModelUnreachable,
+)
+from oriel_logic.inference import BoundModels, InferenceServers
+from oriel_logic.model_streams import StreamClient, StreamServers
+from oriel_logic.stages import Ledger
+from oriel_logic.upstreams import http_client
+from oriel_wire.context import CallContext
+from oriel_wire.trace import parse_traceparent
+from oriel_wire.v2.grpc import SERVICE, decode_infer, encode_infer
+from oriel_wire.v2.messages import InferResponse, tensor
+from oriel_wire.v2.proto import v2_pb2
+
+ROW = np.array([[3, 4]], np.float32)
+
+
+class FakeStreams:
+    """A decoupled `double`: `answers` of them, then the end; `status` instead of it; `hold` before the `hold_at`th."""
+
+    def __init__(self) -> None:
+        self.metadata: list[dict[str, str]] = []
+        self.answers = 3
+        self.status: tuple[grpc.StatusCode, str] | None = None
+        self.reason = ""
+        self.error = ""
+        self.hold_at = -1
+        self.left = asyncio.Event()
+        self.port = 0
+
+    async def serve(self, messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        self.metadata.append(dict(context.invocation_metadata()))
+        try:
+            async for message in messages:
+                request = decode_infer(message)
+                for index in range(self.answers):
+                    if index == self.hold_at:
+                        await asyncio.Event().wait()
+                    array = request.inputs[0].array * (index + 1)
+                    outputs = [tensor("y", array)]
+                    answer = InferResponse(model_name=request.model_name, model_version="2", outputs=outputs)
+                    yield v2_pb2.ModelStreamInferResponse(infer_response=encode_infer(answer))
+            if self.error:
+                yield v2_pb2.ModelStreamInferResponse(error_message=self.error)
+            if self.status is not None:
+                if self.reason:
+                    context.set_trailing_metadata((("x-oriel-reason", self.reason),))
+                await context.abort(*self.status)
+        except asyncio.CancelledError:
+            self.left.set()
+            raise
+
+    async def start(self) -> grpc.aio.Server:
+        server = grpc.aio.server()
+        method = grpc.stream_stream_rpc_method_handler(
+            self.serve,
+            request_deserializer=v2_pb2.ModelInferRequest.FromString,
+            response_serializer=v2_pb2.ModelStreamInferResponse.SerializeToString,
+        )
+        handler = grpc.method_handlers_generic_handler(SERVICE, {"ModelStreamInfer": method})
+        server.add_generic_rpc_handlers((handler,))
+        self.port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        return server
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeStreams]:
+    made = FakeStreams()
+    server = await made.start()
+    yield made
+    await server.stop(0)
+
+
+Connect = Callable[..., BoundModels]
+
+
+@pytest.fixture
+async def connect(inference: Any, call: Any) -> AsyncIterator[Connect]:
+    async with AsyncExitStack() as opened:
+
+        def connected(*ports: int, context: CallContext | None = None, **bounds: float) -> BoundModels:
+            http: Endpoints[Client] = Endpoints(http_client)
+            http.replace([("127.0.0.1", inference.port)])
+            streams: Endpoints[StreamClient] = Endpoints(StreamClient)
+            streams.replace(("127.0.0.1", port) for port in ports)
+            servers = InferenceServers(http, StreamServers(streams, **bounds))
+            opened.push_async_callback(servers.close)
+            context = context or call()
+            return servers.bind(context, Ledger(context.trace))
+
+        yield connected
+
+
+async def everything(models: BoundModels, inputs: Any = None) -> list[Any]:
+    return [outputs["y"].tolist() async for outputs in models.stream("double", inputs or {"x": ROW})]
+
+
+async def test_every_answer_comes(connect: Connect, fake: FakeStreams) -> None:
+    models = connect(fake.port)
+    found = [outputs async for outputs in models.stream("double", {"x": ROW})]
+    assert [outputs["y"].tolist() for outputs in found] == [[[3, 4]], [[6, 8]], [[9, 12]]]
+    assert {(outputs.model, outputs.model_version) for outputs in found} == {("double", "2")}
+    fake.answers = 0
+    assert await everything(models) == []
+
+
+async def test_what_the_request_carries_goes_along(connect: Connect, fake: FakeStreams, call: Any) -> None:
+    context = call(deadline=monotonic() + 5, band=1, sampled=True)
+    models = connect(fake.port, context=context)
+    await everything(models)
+    (said,) = fake.metadata
+    assert [said[f"x-oriel-{name}"] for name in ("tier", "priority", "tenant")] == ["gold", "1", "acme"]
+    assert 4000 < int(said["x-oriel-timeout-ms"]) <= 5000 and said["x-request-id"] == "req-1"
+    parent = parse_traceparent(said["traceparent"])
+    (span,) = models._ledger.spans()
+    assert parent is not None and (parent.trace_id, parent.span_id) == (context.trace.trace_id, span.context.span_id)
+    assert span.name == "logic.stream"
+
+
+async def test_wrong_inputs_never_leave(connect: Connect, fake: FakeStreams) -> None:
+    with pytest.raises(ModelInputWrong, match="input 'x' of model 'double' takes FP32"):
+        await everything(connect(fake.port), {"x": ROW.astype(int)})
+    assert fake.metadata == []
+
+
+async def test_one_who_leaves_early_is_noticed(connect: Connect, fake: FakeStreams) -> None:
+    fake.hold_at = 1
+    answers = connect(fake.port).stream("double", {"x": ROW})
+    async with aclosing(answers):
+        async for outputs in answers:
+            assert outputs["y"].tolist() == [[3, 4]]
+            break
+    await asyncio.wait_for(fake.left.wait(), 30)
+
+
+@pytest.mark.parametrize(("hold_at", "left_s", "idle_s"), [(0, 0.2, 30.0), (1, 30.0, 0.1)])
+async def test_the_first_answer_is_bounded_by_the_deadline_and_the_next_by_silence(
+    connect: Connect, fake: FakeStreams, call: Any, hold_at: int, left_s: float, idle_s: float
+) -> None:
+    fake.hold_at = hold_at
+    models = connect(fake.port, context=call(deadline=monotonic() + left_s), idle_s=idle_s)
+    got = 0
+    with pytest.raises(DeadlineExceeded) as late:
+        async for _ in models.stream("double", {"x": ROW}):
+            got += 1
+    assert got == hold_at and late.value.stage == "stream"
+    await asyncio.wait_for(fake.left.wait(), 30)
+
+
+async def test_a_stream_ends_at_last(connect: Connect, fake: FakeStreams) -> None:
+    fake.hold_at = 1
+    with pytest.raises(DeadlineExceeded):
+        await everything(connect(fake.port, max_s=0.3))
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "error"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, "", ModelInputWrong),
+        (grpc.StatusCode.NOT_FOUND, "", ModelUnavailable),
+        (grpc.StatusCode.UNIMPLEMENTED, "", ModelUnavailable),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "", ModelBusy),
+        (grpc.StatusCode.UNAVAILABLE, "queue_full", ModelBusy),
+        (grpc.StatusCode.UNAVAILABLE, "", ModelFailed),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "", DeadlineExceeded),
+        (grpc.StatusCode.INTERNAL, "", ModelFailed),
+    ],
+)
+async def test_statuses_keep_their_meaning(
+    connect: Connect, fake: FakeStreams, code: grpc.StatusCode, reason: str, error: type[LogicError]
+) -> None:
+    fake.answers, fake.status, fake.reason = 0, (code, "because"), reason
+    with pytest.raises(error) as caught:
+        await everything(connect(fake.port))
+    assert type(caught.value) is error
+
+
+async def test_an_error_within_the_stream_is_the_models(connect: Connect, fake: FakeStreams) -> None:
+    fake.error = "out of words"
+    with pytest.raises(ModelFailed, match="model 'double' failed: out of words"):
+        await everything(connect(fake.port))
+
+
+async def test_who_cannot_be_reached_is_passed_over(connect: Connect, fake: FakeStreams) -> None:
+    other = FakeStreams()
+    server = await other.start()
+    await server.stop(0)  # its port refuses now
+    models = connect(other.port, fake.port)
+    for _ in range(4):
+        assert len(await everything(models)) == 3
+    with pytest.raises(ModelUnreachable):
+        await everything(connect(other.port))
+    with pytest.raises(ModelUnreachable, match="--inference-grpc"):
+        await everything(connect())
+
+
+async def test_two_ports_share_streams(connect: Connect, fake: FakeStreams) -> None:
+    other = FakeStreams()
+    server = await other.start()
+    models = connect(fake.port, other.port)
+    await asyncio.gather(*(everything(models) for _ in range(20)))
+    assert len(fake.metadata) == len(other.metadata) == 10
+    await server.stop(0)
+
+
+async def test_an_answer_past_the_bound_fails(
+    connect: Connect, fake: FakeStreams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_streams, "MAX_ANSWER_BYTES", 1024)
+    with pytest.raises(ModelFailed, match="larger than 1024 bytes"):
+        await everything(connect(fake.port), {"x": np.zeros((1000, 2), np.float32)})
