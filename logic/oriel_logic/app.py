@@ -19,6 +19,7 @@ from oriel_logic.ingress import Dispatch
 from oriel_logic.listing import read_listing
 from oriel_logic.loading import load, one_line
 from oriel_logic.metrics import Metrics
+from oriel_logic.openapi import DOCS, OPENAPI, Description
 from oriel_logic.pipeline import Pipeline
 from oriel_logic.registry import Registry
 from oriel_logic.releases import Deployment, Release
@@ -103,6 +104,8 @@ class Unit:
         self._upstreams = models or Upstreams(settings.inference, settings.inference_grpc)
         self._peers = TrustedPeers(settings.trusted_peers)
         self.dispatch = Dispatch(self.registry, max_body_bytes=settings.max_body_bytes)
+        described = Description(self.registry.definitions)
+        self.dispatch.routes |= {("GET", OPENAPI): described.openapi, ("GET", DOCS): described.docs}
         self._together = Deployment(self._files, self.pool, self._pipeline(self._services, self.pool))
         self.updates = Updates(
             self.registry,
