@@ -4,8 +4,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-import msgspec
-
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -37,7 +35,8 @@ def restore(arrays: dict[str, Array], model: str, model_version: str) -> Outputs
     return Outputs(arrays, model=model, model_version=model_version)
 
 
-class TensorSpec(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
     """shape: as the server says it, -1 for any, batch axis included."""
 
     name: str

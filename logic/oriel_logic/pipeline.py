@@ -30,7 +30,7 @@ from oriel_logic.streaming import Streamed, close, failed, framed
 from oriel_logic.workers.references import Services, for_function, for_stage
 from oriel_wire.context import CallContext
 
-__all__ = ["STREAM_STEP_S", "Pipeline"]
+__all__ = ["STREAM_STEP_S", "ModelServers", "Pipeline"]
 
 STREAM_STEP_S = 60.0
 
@@ -38,7 +38,14 @@ STREAM_STEP_S = 60.0
 class ModelServers(Protocol):
     """What is needed of `inference.InferenceServers`."""
 
-    def bind(self, call: CallContext, ledger: Ledger) -> Models: ...
+    def bind(self, call: CallContext, ledger: Ledger) -> "BoundModels": ...
+
+
+class BoundModels(Models, Protocol):
+    """The models of one request."""
+
+    def rebind(self, call: CallContext) -> None:
+        """Calls have until another deadline from now on."""
 
 
 class Pipeline:
@@ -99,7 +106,7 @@ class Run:
     __slots__ = ("_definition", "_limit_bytes", "_media", "_pieces", "_request", "_services", "context", "models")
 
     context: Context
-    models: Models
+    models: BoundModels
 
     def __init__(
         self,
@@ -159,7 +166,7 @@ class Run:
                 if lasting is not call:
                     call = lasting
                     self.context.rebind(call)
-                    self.models.rebind(call)  # type: ignore[attr-defined]
+                    self.models.rebind(call)
         except LogicError:
             raise
         except Exception as error:  # the handler's own

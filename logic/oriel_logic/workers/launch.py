@@ -88,6 +88,7 @@ class ForkServer:
                 "build": build(),
                 "max_frame_bytes": max_frame_bytes,
                 "broken_record": BROKEN,
+                "is_foreign": python != sys.executable,
             }
             environment = {name: value for name, value in os.environ.items() if name not in OURS}
             environment["PYTHONSAFEPATH"] = "1"
