@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from oriel_logic.bodies.audio import Audio
 from oriel_logic.bodies.tensors import Tensors
 from oriel_logic.bodies.upload import Upload
-from oriel_logic.definition import Definition, define, describe, options_of
+from oriel_logic.definition import Definition, NotAService, define, describe, options_of
 from oriel_logic.openapi import PAGE, document, policy
 
 
@@ -69,6 +69,8 @@ def test_the_document_is_valid_openapi_3_1() -> None:
     definitions = [define(each) for each in EVERY]
     made = document(definitions)
     OpenAPIV31SpecValidator(made).validate()
+    definitions = [each for each in definitions if not each.reads_stream]
+    made = document(definitions)
     again = [Definition.from_description(msgspec.json.decode(msgspec.json.encode(describe(d)))) for d in definitions]
     assert document(again) == made
 
@@ -108,6 +110,11 @@ def test_two_services_may_have_types_of_one_name() -> None:
     schemas = document([define(order), define(other())])["components"]["schemas"]
     assert "price" in schemas["order.Item"]["properties"] and "weight" in schemas["weigh.Item"]["properties"]
     assert "weight" in document([define(other()).renamed("heavy")])["components"]["schemas"]["heavy.Item"]["properties"]
+
+
+def test_what_reads_a_stream_runs_in_no_other_environment() -> None:
+    with pytest.raises(NotAService, match="it gets requests whole"):
+        Definition.from_description(describe(define(filed)))
 
 
 def test_a_sample_is_the_example() -> None:
