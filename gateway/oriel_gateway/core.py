@@ -395,8 +395,9 @@ class Gateway:
 
 def _tenant_lines(tenant: Tenant) -> bytes:
     lines = f"x-oriel-tier: {tenant.tier.name}\r\nx-oriel-priority: {tenant.tier.band}\r\nx-oriel-tenant: {tenant.name}"
-    if tenant.models and tenant.models != ("*",):
-        lines += f"\r\nx-oriel-models: {','.join(tenant.models)}"
+    if tenant.models != ("*",):
+        # Without the line all models may be used: a tenant that may use none is given a pattern that no name fits.
+        lines += f"\r\nx-oriel-models: {','.join(tenant.models) or '!'}"
     return lines.encode("ascii")
 
 

@@ -32,6 +32,15 @@ _OPERATOR = re.compile(
     r"|(?:system|cuda)sharedmemory(?:/region/[A-Za-z0-9_-][A-Za-z0-9._-]{0,127})?/(?:status|register|unregister))\Z"
 )
 _GET = frozenset({"GET", "HEAD"})
+# Paths of the OpenAI API are services under these names. Which model is asked for stands in the body, which is not read
+# here: logic judges it by the patterns of `x-oriel-models`.
+_OPENAI = {
+    "/v1/embeddings": ("embeddings", frozenset({"POST"})),
+    "/v1/completions": ("completions", frozenset({"POST"})),
+    "/v1/chat/completions": ("chat.completions", frozenset({"POST"})),
+    "/v1/models": ("models", _GET),
+}
+_LISTED = re.compile(r"/v1/models(?:/[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}){1,4}\Z")
 _EXECUTING = frozenset({"infer", "generate", "generate_stream"})
 _VERBS = {
     None: _GET,
@@ -95,6 +104,11 @@ def resolve(method: str, path: str, query: str, tenant: Tenant, routes: RouteTab
     match: re.Match[str] | None = None
     if match := _SERVICE.match(path):
         kind, name, allowed = "service", match["name"], frozenset({"GET", "POST"})
+        if tenant.may_use_service(name):
+            found = routes.for_service(name)
+        missing = absent(kind, name)
+    elif path in _OPENAI or _LISTED.match(path):
+        kind, (name, allowed) = "service", _OPENAI.get(path, _OPENAI["/v1/models"])
         if tenant.may_use_service(name):
             found = routes.for_service(name)
         missing = absent(kind, name)

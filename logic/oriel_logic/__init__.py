@@ -16,6 +16,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from oriel_logic.batching import batched
+    from oriel_logic.bodies.audio import Audio
+    from oriel_logic.bodies.tensors import Tensors
+    from oriel_logic.bodies.upload import Upload
     from oriel_logic.context import Context
     from oriel_logic.definition import service
     from oriel_logic.errors import InputTooLarge, MediaUnsupported, ModelBusy, ModelError, Refused
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Answer",
+    "Audio",
     "Context",
     "InputTooLarge",
     "MediaUnsupported",
@@ -35,15 +40,22 @@ __all__ = [
     "Refused",
     "Request",
     "TensorSpec",
+    "Tensors",
+    "Upload",
+    "batched",
     "service",
 ]
 
 HOMES = {
+    "batching": ("batched",),
     "definition": ("service",),
     "errors": ("InputTooLarge", "MediaUnsupported", "ModelBusy", "ModelError", "Refused"),
     "messages": ("Answer", "Request"),
     "models": ("ModelSpec", "Models", "Outputs", "TensorSpec"),
     "context": ("Context",),
+    "bodies.audio": ("Audio",),
+    "bodies.tensors": ("Tensors",),
+    "bodies.upload": ("Upload",),
 }
 HOME_OF = {name: home for home, names in HOMES.items() for name in names}
 

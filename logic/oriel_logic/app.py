@@ -5,20 +5,27 @@ import gc
 import logging
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 
+from oriel_logic.definition import Definition
+from oriel_logic.deploying import Deployer
 from oriel_logic.envelope import Envelope
 from oriel_logic.ingress import Dispatch
+from oriel_logic.listing import read_listing
 from oriel_logic.loading import load, one_line
 from oriel_logic.metrics import Metrics
 from oriel_logic.pipeline import Pipeline
 from oriel_logic.registry import Registry
+from oriel_logic.releases import Deployment, Release
 from oriel_logic.server import open_server
 from oriel_logic.settings import Settings
-from oriel_logic.sources import handler_files
+from oriel_logic.sources import HandlerFile
+from oriel_logic.updates import Updates
 from oriel_logic.upstreams import Upstreams
 from oriel_logic.workers.launch import ForkServer
 from oriel_logic.workers.pool import PoolLimits, WorkerPool
@@ -33,6 +40,7 @@ from oriel_wire.trace import SpanSink
 if TYPE_CHECKING:
     from oriel_logic.dev.fakes import FakeServers
     from oriel_logic.dev.session import Session
+    from oriel_logic.openai.dispatch import OpenAI
 
 __all__ = ["Unit", "serve_unit"]
 
@@ -41,7 +49,8 @@ _log = logging.getLogger(__name__)
 
 async def serve_unit(settings: Settings, server: ForkServer, stop: asyncio.Event, dev: "Session | None" = None) -> None:
     """Run until `stop` is set, then drain. Raises StartFailed (a port is taken). dev: of `oriel logic dev`."""
-    http = listen(settings.host, settings.http_port, "logic HTTP")
+    open_port = listen if dev is None else dev.listen
+    http = open_port(settings.host, settings.http_port, "logic HTTP")
     admin = listen(settings.host, settings.admin_port, "logic admin")
     sink = open_sink("logic")
     unit = Unit(settings, server, sink, dev.models if dev is not None else None)
@@ -81,34 +90,38 @@ class Unit:
         self, settings: Settings, server: ForkServer, sink: SpanSink, models: "FakeServers | None" = None
     ) -> None:
         self.metrics = Metrics()
-        files = handler_files(settings.services)
-        self.registry = Registry(load(files))
+        self.registry = Registry()
+        self._settings = settings
+        self._files = server.files
         self._services = Services()
         self.pool = WorkerPool(
             server,
-            PoolLimits(
-                workers=settings.workers,
-                max_waiting=settings.max_waiting,
-                max_waiting_bytes=settings.max_waiting_bytes,
-                max_frame_bytes=settings.max_frame_bytes,
-                overrun_s=settings.overrun_s,
-            ),
-            launch=lambda: ForkServer.launch(files, max_frame_bytes=settings.max_frame_bytes),
+            pool_limits(settings, 0),
+            launch=lambda: ForkServer.launch(self._files, max_frame_bytes=settings.max_frame_bytes),
             on_problems=self._report,
         )
         self._upstreams = models or Upstreams(settings.inference, settings.inference_grpc)
-        servers = self._upstreams.servers
-        self._settings = settings
         self._peers = TrustedPeers(settings.trusted_peers)
-        self.dispatch = Dispatch(
+        self.dispatch = Dispatch(self.registry, max_body_bytes=settings.max_body_bytes)
+        self._together = Deployment(self._files, self.pool, self._pipeline(self._services, self.pool))
+        self.updates = Updates(
             self.registry,
-            Pipeline(self._services, self.pool, servers),
-            max_body_bytes=settings.max_body_bytes,
+            Deployer(
+                limits=lambda workers: pool_limits(settings, workers),
+                make_pipeline=self._pipeline,
+                serve=self.dispatch.serve,
+                sample_timeout_s=settings.sample_timeout_s,
+                max_sample_bytes=settings.max_body_bytes,
+            ),
+            read=lambda: read_listing(settings.services),
+            count=self.metrics.count_update,
+            poll_s=settings.poll_s,
+            release_drain_s=settings.release_drain_s,
         )
-        if "oriel_logic.openai" in sys.modules:  # a handler file asked for it
-            from oriel_logic.openai.dispatch import OpenAI, served_in
-
-            OpenAI(self.dispatch.routes, self.pool, servers).serve(served_in(files))
+        self._watch: asyncio.Task[None] | None = None
+        self._loaded = load(self._files)
+        self._openai: OpenAI | None = None
+        self._serve_openai(self._files)
         self.envelope = Envelope(
             self.dispatch,
             sink=sink,
@@ -118,21 +131,51 @@ class Unit:
             stream_idle_s=settings.stream_idle_s,
         )
         self.metrics.watch("oriel_logic_in_flight", "Requests under way", lambda: self.envelope.in_flight)
-        self.metrics.watch("oriel_logic_jobs_waiting", "Jobs that wait for a worker", lambda: self.pool.waiting)
-        self.metrics.watch("oriel_logic_workers_busy", "Workers that work on a job", lambda: self.pool.busy)
-        self.metrics.watch("oriel_logic_workers_ready", "Workers that are up", lambda: len(self.pool.pids))
+        self.metrics.watch("oriel_logic_jobs_waiting", "Jobs that wait for a worker", self._waiting)
+        self.metrics.watch("oriel_logic_workers_busy", "Workers that work on a job", self._busy)
+        self.metrics.watch("oriel_logic_workers_ready", "Workers that are up", self._up)
 
     async def start(self) -> None:
         """Set services up and begin to start workers; requests that come before they are ready wait for them."""
+        listing = read_listing(self._settings.services)
         await self._upstreams.start()
         await self.pool.start()
-        for definition in self.registry.definitions():
-            if all(definition.runs_in_worker(each) for each in definition.stages()):
-                continue
-            try:
-                self._services.set_up(definition)
-            except (Exception, SystemExit) as error:  # user code: it concerns this service only
-                self.registry.mark_broken(definition.name, f"its setup failed: {one_line(error)}")
+        for file, services in groupby(self._loaded, lambda each: each.file):
+            failed = []
+            releases = []
+            for loaded in services:
+                problem = loaded.problem if loaded.definition is None else self._set_up(loaded.definition)
+                if problem:
+                    failed.append((loaded.name, problem))
+                elif loaded.definition is not None:
+                    releases.append(Release(loaded.definition, file, self._together))
+            self.registry.publish(file.origin, releases)
+            for name, problem in failed:
+                self.registry.fail(file, name, problem)
+        self.updates.begin(listing, self._together)
+        if self._settings.watch:
+            self._watch = asyncio.create_task(self.updates.run(), name="watch over the services folders")
+
+    def _set_up(self, definition: Definition) -> str:
+        """Why it cannot run here, "" if it can."""
+        if all(definition.runs_in_worker(each) for each in definition.stages()):
+            return ""
+        try:
+            self._services.set_up(definition)
+        except (Exception, SystemExit) as error:  # user code: it concerns this service only
+            return f"its setup failed: {one_line(error)}"
+        return ""
+
+    def _serve_openai(self, files: Sequence[HandlerFile]) -> None:
+        """Serve what these files, imported already, made for clients of the OpenAI API."""
+        if "oriel_logic.openai" not in sys.modules:
+            return
+        from oriel_logic.openai.dispatch import OpenAI
+        from oriel_logic.openai.served import served_in
+
+        if self._openai is None:
+            self._openai = OpenAI(self.dispatch.routes, self.pool, self._upstreams.servers)
+        self._openai.serve(served_in(files))
 
     async def open(self, sock: socket.socket) -> HttpServer:
         """Serve on `sock`; end it with `drain` before `close`."""
@@ -146,6 +189,10 @@ class Unit:
         )
 
     async def close(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait([self._watch])
+        await self.updates.close()
         await self.pool.close()
         await self._upstreams.close()
 
@@ -153,10 +200,41 @@ class Unit:
         def ready() -> tuple[bool, str]:
             if stop.is_set():
                 return False, "the server is stopping"
-            return self.pool.is_ready, "" if self.pool.is_ready else "the services are being set up"
+            is_ready = self.is_ready
+            return is_ready, "" if is_ready else "the services are being set up"
 
         return Starlette(routes=health_routes(ready, self.metrics.registry))
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether everything that was there at start has been set up, or cannot be."""
+        return self.pool.is_ready and self.updates.has_begun
+
+    def _pipeline(self, services: Services, pool: WorkerPool) -> Pipeline:
+        return Pipeline(services, pool, self._upstreams.servers)
+
+    def _waiting(self) -> int:
+        return sum(each.pool.waiting for each in self.updates.deployments)
+
+    def _busy(self) -> int:
+        return sum(each.pool.busy for each in self.updates.deployments)
+
+    def _up(self) -> int:
+        return sum(len(each.pool.pids) for each in self.updates.deployments)
+
     def _report(self, problems: dict[str, str]) -> None:
-        for name, problem in problems.items():
-            self.registry.mark_broken(name, problem)
+        """What a worker of the pool that is shared could not set up."""
+        for release in list(self._together.releases):
+            if release.name in problems:
+                self.registry.break_down(release, problems[release.name])
+
+
+def pool_limits(settings: Settings, workers: int) -> PoolLimits:
+    """workers: 0 for the server's own number."""
+    return PoolLimits(
+        workers=workers or settings.workers,
+        max_waiting=settings.max_waiting,
+        max_waiting_bytes=settings.max_waiting_bytes,
+        max_frame_bytes=settings.max_frame_bytes,
+        overrun_s=settings.overrun_s,
+    )

@@ -12,6 +12,7 @@ from oriel_wire.errors import StartFailed
 if TYPE_CHECKING:
     from oriel_logic.dev.session import Session
     from oriel_logic.settings import Settings
+    from oriel_logic.sources import HandlerFile
 
 __all__ = ["add_arguments", "address", "launch", "run", "worker_count"]
 
@@ -22,10 +23,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--services",
         action="append",
-        required=True,
         type=Path,
         metavar="DIR",
-        help="folder of handler files; repeatable",
+        help="folder of services; repeatable",
+    )
+    parser.add_argument(
+        "--service",
+        action="append",
+        metavar="MODULE:NAME",
+        help="a service that is installed; repeatable, beside those of the entry points 'oriel.services'",
+    )
+    parser.add_argument(
+        "--watch",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="set up what changes in the folders; default yes",
     )
     parser.add_argument(
         "--inference",
@@ -58,7 +70,9 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         settings = Settings(
-            services=tuple(folder(path) for path in args.services),
+            services=tuple(folder(path) for path in args.services or ()),
+            named=tuple(args.service or ()),
+            watch=args.watch and bool(args.services),
             inference=tuple(address(text) for text in args.inference or ["127.0.0.1:8000"]),
             inference_grpc=tuple(address(text, "--inference-grpc") for text in args.inference_grpc or [GRPC]),
             host=args.host,
@@ -68,22 +82,22 @@ def run(args: argparse.Namespace) -> int:
             trusted_peers=tuple(args.trusted_peer or LOOPBACK),
         )
         TrustedPeers(settings.trusted_peers)
+        return launch(settings)
     except StartFailed as error:
         sys.stderr.write(f"oriel logic: {error}\n")
         return 2
-    return launch(settings)
 
 
 def launch(settings: "Settings", dev: "Session | None" = None) -> int:
-    """Run a server until it is asked to stop; the exit code. dev: for `oriel logic dev`."""
+    """Run a server until it is asked to stop; the exit code. dev: for `oriel logic dev`. Raises StartFailed."""
+    files = at_start(settings)
     # Array work belongs to the workers; without this numpy starts a thread per core in every process.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, "1")
-    from oriel_logic.sources import handler_files
     from oriel_logic.workers.launch import ForkServer
 
     # Before anything starts threads, and early: it imports the services while this process imports the rest.
-    server = ForkServer.launch(handler_files(settings.services), max_frame_bytes=settings.max_frame_bytes)
+    server = ForkServer.launch(files, max_frame_bytes=settings.max_frame_bytes)
     from oriel_logic.app import serve_unit
     from oriel_wire.engine.process import configure_logging, run_unit
 
@@ -95,6 +109,23 @@ def launch(settings: "Settings", dev: "Session | None" = None) -> int:
         await serve_unit(settings, server, stop, dev)
 
     return run_unit(main, unit="logic")
+
+
+def at_start(settings: "Settings") -> "list[HandlerFile]":
+    """The handlers that share the first worker processes. Raises StartFailed."""
+    from oriel_logic.listing import read_listing, together
+    from oriel_logic.sources import installed_files, named_file
+
+    try:
+        named = [named_file(text) for text in settings.named]
+        files = [*together(read_listing(settings.services)), *named, *installed_files()]
+    except ValueError as error:
+        raise StartFailed(f"--service: {error}") from error
+    except OSError as error:
+        raise StartFailed(f"a folder of services cannot be read: {error.strerror}") from error
+    if not files and not settings.services:
+        raise StartFailed("there is nothing to serve: pass --services DIR with a folder of handler files")
+    return files
 
 
 def folder(path: Path) -> Path:

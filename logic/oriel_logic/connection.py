@@ -9,8 +9,8 @@ import logging
 from time import monotonic
 
 from oriel_logic.envelope import Envelope, Visit, end
-from oriel_logic.errors import BadRequest, ClientLeft, InputTooLarge, Saturated
-from oriel_logic.inbound import Body, Inbound
+from oriel_logic.errors import BadRequest, ClientLeft, InputTooLarge
+from oriel_logic.inbound import Body, Inbound, full
 from oriel_logic.replies import Reply
 from oriel_wire.chunked import LAST_CHUNK, chunk
 from oriel_wire.engine.limits import reason_phrase
@@ -23,7 +23,7 @@ __all__ = ["BodyBudget", "ServiceConnection"]
 
 _log = logging.getLogger(__name__)
 INLINE_BYTES = 64 * 1024
-SMALL_BYTES = 64 * 1024  # bodies up to this size are not worth counting
+SMALL_BYTES = 16 * 1024  # that come with their head are not worth counting
 
 
 class BodyBudget:
@@ -65,27 +65,24 @@ class ServiceConnection(ServerConnection):
     # From the engine -------------------------------------------------------------------------------------------------
 
     def on_request(self, head: RequestHead, data: bytes) -> None:
-        self._begin(head, Body(data))
+        body = Body(data)
+        if len(data) > SMALL_BYTES and not self._hold_bytes(len(data)):
+            body.fail(full())
+        self._begin(head, body)
 
     def on_head(self, head: RequestHead) -> None:
         if head.content_length is None and not head.chunked:
             self._begin(head, Body(b""))
             return
-        self._body = body = Body(pause=self._pause_body)
+        self._body = body = Body(pause=self._pause_body, hold=self._hold_bytes)
         self._begin(head, body)
         if head.expect_continue:
             self.continue_body()
 
     def on_data(self, data: bytes | memoryview) -> None:
         body = self._body
-        if body is None:
-            return
-        head = self.head
-        if head is not None and head.chunked and not self._hold_bytes(len(data)):
-            self._body = None
-            body.fail(full())
-            return
-        body.feed(data if isinstance(data, bytes) else bytes(data))
+        if body is not None:
+            body.feed(data if isinstance(data, bytes) else bytes(data))
 
     def on_end(self) -> None:
         body, self._body = self._body, None
@@ -132,9 +129,6 @@ class ServiceConnection(ServerConnection):
             size_bytes=None if head.chunked else size or 0,
             body=body,
         )
-        if size is not None and size > SMALL_BYTES and not self._hold_bytes(size):
-            body.fail(full())
-            self._body = None
         self._task = self.server.loop.create_task(self._serve(inbound, visit))
 
     async def _serve(self, inbound: Inbound, visit: Visit) -> None:
@@ -240,7 +234,3 @@ def head_bytes(reply: Reply, close: bool) -> bytes:
     closing = "connection: close\r\n" if close else ""
     start = f"HTTP/1.1 {status} {reason_phrase(status)}\r\ncontent-type: {reply.content_type}\r\n{fields}{closing}"
     return start.encode("latin-1", "replace")
-
-
-def full() -> Saturated:
-    return Saturated("this server holds as many request bodies as it may: try again later", retry_after_s=1.0)

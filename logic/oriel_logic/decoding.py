@@ -16,7 +16,7 @@ from oriel_logic.bodies.upload import Upload
 from oriel_logic.bodies.values import converted, from_bytes
 from oriel_logic.errors import MediaUnsupported, Refused
 from oriel_logic.messages import Request
-from oriel_logic.schemas import JSON, MEDIA_IN, MULTIPART, fields_type, lead_input, reads_json
+from oriel_logic.schemas import JSON, MEDIA_IN, MULTIPART, fields_type, lead_input, reads_json, schemas_of
 from oriel_logic.signature import MISSING, Form, Parameter, Signature
 
 __all__ = ["HEAVY_BYTES", "MAX_QUERY_FIELDS", "Reader"]
@@ -26,6 +26,7 @@ MAX_QUERY_FIELDS = 64
 URLENCODED = "application/x-www-form-urlencoded"
 # What clients send when they do not say what they send: curl's --data says the second one.
 UNSAID = ("", URLENCODED, "application/octet-stream")
+CHEAP = frozenset({"application/octet-stream", "application/x-npy"})  # read as views
 STARTS = (
     (Form.IMAGE, (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")),
     (Form.AUDIO, (b"RIFF",)),
@@ -61,7 +62,14 @@ class Reader:
             self._item = msgspec.json.Decoder(self._stream.type, dec_hook=converted)
         self._needs_a_body = self._is_whole or any(each.default is MISSING for each in self._inputs)
         self._forms = {} if self._is_whole else {each.name: each.form for each in self._inputs}
+        self._is_costly = "contentMediaType" in str(schemas_of(signature, "x"))
         self._lists = frozenset(each.name for each in self._inputs if is_list(each))
+
+    def is_heavy(self, request: Request) -> bool:
+        """Whether reading this body holds a loop for long enough that a worker should do it."""
+        if self._is_costly:
+            return bool(request.body)
+        return len(request.body) > HEAVY_BYTES and request.content_type not in CHEAP
 
     def inputs(self, request: Request) -> tuple[Any, ...]:
         """In the order of the signature. Raises Refused, MediaUnsupported, InputTooLarge."""

@@ -103,6 +103,14 @@ class Definition:
     schemas: Schemas
     facts: Mapping[str, StageFacts]
     options: Options = field(default_factory=Options)
+    offers: tuple[str, ...] = field(init=False)
+    is_streamed: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        # The media types to choose from; none where the handler does not say what it gives, or bytes of its own kind.
+        gives = tuple(self.schemas.output)
+        object.__setattr__(self, "offers", () if gives in (("*/*",), ("application/octet-stream",)) else gives)
+        object.__setattr__(self, "is_streamed", any(each.streams for each in self.facts.values()))
 
     def stages(self) -> tuple[str, ...]:
         """Names of the methods (or "" for the function itself) that a call runs, in order."""

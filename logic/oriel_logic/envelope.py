@@ -11,6 +11,7 @@ from oriel_logic.errors import ClientLeft, DeadlineExceeded, HandlerFailed, Logi
 from oriel_logic.inbound import Inbound
 from oriel_logic.inference import STAGE
 from oriel_logic.metrics import Metrics
+from oriel_logic.releases import Release
 from oriel_logic.replies import Reply, error_reply
 from oriel_logic.stages import Ledger
 from oriel_wire.context import COST_US, REQUEST_ID, CallContext, ContextPlan, read_headers
@@ -24,7 +25,7 @@ Handler = Callable[[Inbound, "Visit"], Awaitable[Reply]]
 
 @dataclass(slots=True, kw_only=True)
 class Visit:
-    """One request on its way through the layers. `service` and `outcome` are set on the way; `status` is what left.
+    """One request on its way through the layers. `begin` and `outcome` are set on the way; `status` is what left.
 
     started_s: monotonic seconds at which its head was complete. parent_id: the caller's span, 0 if it named none.
     """
@@ -34,8 +35,15 @@ class Visit:
     started_s: float
     parent_id: int = 0
     service: str = ""
+    release: Release | None = None
     outcome: Outcome | None = None
     status: int = 0
+
+    def begin(self, release: Release) -> None:
+        """This release answers it: it is used until the visit is accounted for."""
+        self.release = release
+        self.service = release.name
+        release.began()
 
 
 class Envelope:
@@ -157,6 +165,8 @@ class Envelope:
             ("traceresponse", format_traceparent(ledger.root)),
             ("server-timing", timing),
         ]
+        if visit.release is not None:
+            stamp.append(visit.release.stamp)
         if ledger.cost_us:
             stamp.append((COST_US, str(ledger.cost_us)))
         if visit.status == 503 and any(name == STAGE for name, _ in stages):
@@ -165,6 +175,8 @@ class Envelope:
 
     def _account(self, visit: Visit) -> None:
         self.in_flight -= 1
+        if visit.release is not None:
+            visit.release.ended()
         ended = self._clock()
         outcome = visit.outcome or Outcome.HANDLER_FAILED
         self._metrics.observe(visit.service, outcome, ended - visit.started_s, visit.ledger.stages)
@@ -210,7 +222,7 @@ class Watched:
             async with asyncio.timeout(self._idle_s):
                 return await anext(self._pieces)
         except StopAsyncIteration:
-            self._end(self._visit.outcome or Outcome.OK)
+            self._end(self._visit.outcome or Outcome.OK)  # one that failed well has noted it
             raise
         except TimeoutError:
             _log.warning("%s: no piece of its answer came for %g s", self._whose(), self._idle_s)

@@ -6,6 +6,7 @@ LogicError
 ├── ClientLeft             nobody waits for the answer any more
 ├── Refused                the input's fault; handlers raise it with a sentence of their own
 │   ├── MediaUnsupported   a kind of body the service does not read
+│   ├── NotAcceptable      the client takes none of the media types that the service gives
 │   ├── InputTooLarge      a bound of the server or the service was passed
 │   └── ParameterWrong     one named parameter of an OpenAI-compatible request
 ├── ModelUnknown           no model is served under this name, or not for this caller
@@ -45,6 +46,7 @@ __all__ = [
     "ModelUnavailable",
     "ModelUnknown",
     "ModelUnreachable",
+    "NotAcceptable",
     "Outcome",
     "ParameterWrong",
     "Refused",
@@ -65,6 +67,7 @@ class Outcome(Enum):
     BAD_REQUEST = "bad_request"
     INPUT_REFUSED = "input_refused"
     MEDIA_UNSUPPORTED = "media_unsupported"
+    NOT_ACCEPTABLE = "not_acceptable"
     INPUT_TOO_LARGE = "input_too_large"
     PARAMETER_WRONG = "parameter_wrong"
     MODEL_UNKNOWN = "model_unknown"
@@ -124,6 +127,12 @@ class MediaUnsupported(Refused):
     """The body is of a kind that the service does not read."""
 
     outcome = Outcome.MEDIA_UNSUPPORTED
+
+
+class NotAcceptable(Refused):
+    """`Accept` names none of the media types that the service gives."""
+
+    outcome = Outcome.NOT_ACCEPTABLE
 
 
 class InputTooLarge(Refused):

@@ -5,9 +5,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 
-from oriel_logic.errors import InputTooLarge, LogicError
+from oriel_logic.errors import InputTooLarge, LogicError, Saturated
 
-__all__ = ["Body", "Inbound"]
+__all__ = ["Body", "Inbound", "full"]
 
 AHEAD_BYTES = 256 * 1024
 
@@ -16,21 +16,34 @@ def no_pause(paused: bool) -> None:
     """For bodies that are here already."""
 
 
+def no_bound(size_bytes: int) -> bool:
+    """For bodies that nobody counts."""
+    return True
+
+
 class Body:
     """The bytes of one request's body. Fed by the connection, read once by whoever serves the request.
 
     What is read ahead of `pieces` is bounded: past AHEAD_BYTES `pause(True)` is called, and `pause(False)` when it has
-    been taken. `fail` ends it early: whoever reads gets that error.
+    been taken. `fail` ends it early: whoever reads gets that error. hold: whether the server has room for so many more
+    bytes of a body that is read as a whole.
     """
 
-    __slots__ = ("_error", "_parts", "_pause", "_paused", "_waiter", "_whole", "ahead_bytes", "complete")
+    __slots__ = ("_error", "_hold", "_parts", "_pause", "_paused", "_waiter", "_whole", "ahead_bytes", "complete")
 
-    def __init__(self, whole: bytes | None = None, *, pause: Callable[[bool], None] = no_pause) -> None:
+    def __init__(
+        self,
+        whole: bytes | None = None,
+        *,
+        pause: Callable[[bool], None] = no_pause,
+        hold: Callable[[int], bool] = no_bound,
+    ) -> None:
         self.complete = whole is not None
         self._whole = whole
         self._parts: deque[bytes] = deque()
         self.ahead_bytes = 0
         self._pause = pause
+        self._hold = hold
         self._paused = False
         self._error: LogicError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -54,16 +67,25 @@ class Body:
         self._error = error
         self._wake()
 
-    async def read(self, limit_bytes: int) -> bytes:
-        """All of it. Raises InputTooLarge past `limit_bytes`, or what it failed with."""
+    async def read(self, limit_bytes: int, size_bytes: int | None = None) -> bytes:
+        """All of it. size_bytes: as it was declared.
+
+        Raises InputTooLarge past `limit_bytes`, Saturated if the server has no room for it, or what it failed with.
+        """
+        if self._error is not None:
+            raise self._error
         whole = self._whole
         if whole is None:
+            if size_bytes is not None and not self._hold(size_bytes):
+                raise full()
             parts: list[bytes] = []
             size = 0
             async for piece in self.pieces():
                 size += len(piece)
                 if size > limit_bytes:
                     raise too_large(limit_bytes)
+                if size_bytes is None and not self._hold(len(piece)):
+                    raise full()
                 parts.append(piece)
             whole = self._whole = b"".join(parts) if len(parts) != 1 else parts[0]
         if len(whole) > limit_bytes:
@@ -99,6 +121,10 @@ class Body:
             waiter.set_result(None)
 
 
+def full() -> Saturated:
+    return Saturated("this server holds as many request bodies as it may: try again later", retry_after_s=1.0)
+
+
 def too_large(limit_bytes: int) -> InputTooLarge:
     return InputTooLarge(f"the body is larger than the {limit_bytes} bytes that are read here")
 
@@ -121,7 +147,7 @@ class Inbound:
         """The whole body. Raises InputTooLarge, before it is read where its length says so."""
         if self.size_bytes is not None and self.size_bytes > limit_bytes:
             raise too_large(limit_bytes)
-        return await self.body.read(limit_bytes)
+        return await self.body.read(limit_bytes, self.size_bytes)
 
     def pieces(self) -> AsyncIterator[bytes]:
         """The body as it arrives."""

@@ -134,6 +134,11 @@ class BoundModels:
         self._ledger = ledger
         self._hop: Hop | None = None
 
+    def rebind(self, call: CallContext) -> None:
+        """A stream goes on: its calls have until another deadline."""
+        self._call = call
+        self._hop = None
+
     async def infer(
         self,
         model: str,

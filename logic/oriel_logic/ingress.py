@@ -7,12 +7,13 @@ from collections.abc import Awaitable, Callable
 from urllib.parse import unquote
 
 from oriel_logic.envelope import Visit
-from oriel_logic.errors import DeadlineExceeded, MediaUnsupported
+from oriel_logic.errors import DeadlineExceeded, MediaUnsupported, Outcome
 from oriel_logic.inbound import Inbound
 from oriel_logic.messages import Request
-from oriel_logic.pipeline import Pipeline
 from oriel_logic.registry import Registry
-from oriel_logic.replies import Reply, error_body, reply_of
+from oriel_logic.releases import Release
+from oriel_logic.replies import Reply, body_of, error_body, reply_of
+from oriel_logic.streaming import Streamed, ended_well
 
 __all__ = ["Dispatch", "Handler", "read_body"]
 
@@ -24,9 +25,8 @@ SERVICE = re.compile(r"/v1/services/([^/]+)(?:/versions/([^/]+))?\Z")
 class Dispatch:
     """`routes` may be added to before the server starts: (method, exact path) -> handler."""
 
-    def __init__(self, registry: Registry, pipeline: Pipeline, *, max_body_bytes: int) -> None:
+    def __init__(self, registry: Registry, *, max_body_bytes: int) -> None:
         self._registry = registry
-        self._pipeline = pipeline
         self._max_body_bytes = max_body_bytes
         self.routes: dict[tuple[str, str], Handler] = {("GET", "/v1/services"): self._list}
 
@@ -48,13 +48,20 @@ class Dispatch:
         return wrong_method(visit, "GET", "POST")
 
     async def _serve(self, name: str, version: str, inbound: Inbound, visit: Visit) -> Reply:
-        definition = self._registry.find(name)
-        visit.service = definition.name
+        release = self._registry.find(name, version, visit.call.request_id)
+        visit.begin(release)
+        return await self.serve(release, inbound, visit)
+
+    async def serve(self, release: Release, inbound: Inbound, visit: Visit) -> Reply:
+        """Answer with this release. Raises LogicError."""
+        definition = release.definition
         headers = inbound.headers
         encoding = headers.get("content-encoding")
         if encoding is not None and encoding.strip().lower() not in ("", "identity"):
             raise MediaUnsupported("send the body without a content encoding, as it is")
-        body = await read_body(inbound, visit, self._max_body_bytes)
+        limit_bytes = definition.options.max_body_bytes or self._max_body_bytes
+        comes_in = definition.signature.streams_in is not None
+        body = b"" if comes_in else await read_body(inbound, visit, limit_bytes)
         request = Request(
             body=body,
             content_type=headers.get("content-type", "").partition(";")[0].strip().lower(),
@@ -65,10 +72,21 @@ class Dispatch:
                 if name not in PRIVATE and not name.startswith("x-oriel-")
             },
         )
-        return reply_of(await self._pipeline.run(definition, request, visit.call, visit.ledger))
+        pieces = inbound.pieces() if comes_in else None
+        answer = await release.pipeline.run(definition, request, visit.call, visit.ledger, pieces, limit_bytes)
+        return streamed_reply(answer, visit) if isinstance(answer, Streamed) else reply_of(answer)
 
     async def _list(self, inbound: Inbound, visit: Visit) -> Reply:
         return reply_of({"services": self._registry.describe()})
+
+
+def streamed_reply(answer: Streamed, visit: Visit) -> Reply:
+    def note(outcome: Outcome) -> None:
+        visit.outcome = outcome
+
+    request_id = visit.call.request_id
+    pieces = ended_well(answer, lambda error: body_of(error, request_id), note, request_id)
+    return Reply(status=200, content_type=answer.content_type, pieces=pieces)
 
 
 async def read_body(inbound: Inbound, visit: Visit, limit_bytes: int) -> bytes:

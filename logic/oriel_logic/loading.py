@@ -120,10 +120,14 @@ def services_of(module: ModuleType, file: HandlerFile) -> list[Loaded]:
         definition = definition_of(value)
         if definition is None:
             raise TypeError(f"{file.attribute} is no service: put @service on it")
-        return [Loaded(name=definition.name, file=file, definition=definition)]
-    definitions = [definition_of(value) for value in vars(module).values() if is_own(value, module)]
-    unique = {d.name: d for d in definitions if d is not None}
-    return [Loaded(name=name, file=file, definition=each) for name, each in unique.items()]
+        definitions = [definition]
+    else:
+        values = [value for value in vars(module).values() if is_own(value, module)]
+        unique = {each.name: each for each in map(definition_of, values) if each is not None}
+        definitions = list(unique.values())
+    if len(definitions) == 1 and file.name and not definitions[0].is_named:
+        definitions = [definitions[0].renamed(file.name)]
+    return [Loaded(name=each.name, file=file, definition=each) for each in definitions]
 
 
 def is_own(value: object, module: ModuleType) -> bool:

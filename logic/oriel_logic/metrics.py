@@ -35,6 +35,9 @@ class Metrics:
             buckets=BUCKETS_S,
             registry=self.registry,
         )
+        self._updates = Counter(
+            "oriel_logic_updates", "Handlers set up, or gone, by result", ["result"], registry=self.registry
+        )
         self._stage_names: set[str] = set()
 
     def observe(self, service: str, outcome: Outcome, seconds: float, stages: list[Stage]) -> None:
@@ -43,6 +46,10 @@ class Metrics:
         self._seconds.labels(service).observe(seconds)
         for stage in stages:
             self._stages.labels(service, self._bounded(stage.name)).observe(max(0.0, stage.end_s - stage.start_s))
+
+    def count_update(self, result: str) -> None:
+        """An update of a handler ended: "published", "failed", "removed" or "superseded"."""
+        self._updates.labels(result).inc()
 
     def watch(self, name: str, text: str, read: Callable[[], float]) -> None:
         """A gauge that is read when it is scraped."""

@@ -4,16 +4,17 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-import msgspec
-
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from oriel_logic.stages import Ledger
+    from oriel_wire.context import CallContext
 
     Array: TypeAlias = NDArray[Any]
 else:  # numpy is loaded by those who use it
     Array = Any
 
-__all__ = ["Array", "ArrayLike", "ModelSpec", "Models", "Outputs", "TensorSpec"]
+__all__ = ["Array", "ArrayLike", "ModelSource", "ModelSpec", "Models", "Outputs", "TensorSpec"]
 
 ArrayLike: TypeAlias = Array | Sequence[Any] | float | int | str | bytes
 
@@ -37,7 +38,8 @@ def restore(arrays: dict[str, Array], model: str, model_version: str) -> Outputs
     return Outputs(arrays, model=model, model_version=model_version)
 
 
-class TensorSpec(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
     """shape: as the server says it, -1 for any, batch axis included."""
 
     name: str
@@ -96,3 +98,9 @@ class Models(Protocol):
     async def metadata(self, model: str, *, version: str = "") -> ModelSpec:
         """The model's inputs and outputs, as an inference server said at most a second ago. Raises as `infer`."""
         ...
+
+
+class ModelSource(Protocol):
+    """What binds models to a request."""
+
+    def bind(self, call: "CallContext", ledger: "Ledger") -> Models: ...

@@ -1,30 +1,38 @@
 """Runs one service for one request, under one deadline.
 
 The deadline is absolute and covers everything: waiting for a worker, the worker, the model, the handler's own code.
-Each part gives up by itself and says which stage it was; the timeout around them is for what does not.
+Each part gives up by itself and says which stage it was; the timeout around them is for what does not. Of a stream it
+bounds the first piece; after that each further one has `STREAM_STEP_S`, and model calls have that long.
+
+What a service gives is negotiated before it runs. Reading a request and encoding an answer cost CPU: a `def` stage
+does both in its worker; for an `async def` stage small ones are done here, large ones and pictures in a worker.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
 
+import msgspec
+
+from oriel_logic import encoding
 from oriel_logic.context import Context, Workers
 from oriel_logic.definition import Definition
-from oriel_logic.errors import DeadlineExceeded, HandlerFailed, LogicError
-from oriel_logic.messages import Request
-from oriel_logic.models import Models
+from oriel_logic.encoding import encode, framing
+from oriel_logic.errors import DeadlineExceeded, HandlerFailed, LogicError, NotAcceptable
+from oriel_logic.messages import Answer, Request
+from oriel_logic.models import Models, ModelSource
+from oriel_logic.negotiate import choose
+from oriel_logic.offloaded import encode_there, read_there
+from oriel_logic.serving import Serving
 from oriel_logic.stages import Ledger
-from oriel_logic.workers.references import Services, for_stage
+from oriel_logic.streaming import Streamed, close, failed, framed
+from oriel_logic.workers.references import Services, for_function, for_stage
 from oriel_wire.context import CallContext
 
-__all__ = ["Pipeline"]
+__all__ = ["STREAM_STEP_S", "Pipeline"]
 
-
-class ModelServers(Protocol):
-    """What is needed of `inference.InferenceServers`."""
-
-    def bind(self, call: CallContext, ledger: Ledger) -> Models: ...
+STREAM_STEP_S = 60.0
 
 
 class Pipeline:
@@ -34,7 +42,7 @@ class Pipeline:
         self,
         services: Services,
         workers: Workers,
-        inference: ModelServers,
+        inference: ModelSource,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -43,58 +51,195 @@ class Pipeline:
         self._inference = inference
         self._clock = clock
 
-    async def run(self, definition: Definition, request: Request, call: CallContext, ledger: Ledger) -> Any:
-        """What the service answers, not yet encoded.
+    async def run(
+        self,
+        definition: Definition,
+        request: Request,
+        call: CallContext,
+        ledger: Ledger,
+        pieces: AsyncIterator[bytes] | None = None,
+        limit_bytes: int = 0,
+    ) -> Answer | Streamed:
+        """The service's answer, encoded.
 
+        pieces: the body, for a service that reads it while it comes, at most `limit_bytes` of it.
         Raises LogicError only. Cancelled: queued work of this request is gone, calls under way are closed.
         """
-        context = Context(call, ledger, self._workers, clock=self._clock)
-        models = self._inference.bind(call, ledger)
+        media = negotiated(definition, request) if definition.offers else ""
+        if definition.options.timeout_s is not None:
+            call = shorter(call, self._clock() + definition.options.timeout_s)
+        run = Run(self._services, definition, request, media, pieces, limit_bytes)
+        options = definition.options
+        run.context = Context(
+            call,
+            ledger,
+            self._workers,
+            run_s=options.timeout_s,
+            memory_mb=options.memory_mb or 0,
+            clock=self._clock,
+        )
+        run.models = self._inference.bind(call, ledger)
+        if definition.is_streamed:
+            values = run.streamed(call, self._clock)
+            return Streamed(content_type=media or "application/octet-stream", pieces=values)
         try:
             async with asyncio.timeout(call.remaining_s(self._clock())) as limit:
                 if definition.shape == "chain":
-                    return await self._chain(definition, request, context, models, ledger)
-                return await self._function(definition, request, context, models)
+                    return await run.chain(ledger)
+                return await run.function()
         except LogicError:
             raise
         except Exception as error:  # the handler's own: its log entry is written where the answer is made
             if isinstance(error, TimeoutError) and limit.expired():
                 raise DeadlineExceeded(ledger.interrupted) from error
-            meant = first_logic_error(error)
-            if meant is not None:
-                raise meant from error
-            raise HandlerFailed("the service failed: its log says why under this request id") from error
+            raise failed(error) from error
 
-    async def _function(self, definition: Definition, request: Request, context: Context, models: Models) -> Any:
+
+class Run:
+    """One run of one service."""
+
+    __slots__ = ("_definition", "_limit_bytes", "_media", "_pieces", "_request", "_services", "context", "models")
+
+    context: Context
+    models: Models
+
+    def __init__(
+        self,
+        services: Services,
+        definition: Definition,
+        request: Request,
+        media: str,
+        pieces: AsyncIterator[bytes] | None,
+        limit_bytes: int,
+    ) -> None:
+        self._services = services
+        self._definition = definition
+        self._request = request
+        self._media = media
+        self._pieces = pieces
+        self._limit_bytes = limit_bytes
+
+    async def function(self) -> Answer:
+        """A function, or a class's `predict`."""
+        definition = self._definition
         (stage,) = definition.stages()
         if definition.runs_in_worker(stage):
-            return await context.work(for_stage(definition.name, stage), (request,), stage or "work")
-        handler = self._services.stage(definition.name, stage)
-        return await definition.plan.call(handler, (request, models, context))
+            return await self._answer(await self._work(stage, self._request))
+        serving = self._services.serving(definition.name)
+        given = await self._given(serving, stage)
+        return await self._answer(await definition.plan.call(serving.functions[stage], given))
 
-    async def _chain(
-        self, definition: Definition, request: Request, context: Context, models: Models, ledger: Ledger
-    ) -> Any:
-        inputs = await self._stage(definition, "pre", request, context, ledger)
+    async def chain(self, ledger: Ledger) -> Answer:
+        definition = self._definition
+        if definition.runs_in_worker("pre"):
+            inputs = await self._work("pre", self._request)
+        else:
+            serving = self._services.serving(definition.name)
+            given = await self._given(serving, "pre")
+            with ledger.stage("pre"):
+                inputs = await definition.plan.call(serving.functions["pre"], given)
         if not isinstance(inputs, Mapping):
             raise HandlerFailed(f"pre of service '{definition.name}' must give a dict of input name -> array")
-        outputs = await models.infer(definition.model, inputs, version=definition.model_version)
-        return await self._stage(definition, "post", outputs, context, ledger)
+        outputs = await self.models.infer(definition.model, inputs, version=definition.model_version)
+        if definition.runs_in_worker("post"):
+            return await self._answer(await self._work("post", outputs))
+        with ledger.stage("post"):
+            job = self._services.serving(definition.name).job("post")
+            return await self._answer(await job(outputs, self._media, None, self.context))
 
-    async def _stage(self, definition: Definition, stage: str, value: Any, context: Context, ledger: Ledger) -> Any:
+    async def streamed(self, call: CallContext, clock: Callable[[], float]) -> AsyncIterator[bytes]:
+        """The encoded pieces of a generator's answer. Raises LogicError only."""
+        values = None
+        try:
+            values = await self._values()
+            frame = framing(self._media)
+            if self._definition.runs_in_worker(self._definition.stages()[0]):
+                frame = framed_already(frame)
+            async for piece in framed(values, frame):
+                yield piece
+                lasting = longer(call, clock() + STREAM_STEP_S)
+                if lasting is not call:
+                    call = lasting
+                    self.context.rebind(call)
+                    self.models.rebind(call)  # type: ignore[attr-defined]
+        except LogicError:
+            raise
+        except Exception as error:  # the handler's own
+            raise failed(error) from error
+        finally:
+            await close(values)
+
+    async def _values(self) -> AsyncIterator[Any]:
+        definition = self._definition
+        (stage,) = definition.stages()
         if definition.runs_in_worker(stage):
-            return await context.work(for_stage(definition.name, stage), (value,), stage)
-        with ledger.stage(stage):
-            return await self._services.stage(definition.name, stage)(value)
+            return self.context.stream(
+                for_stage(definition.name, stage),
+                (self._request, self._media),
+                stage or "work",
+                **self._terms(),
+            )
+        serving = self._services.serving(definition.name)
+        values: AsyncIterator[Any] = definition.plan.call(serving.functions[stage], await self._given(serving, stage))
+        return values
+
+    async def _given(self, serving: Serving, stage: str) -> tuple[Any, ...]:
+        """What the handler is called with: request, models, ctx and its inputs."""
+        reader, request = serving.reader, self._request
+        if reader is None:
+            return (request, self.models, self.context)
+        if self._pieces is not None:
+            inputs = await reader.open(request, self._pieces, self._limit_bytes)
+        elif reader.is_heavy(request):
+            assert self._definition.target is not None  # it runs here
+            where = for_function(self._definition.target)
+            inputs = await self.context.work(for_function(read_there), (where, request), "read")
+        else:
+            inputs = reader.inputs(request)
+        return (request, self.models, self.context, *inputs)
+
+    async def _work(self, stage: str, arrived: Any) -> Any:
+        definition = self._definition
+        return await self.context.work(
+            for_stage(definition.name, stage),
+            (arrived, self._media),
+            stage or "work",
+            **self._terms(),
+        )
+
+    def _terms(self) -> dict[str, Any]:
+        options = self._definition.options
+        return {"models": self.models, "run_s": options.timeout_s, "memory_mb": options.memory_mb or 0}
+
+    async def _answer(self, value: Any) -> Answer:
+        if isinstance(value, Answer):
+            return value
+        if encoding.is_heavy(value):
+            arguments = (value, self._media, self._definition.name)
+            answer: Answer = await self.context.work(for_function(encode_there), arguments, "encode")
+            return answer
+        return encode(value, self._media, service=self._definition.name)
 
 
-def first_logic_error(error: BaseException) -> LogicError | None:
-    """What a task group of the handler wrapped: the first refusal, so that its meaning is not lost."""
-    if isinstance(error, LogicError):
-        return error
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            found = first_logic_error(inner)
-            if found is not None:
-                return found
-    return None
+def framed_already(frame: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    """Pieces from a worker are encoded there, if its environment can."""
+    return lambda value: value if isinstance(value, bytes) else frame(value)
+
+
+def negotiated(definition: Definition, request: Request) -> str:
+    chosen = choose(request.headers.get("accept", ""), definition.offers)
+    if chosen is None:
+        raise NotAcceptable(f"this service answers {', '.join(definition.offers)}: none of them is in Accept")
+    return chosen
+
+
+def shorter(call: CallContext, deadline: float) -> CallContext:
+    return with_deadline(call, deadline) if deadline < call.deadline else call
+
+
+def longer(call: CallContext, deadline: float) -> CallContext:
+    return with_deadline(call, deadline) if deadline > call.deadline else call
+
+
+def with_deadline(call: CallContext, deadline: float) -> CallContext:
+    return msgspec.structs.replace(call, deadline=deadline)

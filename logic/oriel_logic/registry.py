@@ -1,67 +1,253 @@
-"""The services of this server and why some cannot run."""
+"""Which release a request gets, and what there is to say about the services of this server."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
 
 from oriel_logic.definition import Definition
-from oriel_logic.errors import ServiceBroken, ServiceUnknown
-from oriel_logic.loading import Loaded
+from oriel_logic.errors import LogicError, ServiceBroken, ServiceUnknown
+from oriel_logic.releases import Release
+from oriel_logic.sources import HandlerFile, natural
+from oriel_logic.weights import Shares
 
 __all__ = ["Registry"]
 
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why the newest state of a file serves nothing. at: when that was found."""
+
+    file: HandlerFile
+    problem: str
+    at: str
+
+
+class Service:
+    """One name: its releases by version, which of them take requests that name none, and what failed.
+
+    `only`: the release of every such request, if there is just one; else `shares` picks.
+    """
+
+    __slots__ = ("failures", "name", "numbers", "only", "releases", "shares", "weights")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.releases: dict[str, Release] = {}
+        self.failures: dict[HandlerFile, Failure] = {}
+        self.weights: Mapping[str, int] = {}
+        self.numbers: dict[str, int] = {}
+        self.only: Release | None = None
+        self.shares: Shares | None = None
+
+    def share(self) -> None:
+        """Work out who takes requests; after every change."""
+        weighted = {version: self.weights.get(version, 0) for version in self.releases}
+        if not any(weighted.values()):  # nobody said, or those who have a share are not there: the newest
+            weighted = dict.fromkeys(self.releases, 0)
+            if weighted:
+                weighted[max(weighted, key=natural)] = 1
+        self.shares = Shares(self.name, weighted) if weighted else None
+        self.only = self.releases[self.shares.only] if self.shares is not None and self.shares.only else None
+
+    def refusal(self, version: str) -> LogicError:
+        if version and self.releases:
+            versions = ", ".join(sorted(self.releases, key=natural)[:16])
+            if not any(file.version == version for file in self.failures):
+                return ServiceUnknown(f"the service '{self.name}' has no version {version[:64]!r}, it has {versions}")
+            return ServiceBroken(f"version {version[:64]!r} of the service '{self.name}' cannot run")
+        return ServiceBroken(f"the service '{self.name}' cannot run: GET /v1/services says why")
+
+
+def no_news(file: HandlerFile, name: str, problem: str) -> None:
+    """Nobody listens."""
+
+
 class Registry:
-    """The services of this server and why some cannot run. Single writer: the loop."""
+    """The services of this server. Single writer: the loop.
 
-    def __init__(self, loaded: Iterable[Loaded]) -> None:
-        everything = list(loaded)
-        self._loaded: dict[str, Loaded] = {}
-        for each in everything:
-            if each.name not in self._loaded or self._loaded[each.name].definition is None:
-                self._loaded[each.name] = each
-        self._shadowed = [each for each in everything if self._loaded[each.name] is not each]
-        self._problems = {each.name: each.problem for each in self._loaded.values() if each.problem}
+    news: told of what takes requests from now on (problem "") and of what cannot, with its file and its service's name.
+    """
 
-    def find(self, name: str) -> Definition:
-        """Raises ServiceUnknown or ServiceBroken."""
-        found = self._loaded.get(name)
-        if found is None:
+    def __init__(self) -> None:
+        self._services: dict[str, Service] = {}
+        self.news: Callable[[HandlerFile, str, str], None] = no_news
+
+    def find(self, name: str, version: str = "", key: str = "") -> Release:
+        """The release for a request. version: "" for the one that the weights give to `key`, its id.
+
+        Raises ServiceUnknown or ServiceBroken.
+        """
+        service = self._services.get(name)
+        if service is None:
             raise ServiceUnknown(f"there is no service {name[:128]!r}")
-        if found.definition is None or name in self._problems:
-            raise ServiceBroken(f"the service '{name}' cannot run: GET /v1/services says why")
-        return found.definition
+        found = service.only
+        if version:
+            found = service.releases.get(version)
+        elif found is None and service.shares is not None:
+            found = service.releases[service.shares.pick(key)]
+        if found is None:
+            raise service.refusal(version)
+        return found
 
     def definitions(self) -> list[Definition]:
-        """Every service that could be loaded, whether or not it can run."""
-        return [each.definition for each in self._loaded.values() if each.definition is not None]
+        """Of each service that can run, the one of its newest version; in order of names."""
+        able = [service for _, service in sorted(self._services.items()) if service.releases]
+        return [each.releases[max(each.releases, key=natural)].definition for each in able]
 
-    def mark_broken(self, name: str, problem: str) -> None:
-        """Take `name` out of service; logged the first time. Unknown names are ignored."""
-        if name in self._loaded and name not in self._problems:
-            self._problems[name] = problem
-            _log.error("services: '%s' cannot run: %s", name, problem)
+    def releases(self) -> list[Release]:
+        """All that take requests."""
+        return [release for service in self._services.values() for release in service.releases.values()]
 
-    def describe(self) -> list[dict[str, object]]:
-        """For `GET /v1/services`: name, file, state, description, model or problem."""
-        shadowed: list[dict[str, object]] = [
-            {"name": each.name, "file": each.file.label, "state": "broken", "problem": each.problem}
-            for each in self._shadowed
-        ]
-        return [self.describe_one(name) for name in sorted(self._loaded)] + shadowed
+    def holder(self, name: str, version: str) -> Release | None:
+        """Who serves this name and version now."""
+        service = self._services.get(name)
+        return service.releases.get(version) if service is not None else None
 
-    def describe_one(self, name: str) -> dict[str, object]:
+    # -- told by whoever sets services up ----------------------------------------------------------------------------
+
+    def publish(self, origin: str, releases: Iterable[Release]) -> list[Release]:
+        """Let what was made from the file at `origin` take requests from now on; gives those it replaces, which leave.
+
+        A release of that origin that has no successor leaves too.
+        """
+        new = list(releases)
+        gone = [each for each in self.releases() if each.file.origin == origin]
+        for old in gone:
+            del self._services[old.name].releases[old.version]
+        self._forgive(origin)
+        for release in new:
+            service = self._services.setdefault(release.name, Service(release.name))
+            number = service.numbers[release.version] = service.numbers.get(release.version, 0) + 1
+            release.number = number
+            service.releases[release.version] = release
+        self._settle()
+        for old in gone:
+            old.leave()
+        for release in new:
+            self.news(release.file, release.name, "")
+        return gone
+
+    def withdraw(self, origin: str) -> list[Release]:
+        """The file at `origin` is gone: its releases, which leave."""
+        return self.publish(origin, ())
+
+    def fail(self, file: HandlerFile, name: str, problem: str) -> None:
+        """What `file` now says cannot be served; whoever serves `name` goes on. Logged."""
+        service = self._services.setdefault(name or file.name, Service(name or file.name))
+        known = {each.origin: each for each in service.failures}.get(file.origin)
+        if known is not None:
+            del service.failures[known]
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        service.failures[file] = Failure(file=file, problem=problem, at=at)
+        goes_on = service.releases.get(file.version)
+        kept = f"; release {goes_on.number} goes on serving" if goes_on is not None else ""
+        _log.error("services: '%s' (%s) cannot run: %s%s", service.name, file.label, problem, kept)
+        self.news(file, service.name, problem)
+
+    def break_down(self, release: Release, problem: str) -> None:
+        """A release that was published turns out not to work: it takes no more requests."""
+        service = self._services[release.name]
+        if service.releases.get(release.version) is release:
+            del service.releases[release.version]
+            service.share()
+            release.leave()
+            self.fail(release.file, release.name, problem)
+
+    def weigh(self, name: str, weights: Mapping[str, int]) -> None:
+        """Which versions take which part of the requests that name none."""
+        service = self._services.setdefault(name, Service(name))
+        service.weights = dict(weights)
+        self._settle()
+
+    def _forgive(self, origin: str) -> None:
+        for service in self._services.values():
+            for file in [each for each in service.failures if each.origin == origin]:
+                del service.failures[file]
+
+    def _settle(self) -> None:
+        for service in self._services.values():
+            service.share()
+        for name in [name for name, each in self._services.items() if not (each.releases or each.failures)]:
+            if not self._services[name].weights:
+                del self._services[name]
+
+    # -- for GET /v1/services ----------------------------------------------------------------------------------------
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Of each service name, file, state, version, release, description, and model, problem or update."""
+        rows: list[dict[str, Any]] = []
+        for name in sorted(self._services):
+            service = self._services[name]
+            if service.releases or service.failures:
+                rows.append(self.describe_one(name))
+                rows += shadowed(service)
+        return rows
+
+    def describe_one(self, name: str) -> dict[str, Any]:
         """Raises ServiceUnknown."""
-        found = self._loaded.get(name)
-        if found is None:
+        service = self._services.get(name)
+        if service is None or not (service.releases or service.failures):
             raise ServiceUnknown(f"there is no service {name[:128]!r}")
-        problem = self._problems.get(name, "")
-        facts: dict[str, object] = {"name": name, "file": found.file.label, "state": "broken" if problem else "ready"}
-        if found.definition is not None:
-            facts |= {"path": f"/v1/services/{name}", "description": found.definition.description}
-            if found.definition.model:
-                facts["model"] = found.definition.model
-        if problem:
-            facts["problem"] = problem
+        if not service.releases:
+            failure = next(iter(service.failures.values()))
+            return {"name": name, "file": failure.file.label, "state": "broken", "problem": failure.problem}
+        versions = sorted(service.releases, key=natural)
+        newest = service.releases[versions[-1]]
+        facts: dict[str, Any] = {
+            "name": name,
+            "file": newest.file.label,
+            "state": "ready",
+            "path": f"/v1/services/{name}",
+            "description": newest.definition.description,
+            "version": newest.version,
+            "release": newest.number,
+        }
+        if newest.definition.model:
+            facts["model"] = newest.definition.model
+        if len(versions) > 1 or newest.version != "1":
+            shares = service.shares.weights if service.shares is not None else {}
+            facts["versions"] = [
+                {
+                    "version": version,
+                    "file": service.releases[version].file.label,
+                    "release": service.releases[version].number,
+                    "weight": shares.get(version, 0),
+                    "path": f"/v1/services/{name}/versions/{version}",
+                }
+                for version in versions
+            ]
+        updates = [describe_failure(each) for each in service.failures.values() if is_update(service, each)]
+        if updates:
+            facts["update"] = updates[0] if len(updates) == 1 else updates
         return facts
+
+
+def is_update(service: Service, failure: Failure) -> bool:
+    """Whether what failed would have replaced or joined what is served, rather than clash with it."""
+    serving = service.releases.get(failure.file.version)
+    return serving is None or serving.file.origin == failure.file.origin
+
+
+def describe_failure(failure: Failure) -> dict[str, Any]:
+    return {
+        "state": "failed",
+        "file": failure.file.label,
+        "version": failure.file.version,
+        "problem": failure.problem,
+        "at": failure.at,
+    }
+
+
+def shadowed(service: Service) -> list[dict[str, Any]]:
+    """What has the same name as another file's service, and is not served."""
+    if not service.releases:
+        others = list(service.failures.values())[1:]
+    else:
+        others = [each for each in service.failures.values() if not is_update(service, each)]
+    return [
+        {"name": service.name, "file": each.file.label, "state": "broken", "problem": each.problem} for each in others
+    ]

@@ -1,24 +1,28 @@
 """Values and errors as HTTP answers. The only place of this unit that knows statuses."""
 
 import math
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from oriel_logic.errors import DeadlineExceeded, HandlerFailed, LogicError, ModelBusy, Outcome
+from oriel_logic.errors import DeadlineExceeded, HandlerFailed, LogicError, ModelBusy, Outcome, Refused
 from oriel_logic.messages import Answer
 
-__all__ = ["Reply", "error_body", "error_reply", "reply_of", "retry_after", "status_of"]
+__all__ = ["Reply", "body_of", "error_body", "error_reply", "reply_of", "retry_after", "status_of"]
 
 JSON = "application/json"
+FIELD = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
+VALUE = re.compile(r"[\x20-\x7e\x80-\xff]{0,8000}")
+OURS = frozenset({"connection", "content-length", "content-type", "date", "server-timing", "transfer-encoding"})
 STATUS = {
     Outcome.CLIENT_LEFT: 499,
     Outcome.BAD_REQUEST: 400,
     Outcome.INPUT_REFUSED: 422,
     Outcome.MEDIA_UNSUPPORTED: 415,
+    Outcome.NOT_ACCEPTABLE: 406,
     Outcome.INPUT_TOO_LARGE: 413,
     Outcome.PARAMETER_WRONG: 400,
     Outcome.MODEL_UNKNOWN: 404,
@@ -53,31 +57,32 @@ class Reply:
 
 
 def reply_of(value: Any) -> Reply:
-    """A handler's value: an Answer or bytes as they are, anything else as JSON (numpy arrays as lists).
-
-    Raises HandlerFailed for what JSON cannot say.
-    """
-    if isinstance(value, Answer):
-        return Reply(status=200, body=value.body, content_type=value.content_type)
-    if isinstance(value, bytes):
-        return Reply(status=200, body=value, content_type="application/octet-stream")
-    try:
-        return Reply(status=200, body=msgspec.json.encode(value, enc_hook=plain))
-    except (TypeError, ValueError, RecursionError, OverflowError) as error:
-        raise HandlerFailed("the service's answer cannot be sent as JSON: its log says why") from error
-
-
-def plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    raise TypeError(f"{type(value).__name__} is no JSON value")
+    """A service's answer, or a plain value as JSON. Raises HandlerFailed for headers or values that cannot be sent."""
+    if not isinstance(value, Answer):
+        return Reply(status=200, body=msgspec.json.encode(value))
+    for name, text in value.headers:
+        if FIELD.fullmatch(name) is None or VALUE.fullmatch(text) is None or name.lower() in OURS:
+            raise HandlerFailed("the service's answer has a header that cannot be sent: its log says which") from (
+                ValueError(f"header {name!r}: {text!r}")
+            )
+    if VALUE.fullmatch(value.content_type) is None:
+        raise HandlerFailed("the service's answer has a content type that cannot be sent")
+    return Reply(status=200, body=value.body, content_type=value.content_type, headers=value.headers)
 
 
 def error_reply(error: LogicError, request_id: str) -> Reply:
     """Status, `Retry-After` and a body that says what, why and for which request."""
-    facts = {"stage": error.stage} if isinstance(error, DeadlineExceeded) else {}
-    body = error_body(error.message, error.outcome.value, request_id, **facts)
-    return Reply(status=status_of(error), body=body, headers=retry_after(error))
+    return Reply(status=status_of(error), body=body_of(error, request_id), headers=retry_after(error))
+
+
+def body_of(error: LogicError, request_id: str) -> bytes:
+    """With the stage that ran out of time, or the path of the field at fault."""
+    facts: dict[str, str] = {}
+    if isinstance(error, DeadlineExceeded):
+        facts["stage"] = error.stage
+    elif isinstance(error, Refused) and error.field:
+        facts["field"] = error.field
+    return error_body(error.message, error.outcome.value, request_id, **facts)
 
 
 def status_of(error: LogicError) -> int:

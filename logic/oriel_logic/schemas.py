@@ -133,6 +133,7 @@ def schemas_of(signature: Signature, name: str) -> Schemas:
         takes[MULTIPART] = {"schema": multipart_schema(signature, writer)}
     if signature.body == "raw" and signature.injects("request"):
         takes["*/*"] = {}
+    writer.is_lenient = True  # what is given has the handler as its witness
     gives = output_content(signature, writer)
     return Schemas(input=takes, output=gives, query=tuple(query), components=writer.components)
 
@@ -173,10 +174,14 @@ def output_content(signature: Signature, writer: "Writer") -> dict[str, Any]:
 
 
 class Writer:
-    """Writes the schemas of one service; `components` collects the named ones."""
+    """Writes the schemas of one service; `components` collects the named ones.
+
+    is_lenient: types without a JSON form are described as anything.
+    """
 
     def __init__(self, service: str) -> None:
         self.components: dict[str, Any] = {}
+        self.is_lenient = False
         self._service = service
 
     def schema(self, found: Any) -> dict[str, Any]:
@@ -218,6 +223,8 @@ class Writer:
             return {"type": "object", "properties": {"outputs": V2_TENSORS}}
         if is_pydantic(found):
             return self.pydantic(found)
+        if self.is_lenient:
+            return {"description": "any value"}
         raise NotAService(
             f"the type {getattr(found, '__name__', found)} has no JSON form: use a dataclass, a msgspec.Struct, a "
             "pydantic model or plain types"

@@ -10,7 +10,10 @@ LOOPBACK = ("127.0.0.0/8", "::1")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """inference, inference_grpc: (host, port) of each inference server, for calls and streams. Sizes in bytes, times
+    """services: folders of services, or a service's own file or folder. named: `module:attribute` of services that
+    are installed. watch: whether the folders are looked at again, every poll_s. release_drain_s: for what a replaced
+    release still has to do. sample_timeout_s: for the answer to a new version's sample.
+    inference, inference_grpc: (host, port) of each inference server, for calls and streams. Sizes in bytes, times
     in seconds.
 
     default_timeout_s: the deadline of a request that brings none (it did not come through a gateway).
@@ -23,6 +26,11 @@ class Settings:
     services: tuple[Path, ...]
     inference: tuple[tuple[str, int], ...]
     inference_grpc: tuple[tuple[str, int], ...] = ()
+    named: tuple[str, ...] = ()
+    watch: bool = True
+    poll_s: float = 0.5
+    release_drain_s: float = 60.0
+    sample_timeout_s: float = 30.0
     host: str = "127.0.0.1"
     http_port: int = 8090
     admin_port: int = 8092

@@ -15,9 +15,21 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-__all__ = ["FIRST_VERSION", "PACKAGE", "HandlerFile", "handler_files", "module_name"]
+__all__ = [
+    "FIRST_VERSION",
+    "PACKAGE",
+    "HandlerFile",
+    "handler_files",
+    "in_place",
+    "installed_files",
+    "module_name",
+    "named_file",
+    "natural",
+    "with_own_modules",
+]
 
 PACKAGE = "oriel_services"
+GROUP = "oriel.services"
 HANDLER = "handler.py"
 SUFFIXES = (".py", ".toml")
 FIRST_VERSION = "1"
@@ -40,6 +52,16 @@ class HandlerFile:
     version: str = FIRST_VERSION
     name: str = ""
     attribute: str = ""
+
+    @property
+    def origin(self) -> str:
+        """Where it lies: the same for what it was before and what it becomes when it is changed."""
+        return str(self.path) if self.path is not None else self.label
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it lies in the services folder itself."""
+        return self.path is not None and self.path.name != HANDLER
 
     @property
     def label(self) -> str:
@@ -76,16 +98,34 @@ def module_name(stem: str, turn: int = 1) -> str:
 
 
 def handler_files(folders: Iterable[Path]) -> list[HandlerFile]:
-    """Every handler of `folders`, in order of folder, then name, then version. One of them may be a service itself.
+    """Every handler of `folders`, in order of folder, then name, then version. One of them may be a service itself."""
+    return with_own_modules(found for folder in folders for found in in_place(folder))
 
-    Import names are unique: of two files of one name the second is `oriel_services.<name>@2`.
-    """
+
+def with_own_modules(files: Iterable[HandlerFile]) -> list[HandlerFile]:
+    """The same, no two of which are imported under one name: the second one is `oriel_services.<name>@2`."""
     turns: dict[str, int] = {}
-    files = []
-    for file in (found for folder in folders for found in in_place(folder)):
+    unique = []
+    for file in files:
         turn = turns[file.module] = turns.get(file.module, 0) + 1
-        files.append(file if turn == 1 else replace(file, module=f"{file.module}@{turn}"))
-    return files
+        unique.append(file if turn == 1 else replace(file, module=f"{file.module}@{turn}"))
+    return unique
+
+
+def named_file(text: str) -> HandlerFile:
+    """What `module:attribute` names. Raises ValueError."""
+    module, colon, attribute = text.partition(":")
+    if not colon or not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
+        raise ValueError(f"{text!r} is no service: name it as module:attribute")
+    return HandlerFile(module=module, attribute=attribute)
+
+
+def installed_files() -> list[HandlerFile]:
+    """Services that installed distributions offer as entry points of the group `oriel.services`."""
+    from importlib.metadata import entry_points  # slow to import, and no worker needs it
+
+    found = sorted(entry_points(group=GROUP), key=lambda each: each.name)
+    return [HandlerFile(module=each.module, attribute=each.attr, name=each.name) for each in found if each.attr]
 
 
 def in_place(place: Path) -> Iterator[HandlerFile]:

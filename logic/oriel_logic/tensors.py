@@ -12,7 +12,7 @@ from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import DATATYPES, name_of
 from oriel_wire.v2.messages import Tensor, tensor
 
-__all__ = ["check_inputs", "parse_metadata"]
+__all__ = ["check_inputs", "check_outputs", "parse_metadata"]
 
 
 class Metadata(msgspec.Struct, frozen=True):
@@ -98,3 +98,12 @@ def check_shape(what: str, expected: TensorSpec, array: np.ndarray[Any, Any]) ->
 
 def listed(tensors: Mapping[str, TensorSpec]) -> str:
     return ", ".join(f"'{each.name}' {each.datatype} {list(each.shape)}" for each in tensors.values()) or "none"
+
+
+def check_outputs(spec: ModelSpec, outputs: Mapping[str, ArrayLike]) -> dict[str, np.ndarray[Any, Any]]:
+    """What stands in for a model's answer, by the same rules as inputs. Raises ValueError: the stand-in is wrong."""
+    turned = ModelSpec(name=spec.name, inputs=spec.outputs, outputs=spec.outputs)
+    try:
+        return {each.name: each.array for each in check_inputs(turned, outputs)}
+    except ModelInputWrong as error:
+        raise ValueError(error.message.replace("input '", "output '").replace(" takes ", " gives ")) from error

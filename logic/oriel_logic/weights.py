@@ -12,9 +12,12 @@ __all__ = ["Shares"]
 
 
 class Shares:
-    """weights: version -> share, in any unit; versions with 0 are asked for by name only. At least one is more."""
+    """weights: version -> share, in any unit; versions with 0 are asked for by name only. At least one is more.
 
-    __slots__ = ("_bounds", "_salt", "_versions", "only")
+    only: the version that has all of it, "" if there are several.
+    """
+
+    __slots__ = ("_bounds", "_salt", "_versions", "only", "weights")
 
     def __init__(self, service: str, weights: Mapping[str, int]) -> None:
         self._salt = blake2b(service.encode(), digest_size=16).digest()
@@ -28,6 +31,7 @@ class Shares:
                 self._bounds.append(total)
         if not self._versions:
             raise ValueError("no version has a share")
+        self.weights = {version: weight for version, weight in weights.items() if weight > 0}
         self.only = self._versions[0] if len(self._versions) == 1 else ""
 
     def pick(self, key: str) -> str:

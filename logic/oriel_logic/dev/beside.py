@@ -17,7 +17,7 @@ from time import monotonic
 
 import msgspec
 
-from oriel_wire.engine.client import HttpClient
+from oriel_wire.engine.client import HttpClient, HttpResponse
 from oriel_wire.engine.process import LIFELINE_VARIABLE
 from oriel_wire.errors import StartFailed, UpstreamError
 
@@ -99,13 +99,20 @@ async def ready(process: asyncio.subprocess.Process, ports: Ports, start_s: floa
     """Until every model is ready or has failed: a broken one is no reason to wait."""
     end = monotonic() + start_s
     while process.returncode is None:
-        models = await models_of((HOST, ports.http))
-        if models is not None and all(each.is_settled for each in models):
+        if await is_up((HOST, ports.http)):
             return
         if monotonic() > end:
             raise StartFailed(f"the inference server is not ready after {start_s:.0f} s: see its lines above")
         await asyncio.sleep(PROBE_EVERY_S)
     raise StartFailed("the inference server could not start: see its line above")
+
+
+async def is_up(address: Address) -> bool:
+    answer = await ask(address, "GET", "/v2/health/ready")
+    if answer is None:
+        return False
+    models = await models_of(address)
+    return answer.status == 200 or (bool(models) and all(each.is_settled for each in models or ()))
 
 
 class Listed(msgspec.Struct):
@@ -123,12 +130,19 @@ class Listed(msgspec.Struct):
 
 async def models_of(address: Address) -> list[Listed] | None:
     """What an inference server says of its models; None if it cannot be reached or does not tell."""
+    answer = await ask(address, "POST", "/v2/repository/index", b"{}")
+    with suppress(msgspec.MsgspecError):
+        if answer is not None and answer.status == 200:
+            return msgspec.json.decode(answer.body, type=list[Listed])
+    return None
+
+
+async def ask(address: Address, method: str, path: str, body: bytes = b"") -> HttpResponse | None:
     client = HttpClient(host=address[0], port=address[1])
-    headers = [("content-type", "application/json")]
     try:
-        answer = await client.request("POST", "/v2/repository/index", headers, b"{}", deadline=monotonic() + PROBE_S)
-        return msgspec.json.decode(answer.body, type=list[Listed]) if answer.status == 200 else None
-    except (UpstreamError, msgspec.MsgspecError):
+        headers = [("content-type", "application/json")]
+        return await client.request(method, path, headers, body, deadline=monotonic() + PROBE_S)
+    except UpstreamError:
         return None
     finally:
         await client.close()

@@ -1,7 +1,6 @@
 """`oriel logic dev FILE_OR_FOLDER`: one service, run while it is being written."""
 
 import argparse
-import socket
 from pathlib import Path
 
 from oriel_logic.command import address, launch, worker_count
@@ -10,19 +9,20 @@ from oriel_wire.errors import StartFailed
 __all__ = ["add_arguments", "run"]
 
 HTTP_PORT = 8090
-NEXT_PORTS = 20
 INFERENCE = ("127.0.0.1", 8000)
+INFERENCE_GRPC = ("127.0.0.1", 8001)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", type=Path, metavar="FILE_OR_FOLDER", help="a service, or a folder of services")
     parser.add_argument("--inference", action="append", metavar="HOST:PORT", help="use this running v2 server (HTTP)")
+    parser.add_argument("--inference-grpc", action="append", metavar="HOST:PORT", help="its gRPC, for models.stream")
     parser.add_argument(
         "--model-repository", type=Path, metavar="DIR", help="start 'oriel inference' with these models"
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument(
-        "--http-port", type=int, metavar="N", help=f"exactly this one (from {HTTP_PORT} on, what is free)"
+        "--http-port", type=int, metavar="N", help=f"exactly this one ({HTTP_PORT}, or the next that is free)"
     )
     parser.add_argument("--workers", type=int, default=1, help="worker processes for CPU work (1)")
 
@@ -38,28 +38,19 @@ def run(args: argparse.Namespace) -> int:
     from oriel_logic.settings import Settings
 
     target = find(args.target)
+    grpc = [address(text, "--inference-grpc") for text in args.inference_grpc or ()]
     inference = tuple(address(text) for text in args.inference or ())
     session = Session(target, inference=inference, repository=args.model_repository)
+    session.may_move = args.http_port is None
     settings = Settings(
         services=(target.root,),
         inference=session.addresses or (INFERENCE,),
+        inference_grpc=session.grpc_addresses or tuple(grpc) or (INFERENCE_GRPC,),
         host=args.host,
-        http_port=args.http_port if args.http_port is not None else free_port(args.host),
+        http_port=HTTP_PORT if args.http_port is None else args.http_port,
         admin_port=0,
         workers=worker_count(args.workers),
         drain_s=2.0,
+        poll_s=0.1,
     )
     return launch(settings, session)
-
-
-def free_port(host: str) -> int:
-    """The first from HTTP_PORT on that nobody listens on; HTTP_PORT if none is, whose refusal then says so."""
-    for port in range(HTTP_PORT, HTTP_PORT + NEXT_PORTS):
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as tried:
-            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                tried.bind((host, port))
-            except OSError:
-                continue
-            return port
-    return HTTP_PORT

@@ -16,7 +16,9 @@ __all__ = ["add_arguments", "make", "run"]
 SCAFFOLD = "scaffold"
 SUFFIX = ".txt"
 # What the scaffold's own lines use beside the service's name.
-RESERVED = frozenset({*dir(builtins), "Client", "Models", "Verdict", "WORDS", "client", "models", "service"})
+RESERVED = frozenset(
+    {*dir(builtins), "Client", "Models", "Verdict", "SPEC", "WORDS", "client", "models", "service", "spec"}
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 WHAT = {
     "handler.py": "the service",
     "fakes.py": "stands in for its model",
-    "test_handler.py": "its test, without a server",
+    "test_FUNCTION.py": "its test, without a server",
     "sample.json": "an input",
     "pyproject.toml": "its settings",
     "README.md": "what to do next",
@@ -54,7 +56,10 @@ def make(folder: Path) -> dict[str, str]:
         raise StartFailed(f"{name[:64]!r} is no service name: letters, digits, '.', '_' and '-', at most 64")
     words = {"NAME": name, "FUNCTION": identifier(name), "MODEL": f"{identifier(name)}_model"}
     templates = files("oriel_logic.dev") / SCAFFOLD
-    texts = {file: filled((templates / f"{file}{SUFFIX}").read_text("utf-8"), words) for file in WHAT}
+    texts = {
+        file.replace("FUNCTION", words["FUNCTION"]): filled((templates / f"{file}{SUFFIX}").read_text("utf-8"), words)
+        for file in WHAT
+    }
     try:
         folder.mkdir()
     except FileExistsError:
@@ -63,7 +68,7 @@ def make(folder: Path) -> dict[str, str]:
         raise StartFailed(f"the folder {folder} cannot be made: {refused.strerror}") from refused
     for file, text in texts.items():
         (folder / file).write_text(text, "utf-8")
-    return dict(WHAT)
+    return dict(zip(texts, WHAT.values(), strict=True))
 
 
 def identifier(name: str) -> str:

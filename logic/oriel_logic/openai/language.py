@@ -29,8 +29,8 @@ from oriel_logic.openai.schema import (
 from oriel_logic.openai.sequence import Delta
 from oriel_logic.openai.sequence import Sequence as Generated
 from oriel_logic.openai.served import Desk, Served
-from oriel_logic.pipeline import first_logic_error
 from oriel_logic.replies import Reply
+from oriel_logic.streaming import first_logic_error
 
 __all__ = ["LanguageModel"]
 

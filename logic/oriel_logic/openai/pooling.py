@@ -38,8 +38,8 @@ def pooled(hidden: NDArray[Any], mask: NDArray[Any], how: Pooling) -> Floats:
 def normalised(vectors: Floats) -> Floats:
     """Each row divided by its length; a row of zeros stays as it is."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    divisors = np.where(lengths == 0, 1, lengths).astype(np.float32)
-    return np.divide(vectors, divisors, dtype=np.float32)
+    unit: Floats = np.divide(vectors, np.where(lengths == 0, 1, lengths), dtype=np.float32)
+    return unit
 
 
 def shortened(vectors: Floats, dimensions: int | None, *, normalise: bool) -> Floats:

@@ -30,6 +30,7 @@ __all__ = [
 MAX_CHOICES = 8
 MAX_PROMPTS = 16
 MAX_INPUTS = 2048
+MAX_ENTRIES = 131_072  # of one array in a body: texts, or tokens of one text
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 256
 MAX_MESSAGES = 512
@@ -39,7 +40,7 @@ FIELD = re.compile(r"field `([^`]*)`")
 
 Count = Annotated[int, Meta(ge=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Inputs = str | Annotated[list[str | int | list[int]], Meta(min_length=1, max_length=300_000)]
+Inputs = str | Annotated[list[str | int | list[int]], Meta(min_length=1, max_length=MAX_ENTRIES)]
 Stops = str | Annotated[list[str], Meta(max_length=MAX_STOPS)] | None
 T = TypeVar("T")
 

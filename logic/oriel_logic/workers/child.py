@@ -16,7 +16,7 @@ from oriel_logic.workers.references import Services
 from oriel_logic.workers.segments import drop
 from oriel_logic.workers.work import Desk
 
-__all__ = ["Report", "run"]
+__all__ = ["Report", "has_stage_here", "run"]
 
 
 class Report(TypedDict):
@@ -58,12 +58,14 @@ def run(
         os._exit(code)
 
 
+def has_stage_here(definition: Definition) -> bool:
+    return any(definition.runs_in_worker(stage) for stage in definition.stages())
+
+
 def set_up(services: Services, definitions: Sequence[Definition]) -> dict[str, str]:
-    """Instances and `setup` of every service that has a stage here; {service: why it failed}."""
+    """Instances and `setup` of these services; {service: why it failed}."""
     problems: dict[str, str] = {}
     for definition in definitions:
-        if not any(definition.runs_in_worker(stage) for stage in definition.stages()):
-            continue
         try:
             services.set_up(definition)
         except (Exception, SystemExit) as error:  # user code: it concerns this service only

@@ -53,7 +53,9 @@ def main(settings: dict[str, Any]) -> None:
     try:
         link = serve(control)
         if link is not None:  # this is a forked worker
-            child.run(link, Services(), definitions, report, limit_bytes=settings["max_frame_bytes"])
+            # What the logic process cannot import runs here as a whole, `async def` too.
+            mine = [each for each in definitions if settings["is_foreign"] or child.has_stage_here(each)]
+            child.run(link, Services(), mine, report, limit_bytes=settings["max_frame_bytes"])
     except Exception:  # the process ends here; its parent sees end-of-file
         traceback.print_exc()
         os._exit(1)
@@ -73,6 +75,10 @@ def imported(files: Sequence[HandlerFile]) -> tuple[list[Definition], child.Repo
                 report["problems"][loaded.name] = f"it cannot be described: {one_line(error)}"
         elif loaded.problem:
             report["problems"][loaded.name] = loaded.problem
+    if "oriel_logic.openai" in sys.modules:  # a handler file asked for it
+        from oriel_logic.openai.served import preload
+
+        preload(files)
     return definitions, report
 
 

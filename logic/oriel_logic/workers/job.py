@@ -119,7 +119,9 @@ class Job:
             return
         outcome, line, trace = value
         _log.error("request %s: stage '%s' failed: %s\n%s", self.request_id, self.stage, line, trace)
-        self.fail(failure(outcome, self.stage))
+        failed = failure(outcome, self.stage)
+        failed.add_note(line)  # for the handler's author, in a self-test
+        self.fail(failed)
 
     def unreadable(self, error: Exception) -> LogicError:
         """What a caller is told whose answer cannot be unpacked here; the log gets `error`."""

@@ -59,9 +59,12 @@ class Broken:
 
 
 class ForkServer:
-    """A running fork server. `spawn` asks for a worker at once; `events` tells later what became of it."""
+    """A running fork server for `files`. `spawn` asks for a worker at once; `events` tells later what became of it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], control: socket.socket, files: Sequence[HandlerFile] = ()
+    ) -> None:
+        self.files = tuple(files)
         self._process = process
         self._control = control
         self._unread = b""
@@ -85,6 +88,7 @@ class ForkServer:
                 "build": build(),
                 "max_frame_bytes": max_frame_bytes,
                 "broken_record": BROKEN,
+                "is_foreign": python != sys.executable,
             }
             environment = {name: value for name, value in os.environ.items() if name not in OURS}
             environment["PYTHONSAFEPATH"] = "1"
@@ -99,7 +103,7 @@ class ForkServer:
                 env=environment,
             )
         control.setblocking(False)
-        return cls(process, control)
+        return cls(process, control, files)
 
     @property
     def pid(self) -> int:

@@ -47,6 +47,8 @@ def failure(outcome: str, stage: str) -> LogicError:
 def facts_of(error: LogicError) -> dict[str, Any]:
     """A refusal, as plain values."""
     facts = {"outcome": error.outcome.value, "message": error.message, "retry_after_s": error.retry_after_s}
+    if isinstance(error, Refused) and error.field:
+        facts["field"] = error.field
     if isinstance(error, DeadlineExceeded):
         facts["stage"] = error.stage
     if isinstance(error, ModelBusy):
@@ -60,6 +62,8 @@ def raised(facts: dict[str, Any]) -> LogicError:
         return DeadlineExceeded(facts["stage"])
     kind = KINDS.get(facts["outcome"], HandlerFailed)
     error = kind(facts["message"], retry_after_s=facts["retry_after_s"])
+    if isinstance(error, Refused):
+        error.field = facts.get("field", "")
     if isinstance(error, ModelBusy):
         error.too_many = facts["too_many"]
     return error

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from oriel_logic.batched import BatchLimits, WrongRows, group_of, rows_in, size_of
+from oriel_logic.batching import BatchLimits, WrongRows, group_of, rows_in, size_of
 from oriel_logic.errors import DeadlineExceeded, HandlerFailed, LogicError, Saturated, ServiceBroken, WorkerDied
 from oriel_logic.workers.asked import ModelCalls
 from oriel_logic.workers.batcher import Batcher
@@ -114,6 +114,11 @@ class WorkerPool:
     def is_ready(self) -> bool:
         """Whether all workers have been ready at the same time, once."""
         return self._was_ready
+
+    @property
+    def stillborn(self) -> int:
+        """Workers in a row that ended before they were ready."""
+        return self._stillborn
 
     async def start(self) -> None:
         """Attach to the fork server and begin to start workers; returns before they are ready."""

@@ -1,6 +1,6 @@
 """How a job names the code it runs, on both sides of the fork server.
 
-`service:<name>:` is a function service as a whole, `service:<name>:<stage>` a method of a chain, and
+`service:<name>:` is a function service as a whole, `service:<name>:<stage>` a method of a class, and
 `function:<module>:<qualified name>` any function that a fresh import finds.
 """
 
@@ -10,8 +10,9 @@ from typing import Any
 
 from oriel_logic.definition import Definition
 from oriel_logic.errors import HandlerFailed
+from oriel_logic.serving import Serving
 
-__all__ = ["Services", "for_function", "for_stage"]
+__all__ = ["Services", "for_function", "for_stage", "found_by"]
 
 
 def for_stage(service: str, stage: str) -> str:
@@ -28,31 +29,33 @@ def for_function(function: Callable[..., Any]) -> str:
 
 
 class Services:
-    """The services of one process: definitions, and one instance per class, made on `set_up`.
+    """The services of one process, each with one instance of its class, made on `set_up`.
 
     Single writer: whoever sets the process up.
     """
 
     def __init__(self) -> None:
-        self._definitions: dict[str, Definition] = {}
-        self._instances: dict[str, Any] = {}
+        self._servings: dict[str, Serving] = {}
 
     def set_up(self, definition: Definition) -> None:
         """Make a class's instance and run its `setup`. Raises whatever the service's code raises."""
-        self._instances[definition.name] = definition.make()
-        self._definitions[definition.name] = definition
+        self._servings[definition.name] = Serving(definition, definition.make())
 
-    def stage(self, service: str, stage: str) -> Callable[..., Any]:
-        """The bound method of a class, or the function itself for stage "". Raises KeyError if not set up."""
-        return self._definitions[service].function(self._instances[service], stage)
+    def serving(self, service: str) -> Serving:
+        """Raises KeyError if it is not set up here."""
+        return self._servings[service]
 
     def resolve(self, reference: str) -> Callable[..., Any]:
         """Raises LookupError, ImportError or AttributeError for what is not there."""
         kind, first, second = reference.split(":", 2)
-        if kind == "service":
-            return self.stage(first, second)
-        found: Any = importlib.import_module(first)
-        for part in second.split("."):
-            found = getattr(found, part)
-        resolved: Callable[..., Any] = found
-        return resolved
+        return self._servings[first].job(second) if kind == "service" else found_by(reference)
+
+
+def found_by(reference: str) -> Callable[..., Any]:
+    """What a `function:` reference names. Raises ImportError or AttributeError."""
+    _, module, name = reference.split(":", 2)
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    named: Callable[..., Any] = found
+    return named

@@ -9,6 +9,9 @@ import openai
 import pytest
 from tokenizers import Tokenizer
 
+from oriel_logic.errors import ParameterWrong
+from oriel_logic.openai.schema import MAX_ENTRIES, EmbeddingRequest, parse
+
 from .conftest import ENCODER, TABLE, WIDTH, Behind, Maker
 
 
@@ -105,6 +108,13 @@ async def test_all_inputs_together_are_bounded(served: Maker, monkeypatch: pytes
     client, _ = await served()
     with pytest.raises(openai.BadRequestError, match="may have 10 tokens"):
         await client.embeddings.create(model="words", input=["sunny outside"] * 5)
+
+
+def test_an_array_has_no_more_entries_than_it_may() -> None:
+    for entry in (b"1", b'"a"', b"[1]"):
+        body = b'{"model": "m", "input": [' + b",".join([entry] * (MAX_ENTRIES + 1)) + b"]}"
+        with pytest.raises(ParameterWrong, match="131072"):
+            parse(body, EmbeddingRequest)
 
 
 async def test_long_inputs_are_cut_where_the_service_says_so(served: Maker, example: Path) -> None:

@@ -245,6 +245,8 @@ async def test_time_that_ends_in_mid_stream_is_said_in_the_last_event(served: Ma
     got = await lines()
     error = json.loads(got[-1].removeprefix("data: "))["error"]
     assert error["reason"] == "deadline_exceeded" and error["stage"] == "decode" and error["type"] == "server_error"
+    labels = {"service": "completions", "outcome": "deadline_exceeded"}
+    assert stack.unit.metrics.registry.get_sample_value("oriel_logic_requests_total", labels) == 1
     assert "data: [DONE]" not in got and all(line.startswith("data: ") for line in got)
     inference.hold = True
     stream = client.completions.create(

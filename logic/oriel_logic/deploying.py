@@ -1,0 +1,251 @@
+"""Sets a handler up in processes of its own and tries it, before anybody depends on it.
+
+In order: worker processes import it and run its `setup`; this process imports it where a stage runs on the loop, in a
+thread, so that nobody's request waits for it; every service answers its sample, models included. Whatever goes wrong,
+takes too long or ends the process on the way is a `SetUpFailed` with a sentence for the handler's author, and leaves
+nothing behind. Code with an interpreter of its own is never imported here: what there is to know of it, its workers
+say.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from oriel_logic.definition import Definition
+from oriel_logic.envelope import Visit, end
+from oriel_logic.errors import (
+    HandlerFailed,
+    LogicError,
+    ModelBusy,
+    ModelUnavailable,
+    ModelUnreachable,
+    Saturated,
+)
+from oriel_logic.folder_config import BadConfig
+from oriel_logic.inbound import Body, Inbound
+from oriel_logic.listing import Source
+from oriel_logic.loading import forget, load_file, one_line
+from oriel_logic.pipeline import Pipeline
+from oriel_logic.releases import Deployment, Release
+from oriel_logic.replies import Reply
+from oriel_logic.samples import Sample, find_sample
+from oriel_logic.sources import HandlerFile
+from oriel_logic.stages import Ledger
+from oriel_logic.workers.launch import ForkServer
+from oriel_logic.workers.pool import PoolLimits, WorkerPool
+from oriel_logic.workers.references import Services
+from oriel_wire.context import CallContext, new_request_id
+from oriel_wire.trace import new_trace
+
+__all__ = ["Deployer", "SetUpFailed"]
+
+LOOK_S = 0.1
+MAX_PROBLEM = 500
+# It may be well by the next try, without anybody having changed the handler.
+PASSING = (ModelBusy, ModelUnavailable, ModelUnreachable, Saturated)
+
+Serve = Callable[[Release, Inbound, Visit], Awaitable[Reply]]
+
+
+class SetUpFailed(Exception):
+    """A handler cannot serve; the text says why. is_passing: the reason lies outside of it, trying again can help.
+
+    service: which of its services, "" for the file as a whole.
+    """
+
+    def __init__(self, problem: str, *, service: str = "", is_passing: bool = False) -> None:
+        super().__init__(problem[:MAX_PROBLEM])
+        self.problem = problem[:MAX_PROBLEM]
+        self.service = service
+        self.is_passing = is_passing
+
+
+class Deployer:
+    """limits: makes those of a pool with so many workers. make_pipeline: for the services and workers of a deployment.
+
+    serve: answers a request with a release, as for a caller.
+    """
+
+    def __init__(
+        self,
+        *,
+        limits: Callable[[int], PoolLimits],
+        make_pipeline: Callable[[Services, WorkerPool], Pipeline],
+        serve: Serve,
+        sample_timeout_s: float,
+        max_sample_bytes: int,
+    ) -> None:
+        self._limits = limits
+        self._make_pipeline = make_pipeline
+        self._serve = serve
+        self._sample_timeout_s = sample_timeout_s
+        self._max_sample_bytes = max_sample_bytes
+
+    async def set_up(self, source: Source, *, try_it: bool = True) -> Deployment:
+        """A deployment that works. Raises SetUpFailed. Cancelled: nothing is left behind.
+
+        try_it: whether its services have to answer their samples.
+        """
+        if source.problem:
+            raise SetUpFailed(source.problem)
+        try:
+            return await self._set_up(source, try_it)
+        except (BadConfig, OSError) as error:
+            raise SetUpFailed(str(error)) from error
+
+    async def _set_up(self, source: Source, try_it: bool) -> Deployment:
+        trial = Trial(source, self._limits(source.config.workers))
+        await trial.start()
+        try:
+            try:
+                async with asyncio.timeout(source.config.setup_timeout_s) as limit:
+                    await trial.until_ready()
+                    definitions, services = await self._definitions(source, trial.pool)
+            except TimeoutError as error:
+                if not limit.expired():
+                    raise SetUpFailed(f"its setup failed: {one_line(error)}") from error
+                left = f"import and setup took longer than {source.config.setup_timeout_s:g} s"
+                raise SetUpFailed(f"{left}: make them quicker, or set setup_timeout_s in [tool.oriel]") from error
+            deployment = Deployment([source.file], trial.pool, self._make_pipeline(services, trial.pool))
+            for definition in definitions.values():
+                Release(definition, source.file, deployment)
+            if try_it:
+                for release in deployment.releases:
+                    sample = find_sample(source, release.definition, limit_bytes=self._max_sample_bytes)
+                    if sample is not None:
+                        await self._try(release, sample)
+            return deployment
+        except BaseException:
+            await trial.pool.close()
+            forget(source.file.module)
+            raise
+
+    async def _definitions(self, source: Source, pool: WorkerPool) -> tuple[Mapping[str, Definition], Services]:
+        """What the file serves, and the instances of what runs on the loop. Raises SetUpFailed."""
+        described = {name: Definition.from_description(each) for name, each in pool.descriptions.items()}
+        if not described:
+            raise SetUpFailed("it has no service: put @service on a function or a class")
+        services = Services()
+        if source.python is not None:
+            return described, services
+        loaded = await asyncio.to_thread(load_file, source.file, log=False)
+        found: dict[str, Definition] = {}
+        for each in loaded:
+            if each.definition is None:
+                raise SetUpFailed(each.problem)
+            found[each.name] = each.definition
+        for name, definition in found.items():
+            if all(map(definition.runs_in_worker, definition.stages())):
+                continue
+            try:
+                await asyncio.to_thread(services.set_up, definition)
+            except (Exception, SystemExit) as error:  # user code: whatever it raises is its problem
+                raise SetUpFailed(f"its setup failed: {one_line(error, source.file.path)}", service=name) from error
+        return found, services
+
+    async def _try(self, release: Release, sample: Sample) -> None:
+        """Raises SetUpFailed if the service does not answer the sample."""
+        now = time.monotonic()
+        trace = new_trace(False)
+        call = CallContext(
+            request_id=f"self-test-{new_request_id()[:16]}",
+            deadline=now + self._sample_timeout_s,
+            tier="",
+            band=0,
+            tenant="",
+            models=(),
+            trace=trace,
+        )
+        visit = Visit(call=call, ledger=Ledger(trace), started_s=now)
+        inbound = Inbound(
+            method="POST",
+            path=f"/v1/services/{release.name}",
+            headers={"content-type": sample.content_type},
+            size_bytes=len(sample.body),
+            body=Body(sample.body),
+        )
+        try:
+            async with asyncio.timeout(self._sample_timeout_s):
+                await consumed(await self._serve(release, inbound, visit))
+        except TimeoutError as error:
+            why = f"it gave no answer within {self._sample_timeout_s:g} s"
+            raise SetUpFailed(f"its self-test with {sample.label} failed: {why}", service=release.name) from error
+        except LogicError as error:
+            raise SetUpFailed(
+                f"its self-test with {sample.label} failed: {why_of(error, release.file.path)}",
+                service=release.name,
+                is_passing=isinstance(error, PASSING),
+            ) from error
+        except Exception as error:  # what a handler raises while its answer is streamed
+            why = one_line(error, release.file.path)
+            raise SetUpFailed(f"its self-test with {sample.label} failed: {why}", service=release.name) from error
+
+
+async def consumed(reply: Reply) -> None:
+    if reply.pieces is None:
+        return
+    try:
+        async for _ in reply.pieces:
+            pass
+    finally:
+        await end(reply.pieces)
+
+
+def why_of(error: LogicError, path: Path | None) -> str:
+    """For the author, who may see what callers do not: what the handler's own code raised."""
+    if isinstance(error, HandlerFailed) and error.__cause__ is not None:
+        return one_line(error.__cause__, path)
+    notes = " ".join(getattr(error, "__notes__", ()))
+    return f"{error.message} ({notes})" if notes else error.message
+
+
+class Trial:
+    """A pool that is given one chance to come up."""
+
+    def __init__(self, source: Source, limits: PoolLimits) -> None:
+        self._file: HandlerFile = source.file
+        self._python = str(source.python) if source.python is not None else None
+        self._limits = limits
+        self._problems: dict[str, str] = {}
+        self._is_lost = False
+        self._was_ready = False
+        self.pool: WorkerPool
+
+    async def start(self) -> None:
+        """Raises OSError."""
+        server = await asyncio.to_thread(self._launch)
+        self.pool = WorkerPool(server, self._limits, launch=self._relaunch, on_problems=self._problems.update)
+        await self.pool.start()
+
+    async def until_ready(self) -> None:
+        """Raises SetUpFailed as soon as it is clear that it will not be."""
+        ready = asyncio.create_task(self.pool.wait_ready(), name="worker pool of a new release")
+        try:
+            while not ready.done():
+                await asyncio.wait([ready], timeout=LOOK_S)
+                if self._problems:
+                    service, problem = next(iter(self._problems.items()))
+                    raise SetUpFailed(problem, service=service if service in self.pool.descriptions else "")
+                if self.pool.problem:
+                    raise SetUpFailed(self.pool.problem)
+                if self._is_lost or self.pool.stillborn:
+                    raise SetUpFailed("its process ended while it was imported or set up: the log has its last words")
+        finally:
+            ready.cancel()
+            with suppress(asyncio.CancelledError):
+                await ready
+        self._was_ready = True
+
+    def _launch(self) -> ForkServer:
+        if self._python is None:
+            return ForkServer.launch([self._file], max_frame_bytes=self._limits.max_frame_bytes)
+        return ForkServer.launch([self._file], python=self._python, max_frame_bytes=self._limits.max_frame_bytes)
+
+    def _relaunch(self) -> ForkServer:
+        """The pool lost its fork server."""
+        if not self._was_ready:
+            self._is_lost = True
+            raise OSError("its process ended before it was ready")
+        return self._launch()

@@ -1,0 +1,156 @@
+"""What lies in the services folders now, with a stamp per handler that changes when it does.
+
+A stamp is made of modification time, size and inode of the files that a handler is made of. For a service's own
+folder these are all files in it but hidden ones and environments; for a file in the services folder itself, the
+neighbours it imports. Reading a folder that has not changed costs a `stat` per file.
+"""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+
+from oriel_logic.folder_config import BadConfig, FolderConfig, interpreter, read_config
+from oriel_logic.sources import HandlerFile, in_place, with_own_modules
+
+__all__ = ["Listing", "Source", "read_listing", "together"]
+
+MAX_FILES = 2000
+MAX_SOURCE_BYTES = 1 << 20
+IMPORT = re.compile(rb"^[ \t]*(?:from|import)[ \t]+([A-Za-z_][A-Za-z0-9_]*)", re.MULTILINE)
+SKIPPED = frozenset({"__pycache__"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One handler as it lies on the disk. python: its own interpreter. problem: what is wrong with its settings.
+
+    homes: the folders that names in its settings are relative to, the nearest first.
+    """
+
+    file: HandlerFile
+    config: FolderConfig = FolderConfig()
+    python: Path | None = None
+    homes: tuple[Path, ...] = ()
+    problem: str = ""
+    stamp: Hashable = None
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether its worker processes cannot be shared with others'."""
+        return self.config.stands_alone or bool(self.problem)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """sources: by origin. weights: by service, of those that say some."""
+
+    sources: Mapping[str, Source] = field(default_factory=dict)
+    weights: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    def stamps(self) -> dict[str, Hashable]:
+        """Of the sources."""
+        return {origin: source.stamp for origin, source in self.sources.items()}
+
+
+def read_listing(folders: Iterable[Path]) -> Listing:
+    """Raises OSError if a folder cannot be read: nothing is known then, least of all that services are gone."""
+    sources: dict[str, Source] = {}
+    weights: dict[str, Mapping[str, int]] = {}
+    for folder in folders:
+        for file in in_place(folder):
+            source = source_of(file)
+            sources[file.origin] = source
+            if source.config.weights:
+                weights.setdefault(file.name, source.config.weights)
+    return Listing(sources=sources, weights=weights)
+
+
+def together(listing: Listing) -> list[HandlerFile]:
+    """Which handlers may share their processes at start: all that have none of their own, and no other version.
+
+    Import names are unique: of two files of one name the second is `oriel_services.<name>@2`.
+    """
+    names = Counter(source.file.name for source in listing.sources.values())
+    shared = [each for each in listing.sources.values() if not each.stands_alone]
+    return with_own_modules(each.file for each in shared if names[each.file.name] == 1 or each.file.is_plain)
+
+
+def source_of(file: HandlerFile) -> Source:
+    assert file.path is not None and file.folder is not None
+    if file.is_plain:
+        return Source(file=file, homes=(file.folder,), stamp=tuple(stats([file.path, *neighbours(file.path)])))
+    homes = (file.folder,) if file.folder.name == file.name else (file.folder, file.folder.parent)
+    source = Source(file=file, homes=homes)
+    try:
+        home = next((each for each in homes if (each / "pyproject.toml").is_file()), homes[-1])
+        config = read_config(home)
+        if home != homes[-1]:  # how requests are shared out is said for all versions in one place
+            config = msgspec.structs.replace(config, weights=read_config(homes[-1]).weights)
+        python = interpreter(home, config.python) if config.python else None
+        source = replace(source, config=config, python=python)
+    except BadConfig as error:
+        source = replace(source, problem=str(error))
+    said = msgspec.json.encode(msgspec.structs.replace(source.config, weights={}))
+    files = list(files_in(file.folder))
+    packages = list(source.python.parent.parent.glob("lib/python*/site-packages")) if source.python else []
+    return replace(source, stamp=(said, source.problem, *stats([*files, *packages])))
+
+
+def stats(paths: Iterable[Path]) -> Iterator[tuple[str, int, int, int]]:
+    for path in paths:
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            continue
+        yield str(path), found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def files_in(folder: Path) -> Iterator[Path]:
+    """At most MAX_FILES of the files a handler may be made of, in an order that does not change by itself."""
+    count = 0
+    for where, folders, files in os.walk(folder):
+        here = Path(where)
+        folders[:] = sorted(
+            each
+            for each in folders
+            if not each.startswith(".") and each not in SKIPPED and not (here / each / "pyvenv.cfg").is_file()
+        )
+        for name in sorted(files):
+            if not name.startswith("."):
+                yield here / name
+                count += 1
+                if count == MAX_FILES:
+                    return
+
+
+def neighbours(path: Path) -> list[Path]:
+    """What a file in a services folder imports from beside it, and what those import."""
+    found: dict[Path, None] = {}
+    waiting = [path]
+    while waiting and len(found) < MAX_FILES:
+        for name in imported(waiting.pop()):
+            beside = path.parent / f"{name}.py"
+            package = path.parent / name
+            files = [beside] if beside.is_file() else files_in(package) if (package / "__init__.py").is_file() else []
+            for each in files:
+                if each != path and each not in found:
+                    found[each] = None
+                    waiting.append(each)
+    return sorted(found)
+
+
+def imported(path: Path) -> list[str]:
+    """First parts of the names that import statements of this file name; more than it imports does no harm."""
+    if path.suffix != ".py":
+        return []
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_SOURCE_BYTES)
+    except FileNotFoundError:
+        return []
+    return [name.decode() for name in dict.fromkeys(IMPORT.findall(text))]

@@ -1,0 +1,59 @@
+"""The sample that a new version of a service has to answer before it takes requests.
+
+Looked for in this order: `sample = "..."` of [tool.oriel], a file of the handler's folders; `@service(sample=...)`; a
+file beside the handler, `sample.<kind>` in a service's own folder, `<service>.sample.<kind>` anywhere.
+"""
+
+import mimetypes
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from oriel_logic.definition import Definition
+from oriel_logic.folder_config import BadConfig
+from oriel_logic.listing import Source
+
+__all__ = ["Sample", "find_sample"]
+
+KINDS = {".npy": "application/x-npy", ".ndjson": "application/x-ndjson", ".jsonl": "application/x-ndjson"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """label: which one it is, for people."""
+
+    body: bytes
+    content_type: str
+    label: str
+
+
+def find_sample(source: Source, definition: Definition, *, limit_bytes: int) -> Sample | None:
+    """None if there is none. Raises BadConfig for one that is named and not there, or too large."""
+    if source.config.sample:
+        for home in source.homes:
+            if (home / source.config.sample).is_file():
+                return read_sample(home / source.config.sample, limit_bytes)
+        raise BadConfig(f"sample = {source.config.sample!r} is no file of its folder")
+    given = definition.options.sample
+    if given is not None:
+        body = given if isinstance(given, bytes) else msgspec.json.encode(given)
+        return Sample(body=body, content_type=definition.options.sample_type, label="the sample of @service")
+    stems = [f"{definition.name}.sample"]
+    if source.file.path is not None and source.file.path.name == "handler.py":
+        stems.append("sample")
+    for home in source.homes:
+        for stem in stems:
+            for path in sorted(home.glob(f"{stem}.*")):
+                if path.stem == stem and path.is_file():
+                    return read_sample(path, limit_bytes)
+    return None
+
+
+def read_sample(path: Path, limit_bytes: int) -> Sample:
+    with path.open("rb") as file:
+        body = file.read(limit_bytes + 1)
+    if len(body) > limit_bytes:
+        raise BadConfig(f"{path.name} is larger than the {limit_bytes} bytes that a request may have")
+    kind = KINDS.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+    return Sample(body=body, content_type=kind, label=path.name)

@@ -1,0 +1,203 @@
+"""Calls a service as HTTP would, through the server's own code. Requests and answers are httpx's."""
+
+import asyncio
+import atexit
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from time import monotonic
+from typing import Any, TypeVar
+
+import httpx
+
+from oriel_logic.definition import Definition, NotAService, definition_of
+from oriel_logic.envelope import Envelope, Visit
+from oriel_logic.errors import HandlerFailed
+from oriel_logic.inbound import Body, Inbound
+from oriel_logic.ingress import Dispatch
+from oriel_logic.loading import Loaded, load_file
+from oriel_logic.metrics import Metrics
+from oriel_logic.pipeline import Pipeline
+from oriel_logic.registry import Registry
+from oriel_logic.replies import Reply
+from oriel_logic.sources import HandlerFile, module_name
+from oriel_logic.testing.models import FakeModels
+from oriel_logic.testing.workers import ThreadWorkers
+from oriel_logic.workers.references import Services
+from oriel_wire.trace import ListSink
+
+__all__ = ["AsyncClient", "Client"]
+
+T = TypeVar("T")
+TIMEOUT_S = 30.0
+MAX_BODY_BYTES = 16 << 20
+STREAM_IDLE_S = 30.0
+
+
+class AsyncClient:
+    """Serves one service, or all of a file, in this process.
+
+    served: what `@service` stands on, or the path of a handler file (`.py`, `.toml`) or of a service's folder. models:
+    FakeModels, or a dict of what they answer. clock: as `ctx.remaining_s` sees it. raise_errors: what the service's
+    code raises by mistake is raised here too, with its own traceback; False: the client sees the 500 a caller would.
+    `spans`: those of every call so far. Raises NotAService, and what importing the file or `setup` raises.
+    """
+
+    def __init__(
+        self,
+        served: Callable[..., Any] | str | Path,
+        *,
+        models: FakeModels | Mapping[str, Any] | None = None,
+        clock: Callable[[], float] = monotonic,
+        raise_errors: bool = True,
+        max_body_bytes: int = MAX_BODY_BYTES,
+    ) -> None:
+        self.models = models if isinstance(models, FakeModels) else FakeModels(models)
+        self._clock = clock
+        self._raise_errors = raise_errors
+        self._failure: HandlerFailed | None = None
+        loaded = loaded_of(served)
+        self._names = [each.name for each in loaded]
+        services = Services()
+        for each in loaded:
+            assert each.definition is not None
+            services.set_up(each.definition)
+        workers = ThreadWorkers(services, clock)
+        pipeline = Pipeline(services, workers, self.models, clock=clock)
+        self._dispatch = Dispatch(Registry(loaded), pipeline, max_body_bytes=max_body_bytes)
+        self._sink = ListSink()
+        self._envelope = Envelope(
+            self._handle,
+            sink=self._sink,
+            metrics=Metrics(),
+            default_timeout_s=TIMEOUT_S,
+            max_in_flight=1024,
+            stream_idle_s=STREAM_IDLE_S,
+            clock=clock,
+        )
+        self.spans = self._sink.spans
+
+    async def post(
+        self,
+        service: str = "",
+        *,
+        tier: str = "",
+        tenant: str = "",
+        timeout_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        **body: Any,
+    ) -> httpx.Response:
+        """Call a service; its name is needed only if there are several.
+
+        tier, tenant, timeout_s: as a gateway would say. Everything else as for `httpx.post`: json, content, files,
+        data, params.
+        """
+        if not service and len(self._names) > 1:
+            raise ValueError(f"say which service: {', '.join(self._names)}")
+        said = {**promised(tier, tenant, timeout_s), **(headers or {})}
+        return await self.request("POST", f"/v1/services/{service or self._names[0]}", headers=said, **body)
+
+    async def request(
+        self, method: str, path: str, *, headers: Mapping[str, str] | None = None, **body: Any
+    ) -> httpx.Response:
+        """Any request, for example GET /v1/services. Streamed answers are read to their end."""
+        sent = httpx.Request(method, httpx.URL("http://logic").join(path), headers=headers, **body)
+        content = await sent.aread() if isinstance(sent.stream, httpx.AsyncByteStream) else sent.read()
+        fields = {name: value for name, value in sent.headers.items() if name != "host"}
+        inbound = Inbound(
+            method=method,
+            path=sent.url.raw_path.decode().partition("?")[0],
+            query=sent.url.query.decode(),
+            headers=fields,
+            size_bytes=len(content),
+            body=Body(content),
+        )
+        self._failure = None
+        visit = self._envelope.visit(self._envelope.plan(fields, trusted=True), self._clock())
+        reply = await self._envelope.answer(inbound, visit)
+        answer = reply.body
+        if reply.pieces is not None:
+            answer = b"".join([piece async for piece in reply.pieces])
+        if self._failure is not None and self._failure.__cause__ is not None and self._raise_errors:
+            raise self._failure.__cause__
+        named = [("content-type", reply.content_type), *reply.headers]
+        return httpx.Response(reply.status, headers=named, content=answer, request=sent)
+
+    async def _handle(self, inbound: Inbound, visit: Visit) -> Reply:
+        try:
+            return await self._dispatch(inbound, visit)
+        except HandlerFailed as failure:
+            self._failure = failure
+            raise
+
+
+class Client:
+    """`AsyncClient` for plain test functions: the same, without `await`. Its loop is one for all clients."""
+
+    def __init__(self, served: Callable[..., Any] | str | Path, **options: Any) -> None:
+        self._client = AsyncClient(served, **options)
+        self.models = self._client.models
+        self.spans = self._client.spans
+
+    def post(self, service: str = "", **keywords: Any) -> httpx.Response:
+        """See `AsyncClient.post`."""
+        return on_the_loop(self._client.post(service, **keywords))
+
+    def request(self, method: str, path: str, **keywords: Any) -> httpx.Response:
+        """See `AsyncClient.request`."""
+        return on_the_loop(self._client.request(method, path, **keywords))
+
+
+def promised(tier: str, tenant: str, timeout_s: float | None) -> dict[str, str]:
+    said = {"x-oriel-tier": tier, "x-oriel-tenant": tenant}
+    if timeout_s is not None:
+        said["x-oriel-timeout-ms"] = str(round(timeout_s * 1000))
+    return {name: value for name, value in said.items() if value}
+
+
+def loaded_of(served: Callable[..., Any] | str | Path) -> list[Loaded]:
+    if isinstance(served, str | Path):
+        return loaded_file(Path(served).resolve())
+    definition: Definition | None = definition_of(served)
+    if definition is None:
+        raise NotAService(f"{getattr(served, '__name__', served)!r} is no service: put @service on it")
+    file = HandlerFile(module=served.__module__, attribute=served.__qualname__, name=definition.name)
+    return [Loaded(name=definition.name, file=file, definition=definition)]
+
+
+def loaded_file(path: Path) -> list[Loaded]:
+    """The services of a file or a service's folder. Raises what importing it raises, or NotAService."""
+    folder = path if path.is_dir() else path.parent
+    name = path.stem if path.is_file() else path.name
+    file = path / "handler.py" if path.is_dir() else path
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no handler file {file}")
+    found = load_file(HandlerFile(module=module_name(name), path=file, folder=folder, name=name), log=False)
+    broken = [each.problem for each in found if each.problem]
+    if broken or not found:
+        raise NotAService(broken[0] if broken else f"{file.name} has no service: put @service on a function or class")
+    return found
+
+
+_loop: asyncio.AbstractEventLoop | None = None
+_lock = threading.Lock()
+
+
+def on_the_loop(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` on a loop in a thread of its own: also where a test has a loop that runs."""
+    global _loop
+    with _lock:
+        if _loop is None:
+            _loop = asyncio.new_event_loop()
+            thread = threading.Thread(target=_loop.run_forever, name="oriel test clients", daemon=True)
+            thread.start()
+            atexit.register(end, _loop, thread)
+        loop = _loop
+    return asyncio.run_coroutine_threadsafe(work, loop).result()
+
+
+def end(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(1.0)
+    if not loop.is_running():
+        loop.close()

@@ -1,0 +1,196 @@
+"""Models that are functions or fixed outputs, checked like real ones where a test says what they take."""
+
+import inspect
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from oriel_logic.errors import DeadlineExceeded, LogicError, ModelUnavailable
+from oriel_logic.models import Array, ArrayLike, ModelSpec, Outputs, TensorSpec
+from oriel_logic.stages import Ledger
+from oriel_logic.tensors import check_inputs, check_outputs
+from oriel_wire.context import CallContext
+from oriel_wire.trace import new_trace
+
+__all__ = ["Fake", "FakeModels", "ModelCall", "spec"]
+
+Fake = Mapping[str, ArrayLike] | Callable[..., Any] | LogicError | Sequence[Mapping[str, ArrayLike]]
+Tensors = Mapping[str, tuple[str, Sequence[int]]]
+FOREVER = float("inf")
+
+
+def spec(name: str, *, inputs: Tensors, outputs: Tensors) -> ModelSpec:
+    """A model's metadata: `spec("digits", inputs={"image": ("FP32", [-1, 64])}, outputs={...})`, -1 for any."""
+
+    def tensors(found: Tensors) -> dict[str, TensorSpec]:
+        return {name: TensorSpec(name, datatype, tuple(shape)) for name, (datatype, shape) in found.items()}
+
+    return ModelSpec(name=name, inputs=tensors(inputs), outputs=tensors(outputs))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCall:
+    """One call of a fake model, with what a real one would have been told. inputs: as arrays."""
+
+    model: str
+    version: str
+    inputs: Mapping[str, Array]
+    outputs: tuple[str, ...] | None
+    tier: str
+    tenant: str
+    request_id: str
+    trace_id: int
+    remaining_s: float
+
+
+class FakeModels:
+    """`models` of a test; may be given to a handler as it is.
+
+    models: name -> what it answers: outputs by name, a function of its inputs by name (`def` or `async def`), an error
+    to raise, or, for `stream`, a list of outputs or a generator function. specs: what models take and give; checked as
+    an inference server's metadata would be. takes_s: seconds by which a call of a model moves `clock` on.
+    `calls`: every call, in order.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, Fake] | None = None,
+        *,
+        specs: Sequence[ModelSpec] = (),
+        takes_s: Mapping[str, float] | None = None,
+        clock: Any = None,
+    ) -> None:
+        if takes_s and clock is None:
+            raise TypeError("takes_s moves a clock: pass clock=FakeClock() here and to the client")
+        self.models = dict(models or {})
+        self.specs = {each.name: each for each in specs}
+        self.takes_s = dict(takes_s or {})
+        self.clock = clock
+        self.calls: list[ModelCall] = []
+        self._alone = self.bind(
+            CallContext(request_id="", deadline=FOREVER, tier="", band=0, tenant="", models=(), trace=new_trace(False)),
+            Ledger(new_trace(False)),
+        )
+
+    def bind(self, call: CallContext, ledger: Ledger) -> "BoundFakes":
+        """These models for one request, as the server binds the real ones."""
+        return BoundFakes(self, call, ledger)
+
+    async def infer(self, model: str, inputs: Mapping[str, ArrayLike], **keywords: Any) -> Outputs:
+        return await self._alone.infer(model, inputs, **keywords)
+
+    def stream(self, model: str, inputs: Mapping[str, ArrayLike], **keywords: Any) -> AsyncIterator[Outputs]:
+        return self._alone.stream(model, inputs, **keywords)
+
+    async def ready(self, model: str, *, version: str = "") -> bool:
+        return await self._alone.ready(model, version=version)
+
+    async def metadata(self, model: str, *, version: str = "") -> ModelSpec:
+        return await self._alone.metadata(model, version=version)
+
+
+class BoundFakes:
+    """`Models` for one request."""
+
+    def __init__(self, fakes: FakeModels, call: CallContext, ledger: Ledger) -> None:
+        self._fakes = fakes
+        self._call = call
+        self._ledger = ledger
+
+    def rebind(self, call: CallContext) -> None:
+        """The request has another deadline from now on."""
+        self._call = call
+
+    async def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, ArrayLike],
+        *,
+        outputs: Sequence[str] | None = None,
+        version: str = "",
+    ) -> Outputs:
+        with self._ledger.stage("infer", kind="client") as stage:
+            stage.attributes["oriel.model"] = model
+            answer = await self._answer(model, inputs, outputs, version, "infer")
+            if not isinstance(answer, Mapping):
+                raise TypeError(f"the fake model '{model}' must give a dict of output name -> array, not {answer!r}")
+            return self._outputs(model, version, answer, outputs)
+
+    async def stream(
+        self,
+        model: str,
+        inputs: Mapping[str, ArrayLike],
+        *,
+        outputs: Sequence[str] | None = None,
+        version: str = "",
+    ) -> AsyncIterator[Outputs]:
+        with self._ledger.stage("stream", kind="client") as stage:
+            stage.attributes["oriel.model"] = model
+            answer = await self._answer(model, inputs, outputs, version, "stream")
+            if isinstance(answer, AsyncIterator):
+                async for each in answer:
+                    yield self._outputs(model, version, each, outputs)
+            else:
+                for each in [answer] if isinstance(answer, Mapping) else answer:
+                    yield self._outputs(model, version, each, outputs)
+
+    async def ready(self, model: str, *, version: str = "") -> bool:
+        return model in self._fakes.models and not isinstance(self._fakes.models[model], LogicError)
+
+    async def metadata(self, model: str, *, version: str = "") -> ModelSpec:
+        if model not in self._fakes.specs:
+            raise ModelUnavailable(f"model '{model}' has no metadata here: pass specs=[spec({model!r}, ...)]")
+        return self._fakes.specs[model]
+
+    async def _answer(
+        self,
+        model: str,
+        inputs: Mapping[str, ArrayLike],
+        wanted: Sequence[str] | None,
+        version: str,
+        stage: str,
+    ) -> Any:
+        fakes, call = self._fakes, self._call
+        known = fakes.specs.get(model)
+        if model not in fakes.models:
+            raise ModelUnavailable(f"model '{model}' is not served: the fakes are {', '.join(fakes.models) or 'none'}")
+        if known is None:
+            arrays = {name: np.asarray(value) for name, value in inputs.items()}
+        else:
+            arrays = {each.name: each.array for each in check_inputs(known, inputs)}
+        now = fakes.clock() if fakes.clock is not None else None
+        fakes.calls.append(
+            ModelCall(
+                model=model,
+                version=version,
+                inputs=arrays,
+                outputs=None if wanted is None else tuple(wanted),
+                tier=call.tier,
+                tenant=call.tenant,
+                request_id=call.request_id,
+                trace_id=call.trace.trace_id,
+                remaining_s=FOREVER if now is None else call.remaining_s(now),
+            )
+        )
+        if model in fakes.takes_s:
+            fakes.clock.advance(fakes.takes_s[model])
+        if fakes.clock is not None and call.remaining_s(fakes.clock()) <= 0:
+            raise DeadlineExceeded(stage)
+        fake = fakes.models[model]
+        if isinstance(fake, LogicError):
+            raise fake
+        answer = fake(**arrays) if callable(fake) else fake
+        return await answer if inspect.isawaitable(answer) else answer
+
+    def _outputs(
+        self, model: str, version: str, answer: Mapping[str, ArrayLike], wanted: Sequence[str] | None
+    ) -> Outputs:
+        known = self._fakes.specs.get(model)
+        if known is None:
+            arrays = {name: np.asarray(value) for name, value in answer.items()}
+        else:
+            arrays = check_outputs(known, answer)
+        chosen = arrays if wanted is None else {name: arrays[name] for name in wanted}
+        return Outputs(chosen, model=model, model_version=version or "1")

@@ -1,0 +1,125 @@
+"""Worker processes that are threads of this process: what `def` stages and `ctx.run` need of the pool."""
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any
+
+from oriel_logic.batching import BatchLimits, rows_in, split
+from oriel_logic.errors import HandlerFailed, LogicError
+from oriel_logic.workers.job import Done
+from oriel_logic.workers.references import Services
+from oriel_logic.workers.remote import AsyncContext, JobContext
+from oriel_logic.workers.terms import Terms
+from oriel_logic.workers.work import injected
+from oriel_wire.context import CallContext
+
+__all__ = ["ThreadWorkers"]
+
+END = object()
+
+
+class ThreadWorkers:
+    """`Workers` over threads. Memory and time limits of a service are those of real workers: there are none here."""
+
+    def __init__(self, services: Services, clock: Callable[[], float]) -> None:
+        self._services = services
+        self._clock = clock
+
+    async def call(
+        self,
+        reference: str,
+        arguments: Sequence[Any],
+        *,
+        call: CallContext,
+        stage: str,
+        models: Any = None,
+        run_s: float | None = None,
+        memory_mb: int = 0,
+    ) -> Done:
+        try:
+            value = await self._begin(reference, arguments, call, models)
+        except LogicError:
+            raise
+        except Exception as error:
+            raise HandlerFailed(f"the service failed in its stage '{stage}'") from error
+        return Done(value, 0)
+
+    async def batched(self, reference: str, rows: Any, limits: BatchLimits, *, call: CallContext, stage: str) -> Done:
+        """Alone: nobody else is there."""
+        done = await self.call(reference, (rows,), call=call, stage=stage)
+        return Done(split(done.value, [rows_in(rows)])[0], 0)
+
+    async def stream(
+        self,
+        reference: str,
+        arguments: Sequence[Any],
+        *,
+        call: CallContext,
+        stage: str,
+        models: Any = None,
+        run_s: float | None = None,
+        memory_mb: int = 0,
+    ) -> AsyncIterator[Any]:
+        try:
+            pieces = await self._begin(reference, arguments, call, models)
+            if isinstance(pieces, Iterator):
+                while (piece := await asyncio.to_thread(next, pieces, END)) is not END:
+                    yield piece
+            else:
+                async for piece in pieces:
+                    yield piece
+        except LogicError:
+            raise
+        except Exception as error:
+            raise HandlerFailed(f"the service failed in its stage '{stage}'") from error
+
+    async def _begin(self, reference: str, arguments: Sequence[Any], call: CallContext, models: Any) -> Any:
+        function = self._services.resolve(reference)
+        wanted = injected(function, len(arguments))
+        is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+        terms = Terms(request_id=call.request_id, deadline=call.deadline, tier=call.tier, tenant=call.tenant)
+        given: dict[str, Any] = {}
+        if "models" in wanted:
+            given["models"] = models if is_async else BlockingModels(models, asyncio.get_running_loop())
+        if "ctx" in wanted:
+            given["ctx"] = (ClockedAsyncContext if is_async else ClockedContext)(terms, self._clock)
+        if is_async:
+            value = function(*arguments, **given)
+            return await value if inspect.isawaitable(value) else value
+        value = await asyncio.to_thread(function, *arguments, **given)
+        return await value if inspect.isawaitable(value) else value
+
+
+class BlockingModels:
+    """`models` of a plain function in a thread: the same calls, blocking."""
+
+    def __init__(self, models: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._models = models
+        self._loop = loop
+
+    def infer(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._wait(self._models.infer(*arguments, **keywords))
+
+    def metadata(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._wait(self._models.metadata(*arguments, **keywords))
+
+    def ready(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._wait(self._models.ready(*arguments, **keywords))
+
+    def _wait(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+class ClockedContext(JobContext):
+    def __init__(self, terms: Terms, clock: Callable[[], float]) -> None:
+        super().__init__(terms)
+        self._clock = clock
+
+    @property
+    def remaining_s(self) -> float:
+        return self._deadline - self._clock()
+
+
+class ClockedAsyncContext(ClockedContext, AsyncContext):
+    """The same for a coroutine."""

@@ -1,0 +1,243 @@
+"""Hot update: what changes in the services folders is set up, tried, and then takes over.
+
+Every `poll_s` the folders are listed, in a thread; `changes.plan` says what to do. Per handler:
+
+    changed   set up in processes of its own and tried (`deploying`); then it is published: requests that come from
+              now on are its own, and what it replaces finishes the ones it has and is closed
+    failed    what serves goes on serving; why is at `GET /v1/services`, in the log and counted. It is tried again when
+              it changes, or after a while if the reason lay elsewhere (a model that is not there yet)
+    removed   what serves takes no new requests, finishes those it has and is closed
+
+A folder that cannot be read is no news. One handler is worked on once at a time, `MAX_AT_ONCE` of them together.
+"""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable, Coroutine, Hashable, Iterable
+from dataclasses import replace
+
+from oriel_logic.changes import Changes, plan
+from oriel_logic.deploying import Deployer, SetUpFailed
+from oriel_logic.listing import Listing, Source
+from oriel_logic.loading import forget
+from oriel_logic.registry import Registry
+from oriel_logic.releases import Deployment, Release
+
+__all__ = ["Updates"]
+
+_log = logging.getLogger(__name__)
+MAX_AT_ONCE = 2
+RETRY_MIN_S = 2.0
+RETRY_MAX_S = 60.0
+
+
+class Updates:
+    """read: lists the folders; may block, is called in a thread. count: told how each update ended.
+
+    Single writer: the loop.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        deployer: Deployer,
+        *,
+        read: Callable[[], Listing],
+        count: Callable[[str], None],
+        poll_s: float,
+        release_drain_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._registry = registry
+        self._deployer = deployer
+        self._read = read
+        self._count = count
+        self._poll_s = poll_s
+        self._release_drain_s = release_drain_s
+        self._clock = clock
+        self._done: dict[str, Hashable] = {}
+        self._weighed: dict[str, Hashable] = {}
+        self._before = Listing()
+        self._busy: set[str] = set()
+        self._first: set[str] = set()
+        self._retries: dict[str, tuple[float, float]] = {}  # origin -> (not before, seconds until then)
+        self._turns = itertools.count(2)
+        self._slots = asyncio.Semaphore(MAX_AT_ONCE)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._was_unreadable = False
+        self.deployments: list[Deployment] = []
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether everything that was there at start has been set up, or cannot be."""
+        return not self._first
+
+    def begin(self, listing: Listing, together: Deployment) -> None:
+        """Take over what was set up at start, and set up what needs processes of its own, without a sample: where
+        nothing serves yet, a model that is not there yet must not keep everything from being served."""
+        self.deployments.append(together)
+        known = {file.origin for file in together.files}
+        self._before = listing
+        self._weigh(listing)
+        for origin, source in listing.sources.items():
+            self._done[origin] = source.stamp
+            if origin not in known:
+                self._first.add(origin)
+                self._start(origin, source, try_it=False)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(self._poll_s)
+            await self.look()
+
+    async def look(self) -> None:
+        """One turn: list, and begin what is to be done."""
+        try:
+            listing = await asyncio.to_thread(self._read)
+        except OSError as error:
+            if not self._was_unreadable:
+                _log.error("services: a folder cannot be read (%s); what is served goes on", error.strerror)
+            self._was_unreadable = True
+            return
+        self._was_unreadable = False
+        for origin in [each for each, (when, _) in self._retries.items() if when <= self._clock()]:
+            if origin not in self._busy:
+                self._done.pop(origin, None)
+        found = plan(self._done, self._before.stamps(), listing.stamps(), busy=self._busy)
+        self._before = listing
+        self._weigh(listing)
+        self._act(found, listing)
+
+    async def settled(self) -> None:
+        """Returns when nothing is under way, drains included."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def close(self) -> None:
+        """Drop what is being set up and end all processes."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(each.pool.close() for each in self.deployments))
+        self.deployments.clear()
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _act(self, changes: Changes, listing: Listing) -> None:
+        for origin in changes.removed:
+            del self._done[origin]
+            self._retries.pop(origin, None)
+            gone = self._registry.withdraw(origin)
+            if gone:
+                _log.info("services: %s is gone and takes no more requests", gone[0].file.label)
+                self._count("removed")
+            self._retire(gone)
+        for origin in changes.changed:
+            self._done[origin] = listing.sources[origin].stamp
+            self._start(origin, listing.sources[origin])
+
+    def _weigh(self, listing: Listing) -> None:
+        unknown = {source.file.name for source in listing.sources.values() if source.problem}
+        stamps = {name: tuple(sorted(weights.items())) for name, weights in listing.weights.items()}
+        for name in {*stamps, *self._weighed} - unknown:
+            if self._weighed.get(name) != stamps.get(name):
+                self._registry.weigh(name, listing.weights.get(name, {}))
+        self._weighed = {**{name: self._weighed[name] for name in unknown & set(self._weighed)}, **stamps}
+
+    def _start(self, origin: str, source: Source, *, try_it: bool = True) -> None:
+        self._busy.add(origin)
+        self._spawn(self._update(origin, source, try_it))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _update(self, origin: str, source: Source, try_it: bool) -> None:
+        try:
+            async with self._slots:
+                module = f"{source.file.module}@{next(self._turns)}"
+                deployment = await self._deployer.set_up(
+                    replace(source, file=replace(source.file, module=module)), try_it=try_it
+                )
+            await self._publish(origin, source, deployment)
+        except SetUpFailed as failure:
+            self._fail(origin, source, failure)
+        except Exception:  # a fault of ours: it must not end the watch, nor what serves
+            _log.exception("services: %s cannot be set up", source.file.label)
+            self._fail(origin, source, SetUpFailed("the server failed to set it up: its log says why"))
+        finally:
+            self._busy.discard(origin)
+            self._first.discard(origin)
+
+    async def _publish(self, origin: str, source: Source, deployment: Deployment) -> None:
+        """Raises SetUpFailed if a name is taken. The deployment is closed unless it serves."""
+        try:
+            if await self._has_changed(origin, source):
+                self._count("superseded")  # what was set up may be half of each; its successor is planned already
+                await deployment.pool.close()
+                forget(deployment.files[0].module)
+                return
+            for release in deployment.releases:
+                holder = self._registry.holder(release.name, release.version)
+                if holder is not None and holder.file.origin != origin:
+                    problem = f"the name '{release.name}' is taken by {holder.file.label}"
+                    raise SetUpFailed(problem, service=release.name)
+        except BaseException:
+            await deployment.pool.close()
+            raise
+        self.deployments.append(deployment)
+        self._retries.pop(origin, None)
+        gone = self._registry.publish(origin, deployment.releases)
+        for release in deployment.releases:
+            _log.info(
+                "services: '%s' version %s, release %d, takes requests", release.name, release.version, release.number
+            )
+        self._count("published")
+        self._retire(gone)
+
+    async def _has_changed(self, origin: str, source: Source) -> bool:
+        try:
+            listing = await asyncio.to_thread(self._read)
+        except OSError:
+            return False
+        now = listing.sources.get(origin)
+        return now is None or now.stamp != source.stamp
+
+    def _fail(self, origin: str, source: Source, failure: SetUpFailed) -> None:
+        serving = [each.name for each in self._registry.releases() if each.file.origin == origin]
+        name = failure.service or (serving[0] if serving else source.file.name)
+        self._registry.fail(source.file, name, failure.problem)
+        self._count("failed")
+        if failure.is_passing:
+            self._retry_later(origin)
+        else:
+            self._retries.pop(origin, None)
+
+    def _retry_later(self, origin: str) -> None:
+        _, delay_s = self._retries.get(origin, (0.0, RETRY_MIN_S / 2))
+        delay_s = min(RETRY_MAX_S, 2 * delay_s)
+        self._retries[origin] = (self._clock() + delay_s, delay_s)
+
+    def _retire(self, gone: Iterable[Release]) -> None:
+        releases = list(gone)
+        if releases:
+            self._spawn(self._drain(releases))
+
+    async def _drain(self, gone: list[Release]) -> None:
+        try:
+            async with asyncio.timeout(self._release_drain_s):
+                for release in gone:
+                    await release.drained()
+        except TimeoutError:
+            left = sum(release.in_flight for release in gone)
+            _log.warning("services: %d request(s) of a replaced release did not end in time", left)
+        for module in {release.file.module for release in gone}:
+            forget(module)
+        for deployment in {id(release.deployment): release.deployment for release in gone}.values():
+            if all(release.is_leaving for release in deployment.releases) and deployment in self.deployments:
+                self.deployments.remove(deployment)
+                await deployment.pool.close()

@@ -1,0 +1,138 @@
+"""Pipelines are ordinary Python: what a handler writes is what runs, and every call knows its request."""
+
+import asyncio
+from typing import Any
+
+import numpy as np
+
+from oriel_logic import Models, service
+from oriel_logic.testing import Client, FakeClock, FakeModels
+
+PLAIN = """
+    import asyncio
+    import numpy as np
+    from oriel_logic import service
+
+    ROW = np.array([[1, 2]], np.float32)
+
+    @service
+    async def sequence(request, models, ctx):
+        y = (await models.infer("double", {"x": ROW}))["y"]
+        return (await models.infer("double", {"x": y}))["y"]
+
+    @service
+    async def fan(request, models, ctx):
+        async with asyncio.TaskGroup() as group:
+            calls = [group.create_task(models.infer("double", {"x": ROW * n})) for n in (1, 2)]
+        return [call.result()["y"] for call in calls]
+"""
+
+
+async def test_independent_calls_are_outstanding_at_the_same_time(stack: Any, services: Any, inference: Any) -> None:
+    """A server that answers nothing until it has both calls: in a row they would wait for one another for ever."""
+    logic = await stack(services(plain=PLAIN))
+    inference.hold = True
+    asked = asyncio.ensure_future(logic.post("fan", x_oriel_tier="gold", x_oriel_tenant="acme", x_request_id="r-7"))
+    while len(inference.calls) < 2:
+        await asyncio.sleep(0.001)
+    heads = [exchange.head for exchange in inference.calls]
+    for exchange in inference.calls:
+        inference.answer(exchange, "double")
+    answer = await asked
+    assert answer.json() == [[[2, 4]], [[4, 8]]]
+    for head in heads:
+        assert [head.get(f"x-oriel-{name}") for name in ("tier", "tenant")] == ["gold", "acme"]
+        assert head.get("x-request-id") == "r-7"
+    traces = {head.get("traceparent").split("-")[1] for head in heads}
+    spans = {head.get("traceparent").split("-")[2] for head in heads}
+    assert len(traces) == 1 and len(spans) == 2
+    root = next(span for span in logic.sink.spans if span.name == "logic.request")
+    assert traces == {f"{root.context.trace_id:032x}"}
+    assert spans == {f"{span.context.span_id:016x}" for span in logic.sink.spans if span.name == "logic.infer"}
+
+
+async def test_the_second_call_of_a_sequence_has_less_time(stack: Any, services: Any, inference: Any) -> None:
+    logic = await stack(services(plain=PLAIN))
+    inference.hold = True
+    asked = asyncio.ensure_future(logic.post("sequence", x_oriel_timeout_ms="5000"))
+    await inference.saw_a_call()
+    await asyncio.sleep(0.02)
+    inference.hold = False
+    inference.answer(inference.calls[0], "double")
+    assert (await asked).json() == [[4, 8]]
+    first, second = (int(exchange.head.get("x-oriel-timeout-ms")) for exchange in inference.calls)
+    assert second <= first - 20 <= 4980
+
+
+# -- the same by the testing kit ---------------------------------------------------------------------------------------
+
+
+def plus_one(x: Any) -> dict[str, Any]:
+    return {"y": x + 1}
+
+
+@service
+async def climb(request: Any, models: Models) -> Any:
+    """A loop whose length the model decides."""
+    value = np.zeros(1)
+    steps = 0
+    while value[0] < request.json()["until"]:
+        value = (await models.infer("plus_one", {"x": value}))["y"]
+        steps += 1
+    return {"steps": steps}
+
+
+def test_a_loop() -> None:
+    models = FakeModels({"plus_one": plus_one})
+    assert Client(climb, models=models).post(json={"until": 4}).json() == {"steps": 4}
+    assert [call.inputs["x"].tolist() for call in models.calls] == [[0], [1], [2], [3]]
+
+
+@service
+async def moderated(request: Any, models: Models) -> Any:
+    """A conditional and an early exit."""
+    guard = await models.infer("guard", {"x": request.json()})
+    if guard["bad"][0] > 0.5:
+        return {"refused": True}
+    if guard["short"][0]:
+        return {"from": "short", "y": float((await models.infer("short", {}))["y"][0])}
+    return {"from": "long", "y": float((await models.infer("long", {}))["y"][0])}
+
+
+def test_a_conditional_and_an_early_exit() -> None:
+    def guard(x: Any) -> dict[str, Any]:
+        return {"bad": x[:1], "short": x[1:2]}
+
+    models = FakeModels({"guard": guard, "short": {"y": [1]}, "long": {"y": [2]}})
+    client = Client(moderated, models=models)
+    for sent, expected, called in (
+        ([0.9, 0.0], {"refused": True}, ["guard"]),
+        ([0.1, 1.0], {"from": "short", "y": 1.0}, ["guard", "short"]),
+        ([0.1, 0.0], {"from": "long", "y": 2.0}, ["guard", "long"]),
+    ):
+        models.calls.clear()
+        assert client.post(json=sent).json() == expected
+        assert [call.model for call in models.calls] == called
+
+
+@service
+async def ranked(request: Any, models: Models, ctx: Any) -> Any:
+    """The small model if the deadline is near, or for those who did not pay for the large one."""
+    with ctx.stage("look"):
+        first = await models.infer("first", {})
+    model = "small" if ctx.remaining_s < 1.0 or ctx.tier == "bronze" else "large"
+    return {"model": model, "score": float((await models.infer(model, dict(first)))["score"][0])}
+
+
+def test_a_fallback_by_time_and_tier() -> None:
+    clock = FakeClock()
+    models = FakeModels(
+        {"first": {"x": [1.0]}, "large": {"score": [0.9]}, "small": {"score": [0.8]}},
+        takes_s={"first": 0.5},
+        clock=clock,
+    )
+    client = Client(ranked, models=models, clock=clock)
+    assert client.post(timeout_s=5.0, tier="gold").json() == {"model": "large", "score": 0.9}
+    assert client.post(timeout_s=1.2, tier="gold").json() == {"model": "small", "score": 0.8}
+    assert client.post(timeout_s=5.0, tier="bronze").json() == {"model": "small", "score": 0.8}
+    assert [round(call.remaining_s, 1) for call in models.calls] == [5.0, 4.5, 1.2, 0.7, 5.0, 4.5]

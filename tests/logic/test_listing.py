@@ -1,0 +1,100 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from oriel_logic import listing
+from oriel_logic.listing import Source, read_listing
+
+
+def write(path: Path, text: str = "") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def only(root: Path) -> Source:
+    (source,) = read_listing([root]).sources.values()
+    return source
+
+
+def test_a_file_is_what_it_imports_from_beside_it(tmp_path: Path) -> None:
+    write(tmp_path / "one.py", "import os\nfrom prep import x\n")
+    write(tmp_path / "_unused.py")
+    assert isinstance(before := read_listing([tmp_path]).stamps(), dict)
+    write(tmp_path / "prep.py", "    import _deep\n")
+    with_prep = read_listing([tmp_path]).stamps()
+    one, prep = str(tmp_path / "one.py"), str(tmp_path / "prep.py")
+    assert with_prep[one] != before[one]
+    write(tmp_path / "_deep.py", "import one\n")
+    with_deep = read_listing([tmp_path]).stamps()
+    assert with_deep[one] != with_prep[one] and with_deep[prep] != with_prep[prep]
+    write(tmp_path / "_unused.py", "changed")
+    assert read_listing([tmp_path]).stamps() == with_deep
+
+
+@pytest.mark.parametrize("name", ["handler.py", "prep.py", "lib/deep.py", "vocab.txt", "pyproject.toml"])
+def test_a_folder_is_all_that_lies_in_it(tmp_path: Path, name: str) -> None:
+    write(tmp_path / "digits/handler.py")
+    before = only(tmp_path).stamp
+    write(tmp_path / "digits" / name, "[tool.oriel]\nworkers = 2\n" if name.endswith("toml") else "x")
+    assert only(tmp_path).stamp != before
+
+
+@pytest.mark.parametrize("name", [".git/config", "__pycache__/x.pyc", ".hidden", "env/pyvenv.cfg", "lib/.x"])
+def test_what_no_handler_is_made_of_changes_nothing(tmp_path: Path, name: str) -> None:
+    write(tmp_path / "digits/handler.py")
+    write(tmp_path / "digits/lib/x.py")
+    before = only(tmp_path).stamp
+    write(tmp_path / "digits" / name, "x")
+    assert only(tmp_path).stamp == before
+
+
+def test_the_same_second_and_size_is_another_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "one.py", "1")
+    os.utime(path, (1000, 1000))
+    before = only(tmp_path).stamp
+    newer = write(tmp_path / ".one", "2")
+    os.utime(newer, (1000, 1000))
+    newer.rename(path)
+    assert only(tmp_path).stamp != before
+
+
+def test_weights_are_said_once_for_all_versions_and_change_no_version(tmp_path: Path) -> None:
+    for version in ("1", "2"):
+        write(tmp_path / f"ranker/{version}/handler.py")
+    write(tmp_path / "ranker/pyproject.toml", '[tool.oriel]\nweights = { "1" = 90, "2" = 10 }\n')
+    before = read_listing([tmp_path])
+    assert before.weights == {"ranker": {"1": 90, "2": 10}}
+    write(tmp_path / "ranker/pyproject.toml", '[tool.oriel]\nweights = { "1" = 5, "2" = 95 }\n')
+    after = read_listing([tmp_path])
+    assert after.weights == {"ranker": {"1": 5, "2": 95}} and after.stamps() == before.stamps()
+    write(tmp_path / "ranker/2/pyproject.toml", "[tool.oriel]\nworkers = 3\n")
+    source = read_listing([tmp_path]).sources[str(tmp_path / "ranker/2/handler.py")]
+    assert source.config.workers == 3 and source.config.weights == {"1": 5, "2": 95} and source.stands_alone
+
+
+def test_wrong_settings_are_said_and_mended(tmp_path: Path) -> None:
+    write(tmp_path / "digits/handler.py")
+    write(tmp_path / "digits/pyproject.toml", '[tool.oriel]\npython = ".venv"\n')
+    broken = only(tmp_path)
+    assert "make it with `python -m venv .venv`" in broken.problem
+    write(tmp_path / "digits/.venv/bin/python").chmod(0o755)
+    mended = only(tmp_path)
+    assert mended.problem == "" and mended.stamp != broken.stamp and mended.stands_alone
+    packages = tmp_path / "digits/.venv/lib/python3.11/site-packages"
+    packages.mkdir(parents=True)
+    assert only(tmp_path).stamp != mended.stamp, "what is installed is a part of it"
+
+
+def test_the_number_of_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "MAX_FILES", 3)
+    for number in range(10):
+        write(tmp_path / f"digits/{number}.txt")
+    write(tmp_path / "digits/handler.py")
+    assert len(list(listing.files_in(tmp_path / "digits"))) == 3
+
+
+def test_a_folder_that_cannot_be_read_is_no_news(tmp_path: Path) -> None:
+    with pytest.raises(OSError):
+        read_listing([tmp_path / "gone"])
