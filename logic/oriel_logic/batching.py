@@ -67,7 +67,7 @@ def limits_of(function: object) -> BatchLimits | None:
 
 def rows_in(rows: Any) -> int:
     """How many. Raises WrongRows."""
-    if isinstance(rows, list) or (hasattr(rows, "dtype") and getattr(rows, "ndim", 0)):
+    if isinstance(rows, list) or (hasattr(rows, "dtype") and getattr(rows, "ndim", 0) > 0):
         return len(rows)
     raise WrongRows(f"a batched function takes rows, a list or an array, not {type(rows).__name__}: wrap one in a list")
 

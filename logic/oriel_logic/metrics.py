@@ -11,6 +11,7 @@ from oriel_logic.stages import Stage
 __all__ = ["Metrics"]
 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+LAG_BUCKETS_S = (0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
 MAX_STAGES = 64
 OTHER = "other"
 
@@ -38,6 +39,18 @@ class Metrics:
         self._updates = Counter(
             "oriel_logic_updates", "Handlers set up, or gone, by result", ["result"], registry=self.registry
         )
+        self.loop_lag = Histogram(
+            "oriel_logic_loop_lag_seconds",
+            "How long the event loop took to answer the watchdog",
+            buckets=LAG_BUCKETS_S,
+            registry=self.registry,
+        )
+        self._blocks = Counter(
+            "oriel_logic_loop_blocked",
+            "Times the event loop was held for more than 50 ms, by the service that did",
+            ["service"],
+            registry=self.registry,
+        )
         self._stage_names: set[str] = set()
 
     def observe(self, service: str, outcome: Outcome, seconds: float, stages: list[Stage]) -> None:
@@ -46,6 +59,10 @@ class Metrics:
         self._seconds.labels(service).observe(seconds)
         for stage in stages:
             self._stages.labels(service, self._bounded(stage.name)).observe(max(0.0, stage.end_s - stage.start_s))
+
+    def count_block(self, service: str) -> None:
+        """Something held the event loop; `service`: one that was loaded, or "" for none of them."""
+        self._blocks.labels(service).inc()
 
     def count_update(self, result: str) -> None:
         """An update of a handler ended: "published", "failed", "removed" or "superseded"."""

@@ -71,7 +71,7 @@ async def test_a_bare_environment_runs_workers_and_sees_nothing_of_ours(
     assert await value(pool, call(), "prefix") == str(Path(bare_python).parents[1])
     with pytest.raises(Exception, match="its log says why"):
         await value(pool, call(), "has", "starlette")
-    assert pool.descriptions["jobs"]["stages"] == {"": {"where": "workers", "streams": False}}
+    assert pool.descriptions["jobs"]["stages"] == {"": {"where": "worker", "streams": False}}
 
 
 async def test_what_a_handler_lacks_there_is_named(pool_with: Any, bare_python: str) -> None:
