@@ -29,6 +29,7 @@ from oriel_logic.sources import HandlerFile
 from oriel_logic.totals import Totals
 from oriel_logic.updates import Updates
 from oriel_logic.upstreams import Upstreams
+from oriel_logic.watchdog import Watchdog
 from oriel_logic.workers.launch import ForkServer
 from oriel_logic.workers.pool import PoolLimits, WorkerPool
 from oriel_logic.workers.references import Services
@@ -125,6 +126,11 @@ class Unit:
             release_drain_s=settings.release_drain_s,
         )
         self._watch: asyncio.Task[None] | None = None
+        self._watchdog = Watchdog(
+            self.registry.definitions,
+            on_lag=self.metrics.loop_lag.observe,
+            on_block=lambda block: self.metrics.count_block(block.service),
+        )
         self._loaded = load(self._files)
         self._openai: OpenAI | None = None
         self._serve_openai(self._files)
@@ -143,6 +149,7 @@ class Unit:
         """Set services up and begin to start workers; requests that come before they are ready wait for them."""
         listing = read_listing(self._settings.services)
         await self._upstreams.start()
+        self._watchdog.start()
         await self.pool.start()
         for file, services in groupby(self._loaded, lambda each: each.file):
             failed = []
@@ -193,6 +200,7 @@ class Unit:
         )
 
     async def close(self) -> None:
+        self._watchdog.stop()
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.wait([self._watch])

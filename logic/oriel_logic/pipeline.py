@@ -82,7 +82,15 @@ class Pipeline:
         if definition.options.timeout_s is not None:
             call = shorter(call, self._clock() + definition.options.timeout_s)
         run = Run(self._services, definition, request, media, pieces, limit_bytes)
-        run.context = Context(call, ledger, self._workers, clock=self._clock)
+        options = definition.options
+        run.context = Context(
+            call,
+            ledger,
+            self._workers,
+            run_s=options.timeout_s,
+            memory_mb=options.memory_mb or 0,
+            clock=self._clock,
+        )
         run.models = self._inference.bind(call, ledger)
         if definition.is_streamed:
             values = run.streamed(call, self._clock)
