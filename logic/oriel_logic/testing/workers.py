@@ -9,6 +9,7 @@ from oriel_logic.errors import HandlerFailed, LogicError
 from oriel_logic.workers.job import Done
 from oriel_logic.workers.references import Services
 from oriel_logic.workers.remote import AsyncContext, JobContext
+from oriel_logic.workers.tally import Tally
 from oriel_logic.workers.terms import Terms
 from oriel_logic.workers.work import injected
 from oriel_wire.context import CallContext
@@ -24,6 +25,7 @@ class ThreadWorkers:
     def __init__(self, services: Services, clock: Callable[[], float]) -> None:
         self._services = services
         self._clock = clock
+        self.tally = Tally()
 
     waiting = 0
     busy = 0
