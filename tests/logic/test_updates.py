@@ -77,7 +77,7 @@ async def test_a_changed_file_takes_over_without_a_failed_request(stack: Any, se
     assert failures == [] and seen == {1, 2}
     answer = await logic.post("echo", b"x")
     assert answer.json() == [2, "b", "X"] and answer.headers["x-oriel-service-version"] == "1"
-    found = await row(logic, "echo")
+    (found,) = (await logic.client.get("/v1/services")).json()["services"]
     assert (found["state"], found["release"]) == ("ready", 3) and "update" not in found
     assert len([name for name in sys.modules if name.startswith("oriel_services.echo@")]) <= 3, "the old ones are gone"
 
