@@ -201,8 +201,7 @@ def why_of(error: LogicError, path: Path | None) -> str:
     """For the author, who may see what callers do not: what the handler's own code raised."""
     if isinstance(error, HandlerFailed) and error.__cause__ is not None:
         return one_line(error.__cause__, path)
-    notes = " ".join(getattr(error, "__notes__", ()))
-    return f"{error.message} ({notes})" if notes else error.message
+    return " ".join(getattr(error, "__notes__", ())) or error.message
 
 
 class Trial:
