@@ -11,7 +11,7 @@ does both in its worker; for an `async def` stage small ones are done here, larg
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -21,7 +21,7 @@ from oriel_logic.definition import Definition
 from oriel_logic.encoding import encode, framing
 from oriel_logic.errors import DeadlineExceeded, HandlerFailed, LogicError, NotAcceptable
 from oriel_logic.messages import Answer, Request
-from oriel_logic.models import Models, ModelSource
+from oriel_logic.models import Models
 from oriel_logic.negotiate import choose
 from oriel_logic.offloaded import encode_there, read_there
 from oriel_logic.serving import Serving
@@ -30,9 +30,15 @@ from oriel_logic.streaming import Streamed, close, failed, framed
 from oriel_logic.workers.references import Services, for_function, for_stage
 from oriel_wire.context import CallContext
 
-__all__ = ["STREAM_STEP_S", "Pipeline"]
+__all__ = ["STREAM_STEP_S", "ModelServers", "Pipeline"]
 
 STREAM_STEP_S = 60.0
+
+
+class ModelServers(Protocol):
+    """What is needed of `inference.InferenceServers`."""
+
+    def bind(self, call: CallContext, ledger: Ledger) -> Models: ...
 
 
 class Pipeline:
@@ -42,7 +48,7 @@ class Pipeline:
         self,
         services: Services,
         workers: Workers,
-        inference: ModelSource,
+        inference: ModelServers,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -26,12 +26,12 @@ from oriel_logic.errors import (
 from oriel_logic.inbound import Inbound
 from oriel_logic.ingress import Handler, read_body
 from oriel_logic.messages import MAX_JSON_BYTES
-from oriel_logic.models import ModelSource
 from oriel_logic.openai.answers import openai_error
 from oriel_logic.openai.embeddings import Embeddings
 from oriel_logic.openai.language import LanguageModel
 from oriel_logic.openai.schema import ChatRequest, CompletionRequest, EmbeddingRequest, parse
 from oriel_logic.openai.served import Desk, Served, StepModels
+from oriel_logic.pipeline import ModelServers
 from oriel_logic.replies import Reply
 from oriel_logic.stages import Ledger
 from oriel_logic.streaming import first_logic_error
@@ -58,7 +58,7 @@ class OpenAI:
         self,
         routes: MutableMapping[tuple[str, str], Handler],
         workers: Workers,
-        inference: ModelSource,
+        inference: ModelServers,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

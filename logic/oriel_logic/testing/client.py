@@ -3,7 +3,7 @@
 import asyncio
 import atexit
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
@@ -149,11 +149,11 @@ class Client:
         return on_the_loop(self._client.request(method, path, **keywords))
 
 
-def registry_of(loaded: list[Loaded], workers: ThreadWorkers, pipeline: Pipeline) -> Registry:
+def registry_of(loaded: Sequence[Loaded], workers: ThreadWorkers, pipeline: Pipeline) -> Registry:
     registry = Registry()
-    together = Deployment([each.file for each in loaded], workers, pipeline)
-    made = [Release(each.definition, each.file, together) for each in loaded if each.definition is not None]
-    registry.publish(loaded[0].file.origin, made)
+    deployment = Deployment([each.file for each in loaded], workers, pipeline)
+    releases = [Release(each.definition, each.file, deployment) for each in loaded if each.definition is not None]
+    registry.publish(loaded[0].file.origin, releases)
     return registry
 
 

@@ -3,8 +3,9 @@
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
+from oriel_logic.batched import BatchLimits
 from oriel_logic.errors import HandlerFailed, LogicError
 from oriel_logic.workers.job import Done
 from oriel_logic.workers.references import Services
@@ -22,21 +23,13 @@ END = object()
 class ThreadWorkers:
     """`Workers` over threads. Memory and time limits of a service are those of real workers: there are none here."""
 
+    waiting = busy = 0
+    pids: ClassVar[list[int]] = []
+
     def __init__(self, services: Services, clock: Callable[[], float]) -> None:
         self._services = services
         self._clock = clock
         self.tally = Tally()
-
-    waiting = 0
-    busy = 0
-
-    @property
-    def pids(self) -> list[int]:
-        """There are no processes."""
-        return []
-
-    async def close(self) -> None:
-        """Threads end with their jobs."""
 
     async def call(
         self,
@@ -56,6 +49,10 @@ class ThreadWorkers:
         except Exception as error:
             raise HandlerFailed(f"the service failed in its stage '{stage}'") from error
         return Done(value, 0)
+
+    async def batched(self, reference: str, rows: Any, limits: BatchLimits, *, call: CallContext, stage: str) -> Done:
+        """The rows of one caller are a batch here."""
+        return await self.call(reference, (rows,), call=call, stage=stage)
 
     async def stream(
         self,
@@ -80,6 +77,9 @@ class ThreadWorkers:
             raise
         except Exception as error:
             raise HandlerFailed(f"the service failed in its stage '{stage}'") from error
+
+    async def close(self) -> None:
+        """Nothing is kept."""
 
     async def _begin(self, reference: str, arguments: Sequence[Any], call: CallContext, models: Any) -> Any:
         function = self._services.resolve(reference)
