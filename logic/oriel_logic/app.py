@@ -242,9 +242,10 @@ class Unit:
 
     def _report(self, problems: dict[str, str]) -> None:
         """What a worker of the pool that is shared could not set up."""
-        for release in list(self._together.releases):
-            if release.name in problems:
-                self.registry.break_down(release, problems[release.name])
+        for release in self._together.releases:
+            problem = problems.get(release.name) or problems.get(release.file.name)
+            if problem:
+                self.registry.break_down(release, problem)
 
 
 def pool_limits(settings: Settings, workers: int) -> PoolLimits:

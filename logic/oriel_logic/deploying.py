@@ -39,7 +39,7 @@ from oriel_logic.workers.references import Services
 from oriel_wire.context import CallContext, new_request_id
 from oriel_wire.trace import new_trace
 
-__all__ = ["Deployer", "SetUpFailed"]
+__all__ = ["Deployer", "NoService", "SetUpFailed"]
 
 LOOK_S = 0.1
 MAX_PROBLEM = 500
@@ -60,6 +60,10 @@ class SetUpFailed(Exception):
         self.problem = problem[:MAX_PROBLEM]
         self.service = service
         self.is_passing = is_passing
+
+
+class NoService(SetUpFailed):
+    """There is nothing in it to serve: a neighbour that others import, or a handler that lost its `@service`."""
 
 
 class Deployer:
@@ -126,7 +130,7 @@ class Deployer:
         """What the file serves, and the instances of what runs on the loop. Raises SetUpFailed."""
         described = {name: Definition.from_description(each) for name, each in pool.descriptions.items()}
         if not described:
-            raise SetUpFailed("it has no service: put @service on a function or a class")
+            raise NoService("it has no service: put @service on a function or a class")
         services = Services()
         if source.python is not None:
             return described, services
@@ -197,8 +201,7 @@ def why_of(error: LogicError, path: Path | None) -> str:
     """For the author, who may see what callers do not: what the handler's own code raised."""
     if isinstance(error, HandlerFailed) and error.__cause__ is not None:
         return one_line(error.__cause__, path)
-    notes = " ".join(getattr(error, "__notes__", ()))
-    return f"{error.message} ({notes})" if notes else error.message
+    return " ".join(getattr(error, "__notes__", ())) or error.message
 
 
 class Trial:
