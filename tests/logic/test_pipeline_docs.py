@@ -1,4 +1,4 @@
-"""What docs/logic-pipelines.md and docs/logic-testing.md show is run: every block is a file, every test in it passes."""
+"""What docs/logic-pipelines.md and docs/logic-testing.md show is run: every block is a file, every test in it holds."""
 
 import asyncio
 import importlib.util
