@@ -3,8 +3,9 @@
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
+from oriel_logic.batched import BatchLimits, limits_of
 from oriel_logic.stages import Ledger
 from oriel_logic.workers.references import for_function
 from oriel_wire.context import CallContext
@@ -35,6 +36,9 @@ class Workers(Protocol):
         models: Any = None,
         run_s: float | None = None,
         memory_mb: int = 0,
+    ) -> Finished: ...
+    async def batched(
+        self, reference: str, rows: Any, limits: BatchLimits, *, call: CallContext, stage: str
     ) -> Finished: ...
     def stream(
         self,
@@ -97,8 +101,19 @@ class Context:
         """
         if keywords:
             raise TypeError("ctx.run takes positional arguments")
+        limits = limits_of(function)
+        if limits is not None:
+            (rows,) = arguments
+            return cast(R, await self._together(for_function(function), rows, limits, function.__name__))
         result: R = await self.work(for_function(function), arguments, function.__name__)
         return result
+
+    async def _together(self, reference: str, rows: Any, limits: BatchLimits, stage: str) -> Any:
+        with self._ledger.stage(stage) as timed:
+            done = await self._workers.batched(reference, rows, limits, call=self._call, stage=stage)
+            timed.attributes["oriel.cpu_us"] = done.cpu_us
+            self._ledger.cost_us += done.cpu_us
+            return done.value
 
     async def work(self, reference: str, arguments: Sequence[Any], stage: str, **terms: Any) -> Any:
         """terms: `models` that the job may call, and its limits `run_s` and `memory_mb`."""

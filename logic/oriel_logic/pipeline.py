@@ -30,7 +30,7 @@ from oriel_logic.streaming import Streamed, close, failed, framed
 from oriel_logic.workers.references import Services, for_function, for_stage
 from oriel_wire.context import CallContext
 
-__all__ = ["STREAM_STEP_S", "Pipeline"]
+__all__ = ["STREAM_STEP_S", "ModelServers", "Pipeline"]
 
 STREAM_STEP_S = 60.0
 

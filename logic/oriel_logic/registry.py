@@ -1,7 +1,7 @@
 """Which release a request gets, and what there is to say about the services of this server."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -62,11 +62,19 @@ class Service:
         return ServiceBroken(f"the service '{self.name}' cannot run: GET /v1/services says why")
 
 
+def no_news(file: HandlerFile, name: str, problem: str) -> None:
+    """Nobody listens."""
+
+
 class Registry:
-    """The services of this server. Single writer: the loop."""
+    """The services of this server. Single writer: the loop.
+
+    news: told of what takes requests from now on (problem "") and of what cannot, with its file and its service's name.
+    """
 
     def __init__(self) -> None:
         self._services: dict[str, Service] = {}
+        self.news: Callable[[HandlerFile, str, str], None] = no_news
 
     def find(self, name: str, version: str = "", key: str = "") -> Release:
         """The release for a request. version: "" for the one that the weights give to `key`, its id.
@@ -94,6 +102,11 @@ class Registry:
         """All that take requests."""
         return [release for service in self._services.values() for release in service.releases.values()]
 
+    @property
+    def failed(self) -> int:
+        """Files whose newest state serves nothing."""
+        return len({file.origin for service in self._services.values() for file in service.failures})
+
     def holder(self, name: str, version: str) -> Release | None:
         """Who serves this name and version now."""
         service = self._services.get(name)
@@ -119,6 +132,8 @@ class Registry:
         self._settle()
         for old in gone:
             old.leave()
+        for release in new:
+            self.news(release.file, release.name, "")
         return gone
 
     def withdraw(self, origin: str) -> list[Release]:
@@ -136,6 +151,7 @@ class Registry:
         goes_on = service.releases.get(file.version)
         kept = f"; release {goes_on.number} goes on serving" if goes_on is not None else ""
         _log.error("services: '%s' (%s) cannot run: %s%s", service.name, file.label, problem, kept)
+        self.news(file, service.name, problem)
 
     def break_down(self, release: Release, problem: str) -> None:
         """A release that was published turns out not to work: it takes no more requests."""

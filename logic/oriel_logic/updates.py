@@ -23,7 +23,7 @@ from oriel_logic.deploying import Deployer, SetUpFailed
 from oriel_logic.listing import Listing, Source
 from oriel_logic.loading import forget
 from oriel_logic.registry import Registry
-from oriel_logic.releases import Deployment, Release
+from oriel_logic.releases import Deployment, Pool, Release
 
 __all__ = ["Updates"]
 
@@ -35,6 +35,7 @@ RETRY_MAX_S = 60.0
 
 class Updates:
     """read: lists the folders; may block, is called in a thread. count: told how each update ended.
+    closed: told of the pool of a deployment that was.
 
     Single writer: the loop.
     """
@@ -46,6 +47,7 @@ class Updates:
         *,
         read: Callable[[], Listing],
         count: Callable[[str], None],
+        closed: Callable[[Pool], None],
         poll_s: float,
         release_drain_s: float,
         clock: Callable[[], float] = time.monotonic,
@@ -54,6 +56,7 @@ class Updates:
         self._deployer = deployer
         self._read = read
         self._count = count
+        self._closed = closed
         self._poll_s = poll_s
         self._release_drain_s = release_drain_s
         self._clock = clock
@@ -86,6 +89,16 @@ class Updates:
             if origin not in known:
                 self._first.add(origin)
                 self._start(origin, source, try_it=False)
+
+    def states(self) -> dict[str, int]:
+        """How many releases are in which state."""
+        serving = len(self._registry.releases())
+        return {
+            "serving": serving,
+            "draining": sum(len(each.releases) for each in self.deployments) - serving,
+            "setting_up": len(self._busy),
+            "failed": self._registry.failed,
+        }
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -239,5 +252,6 @@ class Updates:
             forget(module)
         for deployment in {id(release.deployment): release.deployment for release in gone}.values():
             if all(release.is_leaving for release in deployment.releases) and deployment in self.deployments:
-                self.deployments.remove(deployment)
                 await deployment.pool.close()
+                self.deployments.remove(deployment)
+                self._closed(deployment.pool)

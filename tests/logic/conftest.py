@@ -210,6 +210,9 @@ JOBS = """
         with open(fifo) as gate:
             return gate.read()
 
+    def negated(rows): return [(-row, len(rows)) for row in rows]
+    def negated_array(rows): return -rows
+
     def total(array):
         array += 1  # in place: it is this worker's own
         return array.sum(), array

@@ -5,6 +5,11 @@ from typing import Any
 
 import httpx
 
+from oriel_logic.errors import Outcome
+from oriel_logic.metrics import MAX_STAGES, Metrics
+from oriel_logic.stages import Ledger
+from oriel_wire.trace import new_trace
+
 SERVICE = "from oriel_logic import service\n@service\ndef plain(request): return 1\n"
 
 
@@ -29,22 +34,20 @@ async def test_metrics_count_requests_by_service_and_outcome(stack: Any, service
         text = (await admin.get("/metrics")).text
     assert 'oriel_logic_requests_total{outcome="ok",service="plain"} 1.0' in text
     assert 'oriel_logic_requests_total{outcome="service_unknown",service=""} 1.0' in text
-    assert 'oriel_logic_stage_seconds_count{service="plain",stage="work"} 1.0' in text
+    assert 'oriel_logic_stage_seconds_count{service="plain",stage="work",tier=""} 1.0' in text
     assert "oriel_logic_workers_ready 1.0" in text
     assert "made-up-name" not in text
 
 
 async def test_stage_names_are_bounded() -> None:
-    from oriel_logic.errors import Outcome
-    from oriel_logic.metrics import MAX_STAGES, Metrics
-    from oriel_logic.stages import Ledger
-    from oriel_wire.trace import new_trace
 
     metrics = Metrics()
     ledger = Ledger(new_trace(False))
     for index in range(100):
         with ledger.stage(f"s{index}"):
             pass
-    metrics.observe("x", Outcome.OK, 1.0, ledger.stages)
+    metrics.observe("x", "gold", Outcome.OK, 1.0, ledger.stages)
     value = metrics.registry.get_sample_value
-    assert value("oriel_logic_stage_seconds_count", {"service": "x", "stage": "other"}) == 100 - MAX_STAGES
+    assert (
+        value("oriel_logic_stage_seconds_count", {"service": "x", "stage": "other", "tier": "gold"}) == 100 - MAX_STAGES
+    )

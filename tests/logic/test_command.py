@@ -49,8 +49,11 @@ class Process:
             self.popen = subprocess.Popen(
                 [sys.executable, "-c", code, *flags], stdout=output, stderr=output, env=os.environ | path
             )
-        found = until(lambda: re.search(r"services on (http://\S+)", log.read_text()))
+        found = until(
+            lambda: re.search(r"services on (http://\S+) \(health and metrics on (http://[^)]+)", log.read_text())
+        )
         self.url = found.group(1)
+        self.admin = found.group(2)
 
     def descendants(self) -> list[int]:
         """Pids of the fork server and its workers, with the fork server first."""

@@ -1,6 +1,5 @@
 """Fork servers with interpreters of their own. A virtual environment without pip is made in a moment."""
 
-import asyncio
 import sys
 import venv
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from oriel_logic.errors import ServiceBroken
 from oriel_logic.sources import handler_files
 from oriel_logic.workers.launch import ForkServer
 from oriel_logic.workers.pool import PoolLimits, WorkerPool
@@ -71,7 +71,7 @@ async def test_a_bare_environment_runs_workers_and_sees_nothing_of_ours(
     assert await value(pool, call(), "prefix") == str(Path(bare_python).parents[1])
     with pytest.raises(Exception, match="its log says why"):
         await value(pool, call(), "has", "starlette")
-    assert pool.descriptions["where"]["stages"] == {"": {"where": "workers", "streams": False}}
+    assert pool.descriptions["jobs"]["stages"] == {"": {"where": "worker", "streams": False}}
 
 
 async def test_what_a_handler_lacks_there_is_named(pool_with: Any, bare_python: str) -> None:
@@ -85,7 +85,6 @@ async def test_an_interpreter_that_cannot_run_workers_says_why(pool_with: Any, t
     old.write_text(f'#!/bin/sh\nexec {sys.executable} -c "$(sed \'s/^OLDEST = .*/OLDEST = (9, 9)/\' "$1")" "$2"\n')
     old.chmod(0o755)
     pool = await pool_with(str(old), jobs=STANDARD)
-    while not pool.problem:
-        await asyncio.sleep(0.01)
-    assert pool.problem.endswith("workers need 9.9 or newer")
+    with pytest.raises(ServiceBroken, match=r"workers need 9\.9 or newer"):
+        await pool.wait_ready()
     assert not pool.is_ready

@@ -51,5 +51,6 @@ def run(args: argparse.Namespace) -> int:
         admin_port=0,
         workers=worker_count(args.workers),
         drain_s=2.0,
+        poll_s=0.1,
     )
     return launch(settings, session)

@@ -11,7 +11,7 @@ from types import TracebackType
 from oriel_logic.definition import Definition
 from oriel_logic.dev.curl import curl_line
 
-__all__ = ["Shown", "TracebackOfOwnFiles", "banner", "place_of", "shown_path"]
+__all__ = ["Shown", "TracebackOfOwnFiles", "banner", "place_of", "service_lines", "shown_path"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,19 +28,21 @@ class Shown:
 def banner(url: str, services: Sequence[Shown], models: str) -> str:
     """The lines at the start. url: of the server, without a path; models: where they come from."""
     width = max([6, *(len(each.name) for each in services)])
-    lines = []
-    for each in services:
-        place = f"{url}/v1/services/{each.name}"
-        if each.definition is None or each.problem:
-            lines.append(f"{each.name:<{width}}  cannot run: {place_of(each.problem, each.file)}")
-            continue
-        schemas, options = each.definition.schemas, each.definition.options
-        sample = None if isinstance(options.sample, bytes) else options.sample
-        lines.append(f"{each.name:<{width}}  POST {place}")
-        lines.append(f"  {curl_line(place, schemas.input, schemas.components, sample=sample, file=each.sample)}")
+    lines = [line for each in services for line in service_lines(url, each, width)]
     lines.append(f"{'models':<{width}}  {models}")
     lines.append(f"{'docs':<{width}}  {url}/docs")
     return "\n".join([*lines, "Save a file to reload it; Ctrl-C ends."])
+
+
+def service_lines(url: str, service: Shown, width: int = 0) -> list[str]:
+    """How to call one service, or why it cannot be called."""
+    place = f"{url}/v1/services/{service.name}"
+    if service.definition is None or service.problem:
+        return [f"{service.name:<{width}}  cannot run: {place_of(service.problem, service.file)}"]
+    schemas, options = service.definition.schemas, service.definition.options
+    sample = None if isinstance(options.sample, bytes) else options.sample
+    line = curl_line(place, schemas.input, schemas.components, sample=sample, file=service.sample)
+    return [f"{service.name:<{width}}  POST {place}", f"  {line}"]
 
 
 def shown_path(path: Path) -> str:
@@ -77,8 +79,16 @@ def explain(error: BaseException, root: str) -> str:
 
 
 def place_of(problem: str, file: str) -> str:
-    """A problem's "line 3: X" as "file:3: X", which terminals and editors follow; with a mend where one is known."""
-    found = re.match(r"line (\d+): (.*)", problem, re.DOTALL)
-    text = f"{file}:{found[1]}: {found[2]}" if found else f"{file}: {problem}"
+    """A problem with its "line 3: X" as "file:3: X", as editors follow it; with a mend where one is known."""
+    found = re.match(r"(?:(.*?): )?line (\d+): (.*)", problem, re.DOTALL)
+    if found is None:
+        return f"{file}: {problem}"
+    context = f" ({found[1]})" if found[1] else ""
+    return f"{file}:{found[2]}: {found[3]}{context}{mend(found[3])}"
+
+
+def mend(text: str) -> str:
     missing = re.search(r"No module named '([A-Za-z0-9_]+)", text)
-    return f"{text}: install it (python -m pip install {missing[1]})" if missing else text
+    if missing:
+        return f": install it (python -m pip install {missing[1]})"
+    return ": is an `await` missing?" if "coroutine" in text else ""

@@ -3,15 +3,19 @@
 import logging
 import socket
 import sys
-from collections.abc import AsyncIterator
+import time
+import warnings
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from oriel_logic.dev.beside import Address, free_ports, inference_server, models_of
-from oriel_logic.dev.console import Shown, TracebackOfOwnFiles, banner, shown_path
+from oriel_logic.dev.console import Shown, TracebackOfOwnFiles, banner, place_of, service_lines, shown_path
 from oriel_logic.dev.fakes import FakeServers
 from oriel_logic.dev.target import Target, sample_file
 from oriel_logic.registry import Registry
+from oriel_logic.sources import HandlerFile, handler_files
 from oriel_wire.engine.process import listen
 from oriel_wire.errors import StartFailed
 
@@ -34,6 +38,8 @@ class Session:
         self.addresses = inference if self._ports is None else (("127.0.0.1", self._ports.http),)
         self.grpc_addresses: tuple[Address, ...] = (("127.0.0.1", self._ports.grpc),) if self._ports is not None else ()
         self.may_move = False
+        self._registry: Registry | None = None
+        self._url = ""
         self._fakes = target.fakes if not self.addresses else None
         self.models = FakeServers(self._fakes) if self._fakes is not None else None
 
@@ -44,6 +50,9 @@ class Session:
         logging.getLogger().handlers[:] = [handler]
         logging.getLogger().setLevel(logging.WARNING)
         logging.getLogger("oriel_logic.dev").setLevel(logging.INFO)
+        warnings.filterwarnings("ignore", "coroutine .* was never awaited")
+        for told_by_us in ("oriel_logic.registry", "oriel_logic.loading"):
+            logging.getLogger(told_by_us).setLevel(logging.CRITICAL)
 
     def listen(self, host: str, port: int, what: str) -> socket.socket:
         """A socket for the services. Raises StartFailed."""
@@ -63,26 +72,39 @@ class Session:
 
     async def greet(self, registry: Registry, url: str) -> None:
         """Print where everything is; the services have been set up."""
-        sys.stdout.write(banner(url, self._shown(registry), await self._models()) + "\n")
-        sys.stdout.flush()
+        self._registry, self._url = registry, url
+        say(banner(url, [self._shown(facts) for facts in registry.describe()], await self._models()))
+        registry.news = self._tell
 
-    def _shown(self, registry: Registry) -> list[Shown]:
-        files = {file.name: file for file in self._target.files}
-        found = []
-        for facts in registry.describe():
-            name = str(facts["name"])
-            file = files.get(name)
-            path, sample = (file.path, sample_file(file)) if file is not None else (None, None)
-            found.append(
-                Shown(
-                    name=name,
-                    file=shown_path(path) if path is not None else str(facts["file"]),
-                    definition=next((each for each in registry.definitions() if each.name == name), None),
-                    sample=shown_path(sample) if sample is not None else "",
-                    problem=str(facts.get("problem", "")),
-                )
-            )
-        return found
+    def _tell(self, file: HandlerFile, name: str, problem: str) -> None:
+        """A save was taken over, or cannot be."""
+        assert self._registry is not None
+        now = time.strftime("%H:%M:%S")
+        serving = self._registry.holder(name, file.version)
+        if problem:
+            where = shown_path(file.path) if file.path is not None else file.label
+            outcome = "the old code keeps serving" if serving is not None else "nothing serves it"
+            say(f"{now} {place_of(problem, where)}; {outcome}")
+        elif serving is not None and serving.number == 1:
+            say("\n".join(service_lines(self._url, self._shown(self._registry.describe_one(name)))))
+        else:
+            say(f"{now} {name}: reloaded")
+
+    def _shown(self, facts: Mapping[str, Any]) -> Shown:
+        """facts: of one service, as the registry describes it."""
+        assert self._registry is not None
+        name = str(facts["name"])
+        path, sample = None, None
+        for file in handler_files([self._target.root]):
+            if file.name == name:
+                path, sample = file.path, sample_file(file, name)
+        return Shown(
+            name=name,
+            file=shown_path(path) if path is not None else str(facts["file"]),
+            definition=next((each for each in self._registry.definitions() if each.name == name), None),
+            sample=shown_path(sample) if sample is not None else "",
+            problem=str(facts.get("problem", "")),
+        )
 
     async def _models(self) -> str:
         if self._fakes is not None:
@@ -97,3 +119,8 @@ class Session:
         names = sorted({each.name for each in found if each.state == "READY"})
         broken = [f"{each.name} cannot be loaded: {each.reason}" for each in found if each.state != "READY"]
         return "; ".join([f"{', '.join(names) or 'none'} at {where}", *broken])
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()

@@ -1,15 +1,16 @@
 """What `oriel logic dev` was pointed at: where the services lie, their fakes and their samples."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from oriel_logic.dev.curl import MEDIA_BY_SUFFIX
 from oriel_logic.dev.fakes import FAKES
-from oriel_logic.sources import HandlerFile, handler_files
+from oriel_logic.folder_config import BadConfig, read_config
+from oriel_logic.sources import HANDLER, HandlerFile, handler_files
 from oriel_wire.errors import StartFailed
 
-__all__ = ["Target", "find"]
+__all__ = ["Target", "find", "sample_file"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +42,15 @@ def fakes_of(root: Path, files: Iterable[HandlerFile]) -> Path | None:
     return next((folder / FAKES for folder in folders if (folder / FAKES).is_file()), None)
 
 
-def sample_file(file: HandlerFile, declared: str = "") -> Path | None:
-    """The sample that the service's settings name, else a `sample.*` beside the handler."""
-    if file.folder is None:
+def sample_file(file: HandlerFile, name: str) -> Path | None:
+    """The sample of service `name`: what its settings name, else `sample.*` in its own folder, else `NAME.sample.*`."""
+    if file.folder is None or file.path is None:
         return None
-    if declared:
-        return file.folder / declared if (file.folder / declared).is_file() else None
-    own = file.folder if file.path is not None and file.path.name == "handler.py" else None
-    candidates = [own / f"sample{suffix}" for suffix in MEDIA_BY_SUFFIX] if own is not None else []
-    return next((each for each in candidates if each.is_file()), None)
+    is_own = file.path.name == HANDLER
+    with suppress(BadConfig):
+        declared = read_config(file.folder).sample if is_own else ""
+        if declared and (file.folder / declared).is_file():
+            return file.folder / declared
+    stems = [f"{name}.sample", *(["sample"] if is_own else [])]
+    found = (path for stem in stems for path in sorted(file.folder.glob(f"{stem}.*")) if path.stem == stem)
+    return next((path for path in found if path.is_file()), None)

@@ -6,10 +6,8 @@ not there: `x-oriel-models`, the tenant's patterns, comes from the gateway, whic
 
 import asyncio
 import logging
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -35,29 +33,17 @@ from oriel_logic.openai.schema import ChatRequest, CompletionRequest, EmbeddingR
 from oriel_logic.openai.served import Desk, Served, StepModels
 from oriel_logic.pipeline import ModelServers
 from oriel_logic.replies import Reply
-from oriel_logic.sources import HandlerFile
 from oriel_logic.stages import Ledger
 from oriel_logic.streaming import first_logic_error
 from oriel_policies.documents.promises import fits
 from oriel_wire.context import CallContext
 
-__all__ = ["OpenAI", "may_use", "served_in"]
+__all__ = ["OpenAI", "may_use"]
 
 _log = logging.getLogger(__name__)
 S = TypeVar("S", bound=Served)
 R = TypeVar("R", EmbeddingRequest, CompletionRequest, ChatRequest)
 Work = Callable[[Inbound, Visit], Awaitable[Reply]]
-
-
-def served_in(files: Iterable[HandlerFile]) -> list[Served]:
-    """What these handler files, imported before, have at their top, with their own files found beside them."""
-    found: list[Served] = []
-    for file in files:
-        for value in vars(sys.modules.get(file.module, object)).values():
-            if isinstance(value, Served) and value not in found:
-                value.locate(file.folder or Path())
-                found.append(value)
-    return found
 
 
 def may_use(call: CallContext, name: str) -> bool:

@@ -1,37 +1,37 @@
 """What the shipped services have in common, and what a request of theirs works with."""
 
+import logging
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from oriel_logic.context import Context
-from oriel_logic.envelope import Visit
 from oriel_logic.errors import ParameterWrong
-from oriel_logic.models import ArrayLike, ModelSpec, Outputs
+from oriel_logic.models import ArrayLike, Models, Outputs
 from oriel_logic.openai import tokenizer
 from oriel_logic.openai.decoder import Steps
+from oriel_logic.sources import HandlerFile
 from oriel_logic.stages import Ledger
 
-__all__ = ["Desk", "Served", "StepModels"]
+if TYPE_CHECKING:  # handler files are imported by workers as well, which need nothing of HTTP
+    from oriel_logic.context import Context
+    from oriel_logic.envelope import Visit
 
+__all__ = ["Desk", "Served", "StepModels", "preload", "served_in"]
+
+_log = logging.getLogger(__name__)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}\Z")
-
-
-class SpecModels(Steps, Protocol):
-    """Models that also tell what they take and give."""
-
-    async def metadata(self, model: str, *, version: str = "") -> ModelSpec: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Desk:
     """One request's tools. models: timed one by one; steps: for the many calls of a decode loop."""
 
-    visit: Visit
-    context: Context
-    models: SpecModels
+    visit: "Visit"
+    context: "Context"
+    models: Models
     steps: Steps
 
 
@@ -90,3 +90,27 @@ class Served:
         if found.problem:
             raise ParameterWrong(found.problem, param=param)
         return found.rows()
+
+
+def served_in(files: Iterable[HandlerFile]) -> list[Served]:
+    """What these handler files, imported before, have at their top, with their own files found beside them."""
+    found: list[Served] = []
+    for file in files:
+        for value in vars(sys.modules.get(file.module, object)).values():
+            if isinstance(value, Served) and value not in found:
+                value.locate(file.folder or Path())
+                found.append(value)
+    return found
+
+
+def preload(files: Iterable[HandlerFile]) -> None:
+    """Read the tokenizers of these handler files: in the fork server, so that its workers share them.
+
+    What cannot be read is said where it is served.
+    """
+    for each in served_in(files):
+        if not each.problem():
+            try:
+                tokenizer.loaded(str(each.tokenizer))
+            except Exception:  # the library's own: it gives plain Exception for a file it cannot read
+                _log.warning("openai: the tokenizer of '%s' cannot be read", each.served_as, exc_info=True)

@@ -5,10 +5,12 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
+from oriel_logic.batched import BatchLimits
 from oriel_logic.errors import HandlerFailed, LogicError
 from oriel_logic.workers.job import Done
 from oriel_logic.workers.references import Services
 from oriel_logic.workers.remote import AsyncContext, JobContext
+from oriel_logic.workers.tally import Tally
 from oriel_logic.workers.terms import Terms
 from oriel_logic.workers.work import injected
 from oriel_wire.context import CallContext
@@ -27,6 +29,7 @@ class ThreadWorkers:
     def __init__(self, services: Services, clock: Callable[[], float]) -> None:
         self._services = services
         self._clock = clock
+        self.tally = Tally()
 
     async def call(
         self,
@@ -46,6 +49,10 @@ class ThreadWorkers:
         except Exception as error:
             raise HandlerFailed(f"the service failed in its stage '{stage}'") from error
         return Done(value, 0)
+
+    async def batched(self, reference: str, rows: Any, limits: BatchLimits, *, call: CallContext, stage: str) -> Done:
+        """The rows of one caller are a batch here."""
+        return await self.call(reference, (rows,), call=call, stage=stage)
 
     async def stream(
         self,

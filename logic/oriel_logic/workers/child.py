@@ -20,7 +20,7 @@ __all__ = ["Report", "has_stage_here", "run"]
 
 
 class Report(TypedDict):
-    """What a worker says first. problems: {service: why it cannot run here}. descriptions: as `describe` gives them."""
+    """What a worker says first. problems: {service: why it cannot run here}. descriptions: see Definition.describe."""
 
     problems: dict[str, str]
     descriptions: dict[str, dict[str, Any]]

@@ -75,6 +75,10 @@ def imported(files: Sequence[HandlerFile]) -> tuple[list[Definition], child.Repo
                 report["problems"][loaded.name] = f"it cannot be described: {one_line(error)}"
         elif loaded.problem:
             report["problems"][loaded.name] = loaded.problem
+    if "oriel_logic.openai" in sys.modules:  # a handler file asked for it
+        from oriel_logic.openai.served import preload
+
+        preload(files)
     return definitions, report
 
 

@@ -89,6 +89,7 @@ class Job:
     pieces: Pieces | None = None
     started: bool = field(default=False)
     worker: "Worker | None" = None
+    began_s: float = 0.0
 
     def fail(self, error: LogicError) -> None:
         if not self.future.done():

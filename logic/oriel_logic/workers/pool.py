@@ -17,15 +17,17 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from oriel_logic.errors import DeadlineExceeded, HandlerFailed, LogicError, Saturated, WorkerDied
+from oriel_logic.batched import BatchLimits, WrongRows, group_of, rows_in, size_of
+from oriel_logic.errors import DeadlineExceeded, HandlerFailed, LogicError, Saturated, ServiceBroken, WorkerDied
 from oriel_logic.workers.asked import ModelCalls
+from oriel_logic.workers.batcher import Batcher
 from oriel_logic.workers.frames import Frame, FrameTooLarge, Kind, Packed, pack
 from oriel_logic.workers.job import Done, Job, Pieces
 from oriel_logic.workers.launch import Broken, Exited, ForkServer, Started
 from oriel_logic.workers.segments import unpack
 from oriel_logic.workers.tally import Tally
 from oriel_logic.workers.terms import Terms
-from oriel_logic.workers.worker import Worker
+from oriel_logic.workers.worker import NOTHING, Worker
 from oriel_policies.queue import Pushed, SlaQueue, Ticket
 from oriel_wire.context import CallContext
 
@@ -36,6 +38,7 @@ BACKOFF_MIN_S = 0.05
 BACKOFF_MAX_S = 2.0
 FIRST_COST_MS = 5.0
 COST_SHARE = 0.2  # of the newest sample in the moving average
+MAX_BATCHERS = 64
 SPARE_FROM_S = 0.5  # a set-up this long is not waited for when a worker is lost
 
 
@@ -56,8 +59,8 @@ class PoolLimits:
 class WorkerPool:
     """launch: makes a fork server; `server` is the first one. on_problems: told what a worker could not set up.
 
-    descriptions: {service: as `describe` gives it}, once a worker is ready. problem: why none can be started; ""
-    while that is not known to be so. tally: what was done so far.
+    descriptions: {service: as `Definition.describe` gives it}, once a worker is ready. problem: why none can be
+    started; "" while that is not known to be so. tally: what was done so far.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class WorkerPool:
         self.descriptions: dict[str, dict[str, Any]] = {}
         self.problem = ""
         self.tally = Tally()
+        self._batchers: dict[tuple[str, tuple[Any, ...]], Batcher] = {}
         self._queue = SlaQueue(max_items=limits.max_waiting, max_bytes=limits.max_waiting_bytes)
         self._costs_ms: dict[str, float] = {}
         self._workers: dict[int, Worker] = {}
@@ -86,14 +90,15 @@ class WorkerPool:
         self._setup_s = 0.0  # of the worker that was ready last
         self._closing = False
         self._missing = asyncio.Event()
-        self._all_ready = asyncio.Event()
+        self._was_ready = False
+        self._news_came = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._keeper: asyncio.Task[None] | None = None
 
     @property
     def waiting(self) -> int:
-        """Jobs in the queue."""
-        return len(self._queue)
+        """Jobs in the queue, and calls that wait for a batch."""
+        return len(self._queue) + sum([each.waiting for each in self._batchers.values()])
 
     @property
     def busy(self) -> int:
@@ -108,7 +113,7 @@ class WorkerPool:
     @property
     def is_ready(self) -> bool:
         """Whether all workers have been ready at the same time, once."""
-        return self._all_ready.is_set()
+        return self._was_ready
 
     @property
     def stillborn(self) -> int:
@@ -123,7 +128,11 @@ class WorkerPool:
         self._keeper = asyncio.create_task(self._keep(), name="worker pool keeper")
 
     async def wait_ready(self) -> None:
-        await self._all_ready.wait()
+        """Until all workers have been ready at the same time. Raises ServiceBroken where none can ever be started."""
+        while not self.is_ready:
+            if self.problem:
+                raise ServiceBroken(f"no worker can be started: {self.problem}")
+            await self._news_came.wait()
 
     async def close(self) -> None:
         """End all workers; jobs that wait or run fail with WorkerDied. Closing twice is fine."""
@@ -133,6 +142,8 @@ class WorkerPool:
             await asyncio.wait([self._keeper])
         if self._timer is not None:
             self._timer.cancel()
+        for batcher in self._batchers.values():
+            batcher.close()
         for worker in list(self._workers.values()):
             worker.close()
         while (ticket := self._queue.pop()) is not None:
@@ -200,6 +211,45 @@ class WorkerPool:
             pieces.drop()
             self._leave(job)
 
+    async def batched(self, reference: str, rows: Any, limits: BatchLimits, *, call: CallContext, stage: str) -> Done:
+        """Run the referenced function on `rows` together with rows of others, and give what is due to these.
+
+        Raises what `call` raises, and HandlerFailed for what is not rows.
+        """
+        try:
+            count, group = rows_in(rows), group_of(rows)
+        except WrongRows as error:
+            raise HandlerFailed(f"stage '{stage}': {error}") from error
+        batcher = self._batchers.get((reference, group))
+        if batcher is None:
+            if len(self._batchers) >= MAX_BATCHERS:
+                self._batchers = {key: each for key, each in self._batchers.items() if not each.is_idle}
+            batcher = self._batchers[reference, group] = Batcher(
+                self,
+                reference,
+                limits,
+                max_waiting=self._limits.max_waiting,
+                max_waiting_bytes=self._limits.max_waiting_bytes,
+                clock=self._clock,
+            )
+        return await batcher.call(rows, count, size_of(rows), call=call, stage=stage)
+
+    def batch_job(
+        self, reference: str, parts: Callable[[], list[Any] | None], call: CallContext, stage: str, deadline: float
+    ) -> Job:
+        """A job whose arguments, the rows of several callers, are asked for when a worker is there."""
+
+        def prepare() -> Packed | None:
+            rows = parts()
+            if rows is None:
+                return None
+            return self._packed((reference, tuple(rows), terms_of(call, 0)._replace(is_batch=True)), stage)
+
+        job = self._job_of(reference, NOTHING, call, stage, models=None, run_s=None)
+        job.prepare = prepare
+        job.ticket.deadline = deadline
+        return job
+
     async def submit(self, job: Job) -> Done:
         """Queue `job` and wait for its answer; see `call`."""
         self._push(job)
@@ -249,7 +299,8 @@ class WorkerPool:
         self._setup_s = worker.setup_s
         self._idle.append(worker)
         if len(self._idle) + self.busy >= self._limits.workers:
-            self._all_ready.set()
+            self._was_ready = True
+            self._tell()
         self._missing.set()  # a spare one may be wanted now
         self._dispatch()
 
@@ -354,6 +405,7 @@ class WorkerPool:
         try:
             packed = job.prepare()
             if packed is None:
+                job.future.set_result(Done([], 0))
                 return False
             worker.begin(job, packed, left_s=left_s)
         except LogicError as error:
@@ -365,6 +417,7 @@ class WorkerPool:
             return False
         self._idle.pop()
         job.worker = worker
+        job.began_s = worker.began_s
         self.tally.waited_s += worker.began_s - job.queued_s
         return True
 
@@ -399,6 +452,7 @@ class WorkerPool:
                 self._workers[event.token].pid = event.pid
             elif isinstance(event, Broken):
                 self.problem = event.problem
+                self._tell()
             elif isinstance(event, Exited) and not self._closing:
                 _log.warning("worker process %d ended (%s); a new one is started", event.pid, event.how())
 
@@ -418,6 +472,10 @@ class WorkerPool:
                 _log.error("a worker process cannot be started: %s", error)
                 self._stillborn += 1
                 self._missing.set()
+
+    def _tell(self) -> None:
+        self._news_came.set()
+        self._news_came.clear()
 
     def _wanted(self) -> int:
         return self._limits.workers + (self._setup_s >= SPARE_FROM_S)

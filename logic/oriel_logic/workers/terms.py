@@ -8,7 +8,9 @@ WINDOW = 8  # pieces of a stream that may be on their way before its reader has 
 
 
 class Terms(NamedTuple):
-    """streams: it yields pieces. memory_mb: how much more it may take than its worker had when ready; 0: no bound.
+    """streams: it yields pieces. is_batch: the arguments are the rows of several callers.
+
+    memory_mb: how much more it may take than its worker had when it was ready; 0: no bound.
 
     The others are what `ctx` shows there; deadline: monotonic seconds, which all processes of a machine share.
     """
@@ -19,3 +21,4 @@ class Terms(NamedTuple):
     deadline: float = 0.0
     tier: str = ""
     tenant: str = ""
+    is_batch: bool = False

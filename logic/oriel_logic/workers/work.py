@@ -14,6 +14,7 @@ from oriel_logic.workers.frames import Frame, FrameTooLarge, Kind
 from oriel_logic.workers.link import Link
 from oriel_logic.workers.memory import MemoryBound
 from oriel_logic.workers.outcomes import facts_of
+from oriel_logic.workers.parts import run_together
 from oriel_logic.workers.references import Services
 from oriel_logic.workers.remote import AsyncContext, AsyncModels, CallerLeft, JobContext, JobModels, Mailbox
 from oriel_logic.workers.segments import unpack
@@ -58,30 +59,42 @@ class Desk:
         self._link.send(Kind.FAILED, (Outcome.HANDLER_FAILED.value, line, trace), cpu_us=cpu_us)
 
     def _outcome(self, frame: Frame) -> tuple[Kind, Any]:
-        try:
+        def job() -> Any:
             reference, arguments, terms = unpack(frame)
             self._memory.set(terms.memory_mb)
-            return Kind.RESULT, self._result(reference, arguments, terms)
+            return self._result(reference, arguments, terms)
+
+        try:
+            return self._attempt(job)
+        except MemoryError as error:
+            self._memory.lift()
+            return Kind.EXHAUSTED, (Outcome.MEMORY_EXCEEDED.value, *described(error))
+        finally:
+            self._memory.lift()
+
+    def _attempt(self, work: Callable[[], Any]) -> tuple[Kind, Any]:
+        """What becomes of user code. Raises MemoryError, and OSError once the logic process is gone."""
+        try:
+            return Kind.RESULT, work()
+        except MemoryError:
+            raise
         except CallerLeft:
             return Kind.FAILED, (Outcome.CLIENT_LEFT.value, "nobody waits for it any more", "")
         except LogicError as error:  # a refusal of the handler's, or of a model
             if error.outcome is Outcome.HANDLER_FAILED:
                 return Kind.FAILED, (error.outcome.value, *described(error))
             return Kind.REFUSED, facts_of(error)
-        except MemoryError as error:
-            self._memory.lift()
-            return Kind.EXHAUSTED, (Outcome.MEMORY_EXCEEDED.value, *described(error))
         except OSError as error:
             if self._link.is_gone(error):
                 raise
             return Kind.FAILED, (Outcome.HANDLER_FAILED.value, *described(error))
         except (Exception, SystemExit) as error:  # user code: whatever it raises is this job's answer
             return Kind.FAILED, (Outcome.HANDLER_FAILED.value, *described(error))
-        finally:
-            self._memory.lift()
 
     def _result(self, reference: str, arguments: tuple[Any, ...], terms: Terms) -> Result:
         function = self._services.resolve(reference)
+        if terms.is_batch:
+            return run_together(function, arguments, self._attempt), []
         wanted = self._injected.get(reference)
         if wanted is None:
             wanted = self._injected[reference] = injected(function, len(arguments))

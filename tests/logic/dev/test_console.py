@@ -27,11 +27,27 @@ def test_the_banner_says_where_everything_is_and_what_cannot_run() -> None:
     assert lines[3:5] == ["models  faked by fakes.py", "docs    http://127.0.0.1:8090/docs"]
 
 
-def test_a_problem_has_its_place_and_the_mend() -> None:
-    assert place_of("its setup failed: OSError: x", "a.py") == "a.py: its setup failed: OSError: x"
-    assert place_of("line 1: ModuleNotFoundError: No module named 'a.b'", "a.py") == (
-        "a.py:1: ModuleNotFoundError: No module named 'a.b': install it (python -m pip install a)"
-    )
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [
+        ("its setup failed: OSError: x", "a.py: its setup failed: OSError: x"),
+        ("line 3: KeyError: 'x'", "a.py:3: KeyError: 'x'"),
+        (
+            "its self-test with s.json failed: line 3: KeyError: 'x'",
+            "a.py:3: KeyError: 'x' (its self-test with s.json failed)",
+        ),
+        (
+            "line 1: ModuleNotFoundError: No module named 'a.b'",
+            "a.py:1: ModuleNotFoundError: No module named 'a.b': install it (python -m pip install a)",
+        ),
+        (
+            "line 9: TypeError: 'coroutine' object is not subscriptable",
+            "a.py:9: TypeError: 'coroutine' object is not subscriptable: is an `await` missing?",
+        ),
+    ],
+)
+def test_a_problem_has_its_place_and_the_mend(problem: str, said: str) -> None:
+    assert place_of(problem, "a.py") == said
 
 
 def record(error: BaseException) -> logging.LogRecord:

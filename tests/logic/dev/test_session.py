@@ -117,6 +117,31 @@ def test_a_service_beside_its_fakes_until_ctrl_c(dev: Callable[..., Process], tm
     assert "Traceback" not in process.log.read_text()
 
 
+def test_saving_reloads_and_a_broken_save_leaves_the_old_code(dev: Callable[..., Process], tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    (folder / "fakes.py").write_text(FAKES)
+    (folder / "label.sample.json").write_text("{}")
+    process = dev(".")
+    url = process.url()
+    assert httpx.post(url).json() == {"label": 42}
+    handler = folder / "label.py"
+    handler.write_text(LABEL.replace('"label":', '"digit":'))
+    process.said(r"\d label: reloaded\n")
+    assert httpx.post(url).json() == {"digit": 42}
+    handler.write_text(LABEL + "x = (\n")
+    process.said(r" label\.py:8: SyntaxError: '\(' was never closed; the old code keeps serving\n")
+    handler.write_text(LABEL.replace('["label"]', '["lable"]'))
+    process.said(
+        r" label\.py:7: KeyError: 'lable' \(its self-test with label\.sample\.json failed\); the old code keeps"
+    )
+    assert httpx.post(url).json() == {"digit": 42}
+    handler.write_text(LABEL.replace('"label":', '"number":'))
+    process.said(r"(?s)reloaded\n.*reloaded\n")
+    assert httpx.post(url).json() == {"number": 42}
+    (folder / "another.py").write_text(LABEL)
+    assert httpx.post(process.said(r"another  POST (http://\S+)")).json() == {"label": 42}
+
+
 def test_a_port_that_is_taken_is_passed_over_unless_it_was_asked_for(
     dev: Callable[..., Process], tmp_path: Path
 ) -> None:

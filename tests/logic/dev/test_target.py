@@ -29,15 +29,19 @@ def test_a_folder_with_a_handler_is_one_service_under_its_own_name(
         target = find(path)
         (file,) = target.files
         assert file.name == "ranker" and target.root == folder and target.fakes == folder / "fakes.py"
-        assert sample_file(file) == folder / "sample.json"
-        assert sample_file(file, "other.json") is None
+        assert sample_file(file, "ranker") == folder / "sample.json"
+    (folder / "pyproject.toml").write_text('[tool.oriel]\nsample = "other.png"\n')
+    assert sample_file(file, "ranker") == folder / "sample.json", "what is named is not there"
+    write(folder, "other.png")
+    assert sample_file(file, "ranker") == folder / "other.png"
 
 
 def test_another_folder_is_a_folder_of_services(tmp_path: Path) -> None:
-    target = find(write(tmp_path, "one.py", "ranker/handler.py", "ranker/fakes.py"))
+    target = find(write(tmp_path, "one.py", "one.sample.json", "sample.json", "ranker/handler.py", "ranker/fakes.py"))
     assert [each.name for each in target.files] == ["one", "ranker"]
     assert target.fakes == tmp_path / "ranker" / "fakes.py"
-    assert sample_file(target.files[0]) is None
+    assert sample_file(target.files[0], "one") == tmp_path / "one.sample.json"
+    assert sample_file(target.files[0], "other") is None
 
 
 @pytest.mark.parametrize(

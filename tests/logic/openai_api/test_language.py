@@ -214,6 +214,7 @@ async def test_what_chat_cannot_do_is_refused_by_name(served: Maker) -> None:
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"max_tokens": 250}, "messages"),
+        ({"messages": [{"role": "user", "content": "a"}] * 513}, "messages"),
     ]:
         asked: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], **changes}
         with pytest.raises(openai.BadRequestError) as wrong:
@@ -222,6 +223,19 @@ async def test_what_chat_cannot_do_is_refused_by_name(served: Maker) -> None:
     asked = {"model": "words", "messages": [{"role": "user", "content": "a"}]}
     with pytest.raises(openai.NotFoundError):
         await client.chat.completions.create(**asked)
+
+
+async def test_a_model_without_a_template_is_for_completions(served: Maker) -> None:
+    words = """
+        from oriel_logic.openai import LanguageModel
+        base = LanguageModel(
+            model="tiny", served_as="base", tokenizer="tiny/tokenizer.json", ends=[], max_context=99, chat_template=""
+        )
+    """
+    client, _ = await served(words)
+    assert (await client.completions.create(model="base", prompt="a", max_tokens=2)).choices
+    with pytest.raises(openai.BadRequestError, match="no model for chat"):
+        await client.chat.completions.create(model="base", messages=[{"role": "user", "content": "a"}])
 
 
 async def test_time_that_ends_in_mid_stream_is_said_in_the_last_event(served: Maker, inference: Any) -> None:

@@ -1,6 +1,8 @@
 """What runs in workers: tokens of texts, prompts of conversations, and what tokens stand for."""
 
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -8,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from oriel_logic.openai import LanguageModel
+from oriel_logic.openai import Embeddings, LanguageModel
 from oriel_logic.openai.chat import CHATML, encode_chat
 from oriel_logic.openai.detokenize import Detokenizer
-from oriel_logic.openai.tokenizer import encode, missing, vocabulary
+from oriel_logic.openai.served import preload
+from oriel_logic.openai.tokenizer import encode, missing, read, vocabulary
+from oriel_logic.sources import HandlerFile
 
 TEMPLATE = """\
 {{ bos_token }}{% for message in messages %}
@@ -107,3 +111,19 @@ def test_what_is_missing_is_said(tmp_path: Path, file: str, monkeypatch: pytest.
     assert missing(Path(file)) == "it needs the package tokenizers: pip install 'oriel[embeddings]'"
     with pytest.raises(ValueError, match="no name for a model"):
         model(served_as="a,b")
+
+
+def test_tokenizers_are_read_before_workers_are_made(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = tmp_path / "broken.json"
+    broken.write_text("{}")
+    module = ModuleType("oriel_services.several")
+    for name, path in {"good": file, "bad": str(broken), "none": "none.json"}.items():
+        setattr(module, name, Embeddings(model=name, tokenizer=path))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    read.cache_clear()
+    preload([HandlerFile(module=module.__name__, path=tmp_path / "several.py", folder=tmp_path)])
+    assert read.cache_info().currsize == 1 and "the tokenizer of 'bad' cannot be read" in caplog.text
+    encode(file, ["a"], 0)
+    assert read.cache_info().hits > 0

@@ -1,0 +1,310 @@
+"""Calls of one batched function wait here until they go to a worker together.
+
+When a batch is released is the inference batcher's rule (`oriel_policies.batch.decide`): it is full, its oldest call
+has waited long enough, or the tightest deadline leaves no more time. What is in it is decided only when a worker is
+there: the most urgent calls that wait then, in the order of the SLA queue, whole calls, at most `max_rows`. So who
+left or is late by then is not in it, and who came meanwhile may be.
+
+Released batches queue in the pool like other jobs, each as urgent as its most urgent call when it was released; a more
+urgent call that comes later brings its own release. One that finds nobody left is skipped.
+
+Ownership: the loop. A call's future is set only if it is not done. A batch on a worker is not interrupted unless all
+of its callers have left.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, Protocol
+
+from oriel_logic.batched import BatchLimits
+from oriel_logic.errors import DeadlineExceeded, LogicError, Saturated
+from oriel_logic.workers.frames import Kind
+from oriel_logic.workers.job import Done, Job
+from oriel_logic.workers.outcomes import failure, raised
+from oriel_logic.workers.tally import Tally
+from oriel_policies.batch import Backlog, BatchBounds, Fill, Idle, Run, ServiceCurve, decide
+from oriel_policies.queue import Pushed, SlaQueue, Ticket
+from oriel_wire.context import CallContext
+
+__all__ = ["Batcher", "Jobs"]
+
+_log = logging.getLogger(__name__)
+NOBODY = Done([], 0)
+
+
+class Jobs(Protocol):
+    """What is needed of the pool."""
+
+    tally: Tally
+
+    def batch_job(
+        self, reference: str, parts: Callable[[], list[Any] | None], call: CallContext, stage: str, deadline: float
+    ) -> Job: ...
+    async def submit(self, job: Job) -> Done: ...
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Member:
+    """One call. rows: what it brought, `count` of them. waits: it is in the queue."""
+
+    rows: Any
+    count: int
+    call: CallContext
+    stage: str
+    arrived_s: float
+    ticket: Ticket
+    future: asyncio.Future[Done]
+    waits: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """A release. band: of the call that was the most urgent then. members: once a worker has taken it."""
+
+    band: int
+    members: list[Member] = field(default_factory=list)
+    working: asyncio.Future[Done] | None = None
+
+    @property
+    def is_unwanted(self) -> bool:
+        """Whether all of its callers have left."""
+        return bool(self.members) and all(member.future.cancelled() for member in self.members)
+
+    def one_left(self, _: object) -> None:
+        if self.working is not None and self.is_unwanted:
+            self.working.cancel()
+
+
+class Batcher:
+    """For one function (and one kind of rows: all of its calls can go together)."""
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        reference: str,
+        limits: BatchLimits,
+        *,
+        max_waiting: int,
+        max_waiting_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._jobs = jobs
+        self._reference = reference
+        self._bounds = BatchBounds(max_rows=limits.max_rows, max_delay_s=limits.max_delay_s)
+        self._queue = SlaQueue(max_items=max_waiting, max_bytes=max_waiting_bytes)
+        self._clock = clock
+        self._curve = ServiceCurve()
+        self._arrivals: deque[Member] = deque()
+        self._rows = 0
+        self._released: list[Batch] = []  # that no worker has taken yet
+        self._running: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for their batch."""
+        return len(self._queue)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._running and not self._queue
+
+    async def call(self, rows: Any, count: int, size_bytes: int, *, call: CallContext, stage: str) -> Done:
+        """This caller's rows of what the function gave. Raises what `WorkerPool.call` raises."""
+        now = self._clock()
+        if call.deadline <= now:
+            raise DeadlineExceeded(stage)
+        ticket = Ticket(band=call.band, tenant=call.tenant, deadline=call.deadline, size_bytes=size_bytes, rows=count)
+        ticket.payload = member = Member(
+            rows=rows,
+            count=count,
+            call=call,
+            stage=stage,
+            arrived_s=now,
+            ticket=ticket,
+            future=asyncio.get_running_loop().create_future(),
+        )
+        outcome, displaced = self._queue.push(ticket)
+        for each in displaced:
+            self._drop(each.payload, Saturated("displaced by a more urgent request", retry_after_s=1.0), "displaced")
+        if outcome is Pushed.FULL:
+            raise Saturated("too many requests wait for a worker: try again later", retry_after_s=1.0)
+        self._rows += count
+        self._arrivals.append(member)
+        self.consider()
+        try:
+            return await member.future
+        finally:
+            if self._queue.remove(ticket):
+                self._left(member)
+                self._jobs.tally.dropped["left"] += 1
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in list(self._running):
+            task.cancel()
+
+    def consider(self) -> None:
+        """Release what is due, drop what is late, and look again in time."""
+        now = self._clock()
+        for ticket in self._queue.expire(now):
+            self._drop(ticket.payload, DeadlineExceeded(ticket.payload.stage), "expired")
+        while True:
+            while self._arrivals and not self._arrivals[0].waits:
+                self._arrivals.popleft()
+            first = self._queue.peek()
+            if first is None:
+                return
+            covered = self._bounds.max_rows * len(self._released)
+            if covered and self._rows <= covered:
+                if any(batch.band <= first.band for batch in self._released):
+                    break  # what waits will go with what is released
+                self._release(first.payload, "urgent")
+                continue
+            tightest_s = self._queue.next_deadline()
+            backlog = Backlog(
+                rows=self._rows - covered,
+                oldest_s=self._arrivals[0].arrived_s,
+                tightest_s=inf if tightest_s is None else tightest_s,
+            )
+            decision = decide(backlog, self._bounds, self._curve, now)
+            if isinstance(decision, Idle):
+                break
+            if not isinstance(decision, Run):
+                self._look_again(min(decision.at_s, backlog.tightest_s))
+                return
+            self._release(first.payload, "delay" if decision.reason == "idle_instance" else decision.reason)
+        deadline = self._queue.next_deadline()
+        if deadline is not None:
+            self._look_again(deadline)
+
+    def _release(self, first: Member, reason: str) -> None:
+        self._jobs.tally.batches[reason] += 1
+        latest = max([member.ticket.deadline for member in self._arrivals if member.waits])
+        batch = Batch(first.call.band)
+        self._released.append(batch)
+
+        def fill() -> list[Any] | None:
+            self._released.remove(batch)
+            batch.members = self._taken()
+            self._jobs.tally.batched_calls += len(batch.members)
+            self._jobs.tally.batched_rows += sum([each.count for each in batch.members])
+            for each in batch.members:
+                each.future.add_done_callback(batch.one_left)
+            asyncio.get_running_loop().call_soon(self.consider)
+            return [each.rows for each in batch.members] or None
+
+        job = self._jobs.batch_job(self._reference, fill, first.call, first.stage, latest)
+        task = asyncio.create_task(self._run(job, batch), name="batch")
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    def _taken(self) -> list[Member]:
+        """The most urgent calls that wait now and fit together."""
+        now = self._clock()
+        fill = Fill(self._bounds.max_rows, self._curve, now)
+        members: list[Member] = []
+        while (ticket := self._queue.peek()) is not None:
+            member: Member = ticket.payload
+            if ticket.deadline > now and not fill.admit(member.count, ticket.deadline):
+                break
+            self._queue.pop()
+            if ticket.deadline <= now:
+                self._drop(member, DeadlineExceeded(member.stage), "expired")
+            else:
+                self._left(member)
+                members.append(member)
+        return members
+
+    async def _run(self, job: Job, batch: Batch) -> None:
+        try:
+            done = await self._while_wanted(self._jobs.submit(job), batch)
+            if batch.members:
+                self._curve.observe(sum([each.count for each in batch.members]), self._clock() - job.began_s)
+                give(batch.members, done)
+        except LogicError as error:
+            if batch in self._released and isinstance(error, Saturated):  # the pool has no room for it
+                batch.members = self._taken()
+                for member in batch.members:
+                    fail(member, error)
+            await self._again(batch.members, error)
+        finally:
+            if batch in self._released:
+                self._released.remove(batch)
+            self.consider()
+
+    async def _while_wanted(self, work: Coroutine[Any, Any, Done], batch: Batch) -> Done:
+        """`work`, cancelled when nobody is left who waits for it."""
+        working = batch.working = asyncio.ensure_future(work)
+        try:
+            return await working
+        except asyncio.CancelledError:
+            if not working.cancelled() or not batch.is_unwanted:
+                working.cancel()
+                raise
+            return NOBODY
+
+    async def _again(self, members: Sequence[Member], error: LogicError) -> None:
+        """The batch as a whole came to nothing: each caller alone, unless it was alone."""
+        if len(members) == 1:
+            fail(members[0], error)
+            return
+        async with asyncio.TaskGroup() as group:
+            for member in members:
+                if not member.future.done():
+                    group.create_task(self._alone(member))
+
+    async def _alone(self, member: Member) -> None:
+        def only() -> list[Any] | None:
+            return None if member.future.done() else [member.rows]
+
+        job = self._jobs.batch_job(self._reference, only, member.call, member.stage, member.call.deadline)
+        try:
+            give([member], await self._jobs.submit(job))
+        except LogicError as error:
+            fail(member, error)
+
+    def _left(self, member: Member) -> None:
+        """It has left the queue, however."""
+        member.waits = False
+        self._rows -= member.count
+
+    def _drop(self, member: Member, error: LogicError, reason: str) -> None:
+        self._left(member)
+        self._jobs.tally.dropped[reason] += 1
+        fail(member, error)
+
+    def _look_again(self, at_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        delay_s = max(0.0, at_s - self._clock())
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self.consider)
+
+
+def fail(member: Member, error: LogicError) -> None:
+    if not member.future.done():
+        member.future.set_exception(error)
+
+
+def give(members: Sequence[Member], done: Done) -> None:
+    """Settle every caller with its own part of a batch's answer, and its share of the cost by rows."""
+    if not done.value:  # nobody was left when a worker was there
+        return
+    rows = sum([member.count for member in members])
+    for member, (kind, value) in zip(members, done.value, strict=True):
+        if member.future.done():
+            continue
+        if kind == Kind.RESULT:
+            member.future.set_result(Done(value, round(done.cpu_us * member.count / rows)))
+        elif kind == Kind.REFUSED:
+            member.future.set_exception(raised(value))
+        else:
+            outcome, line, trace = value
+            _log.error("request %s: stage '%s' failed: %s\n%s", member.call.request_id, member.stage, line, trace)
+            member.future.set_exception(failure(outcome, member.stage))
