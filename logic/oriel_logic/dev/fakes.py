@@ -93,5 +93,8 @@ class BoundFakes:
             stage.attributes["oriel.model"] = model
             return await self._models.infer(model, inputs, outputs=outputs, version=version)
 
+    def rebind(self, call: CallContext) -> None:
+        """A stream goes on; fakes have no deadline."""
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._models, name)
