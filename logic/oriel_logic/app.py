@@ -5,7 +5,6 @@ import gc
 import logging
 import socket
 import sys
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -25,7 +24,6 @@ from oriel_logic.registry import Registry
 from oriel_logic.releases import Deployment, Pool, Release
 from oriel_logic.server import open_server
 from oriel_logic.settings import Settings
-from oriel_logic.sources import HandlerFile
 from oriel_logic.totals import Totals
 from oriel_logic.updates import Updates
 from oriel_logic.upstreams import Upstreams
@@ -121,6 +119,7 @@ class Unit:
             ),
             read=lambda: read_listing(settings.services),
             count=self.metrics.count_update,
+            changed=self._serve_openai,
             closed=lambda pool: self._totals.keep(pool.tally),
             poll_s=settings.poll_s,
             release_drain_s=settings.release_drain_s,
@@ -133,7 +132,6 @@ class Unit:
         )
         self._loaded = load(self._files)
         self._openai: OpenAI | None = None
-        self._serve_openai(self._files)
         self.envelope = Envelope(
             self.dispatch,
             sink=sink,
@@ -164,6 +162,7 @@ class Unit:
             for name, problem in failed:
                 self.registry.fail(file, name, problem)
         self.updates.begin(listing, self._together)
+        self._serve_openai()
         if self._settings.watch:
             self._watch = asyncio.create_task(self.updates.run(), name="watch over the services folders")
 
@@ -177,8 +176,8 @@ class Unit:
             return f"its setup failed: {one_line(error)}"
         return ""
 
-    def _serve_openai(self, files: Sequence[HandlerFile]) -> None:
-        """Serve what these files, imported already, made for clients of the OpenAI API."""
+    def _serve_openai(self) -> None:
+        """Serve what handler files, imported already, made for clients of the OpenAI API."""
         if "oriel_logic.openai" not in sys.modules:
             return
         from oriel_logic.openai.dispatch import OpenAI
@@ -186,7 +185,8 @@ class Unit:
 
         if self._openai is None:
             self._openai = OpenAI(self.dispatch.routes, self.pool, self._upstreams.servers)
-        self._openai.serve(served_in(files))
+        for each, problem in self._openai.serve(served_in(self.updates.files.values())):
+            self.registry.fail(each.file, each.served_as, problem)
 
     async def open(self, sock: socket.socket) -> HttpServer:
         """Serve on `sock`; end it with `drain` before `close`."""

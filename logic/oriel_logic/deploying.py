@@ -8,6 +8,7 @@ say.
 """
 
 import asyncio
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -129,12 +130,12 @@ class Deployer:
     async def _definitions(self, source: Source, pool: WorkerPool) -> tuple[Mapping[str, Definition], Services]:
         """What the file serves, and the instances of what runs on the loop. Raises SetUpFailed."""
         described = {name: Definition.from_description(each) for name, each in pool.descriptions.items()}
-        if not described:
-            raise NoService("it has no service: put @service on a function or a class")
         services = Services()
-        if source.python is not None:
+        if described and source.python is not None:
             return described, services
-        loaded = await asyncio.to_thread(load_file, source.file, log=False)
+        loaded = await asyncio.to_thread(load_file, source.file, log=False) if source.python is None else []
+        if not described and not serves_openai(source.file):
+            raise NoService("it has no service: put @service on a function or a class")
         found: dict[str, Definition] = {}
         for each in loaded:
             if each.definition is None:
@@ -185,6 +186,20 @@ class Deployer:
         except Exception as error:  # what a handler raises while its answer is streamed
             why = one_line(error, release.file.path)
             raise SetUpFailed(f"its self-test with {sample.label} failed: {why}", service=release.name) from error
+
+
+def serves_openai(file: HandlerFile) -> bool:
+    """Whether this file, imported before, has something for clients of the OpenAI API. Raises SetUpFailed if it cannot
+    run."""
+    if "oriel_logic.openai" not in sys.modules:
+        return False
+    from oriel_logic.openai.served import served_in
+
+    served = served_in([file])
+    for each in served:
+        if each.problem():
+            raise SetUpFailed(each.problem(), service=each.served_as)
+    return bool(served)
 
 
 async def consumed(reply: Reply) -> None:
