@@ -132,8 +132,10 @@ async def test_text_in_parts_and_an_answer_that_comes_back(served: Maker) -> Non
         model="tiny", messages=[{"role": "user", "content": "sunny"}], max_tokens=3, temperature=0
     )
     assert parts.choices == plain.choices and parts.usage == plain.usage
-    messages += [parts.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "and?"}]
-    assert (await client.chat.completions.create(model="tiny", messages=messages, max_tokens=2)).choices
+    earlier = parts.choices[0].message
+    for said in (earlier, earlier.model_dump(), earlier.model_dump(exclude_none=True)):
+        turns = [*messages, said, {"role": "user", "content": "and?"}]
+        assert (await client.chat.completions.create(model="tiny", messages=turns, max_tokens=2)).choices
 
 
 async def test_several_choices_of_several_prompts(served: Maker, behind: Behind) -> None:
