@@ -4,8 +4,10 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec.structs import replace
 
 from oriel_logic.errors import ClientLeft, DeadlineExceeded, HandlerFailed, LogicError, Outcome, Saturated
 from oriel_logic.inbound import Inbound
@@ -99,7 +101,14 @@ class Envelope:
                 streams = True
                 pieces = Watched(reply.pieces, visit, self._stream_idle_s, self._streamed(visit))
                 reply = replace(reply, pieces=pieces)
-            return replace(reply, headers=(*reply.headers, *self._stamp(visit, self._clock() - visit.started_s)))
+            stamp = self._stamp(visit, self._clock() - visit.started_s)
+            return Reply(
+                status=reply.status,
+                body=reply.body,
+                content_type=reply.content_type,
+                headers=(*reply.headers, *stamp),
+                pieces=reply.pieces,
+            )
         except (ClientLeft, asyncio.CancelledError):
             visit.outcome = Outcome.CLIENT_LEFT
             raise
