@@ -5,7 +5,6 @@ import gc
 import logging
 import socket
 import sys
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -19,12 +18,13 @@ from oriel_logic.ingress import Dispatch
 from oriel_logic.listing import read_listing
 from oriel_logic.loading import load, one_line
 from oriel_logic.metrics import Metrics
+from oriel_logic.openapi import DOCS, OPENAPI, Description
 from oriel_logic.pipeline import Pipeline
 from oriel_logic.registry import Registry
-from oriel_logic.releases import Deployment, Release
+from oriel_logic.releases import Deployment, Pool, Release
 from oriel_logic.server import open_server
 from oriel_logic.settings import Settings
-from oriel_logic.sources import HandlerFile
+from oriel_logic.totals import Totals
 from oriel_logic.updates import Updates
 from oriel_logic.upstreams import Upstreams
 from oriel_logic.watchdog import Watchdog
@@ -66,7 +66,8 @@ async def serve_unit(settings: Settings, server: ForkServer, stop: asyncio.Event
         gc.freeze()
         async with asyncio.TaskGroup() as group:
             control = group.create_task(serve_control(unit.admin(stop), admin, admin_stop))
-            _log.info("services on http://%s:%d/v1/services", *http.getsockname()[:2])
+            ports = (*http.getsockname()[:2], *admin.getsockname()[:2])
+            _log.info("services on http://%s:%d/v1/services (health and metrics on http://%s:%d)", *ports)
             front = await unit.open(http)
             if dev is not None:
                 await unit.pool.wait_ready()
@@ -104,6 +105,8 @@ class Unit:
         self._upstreams = models or Upstreams(settings.inference, settings.inference_grpc)
         self._peers = TrustedPeers(settings.trusted_peers)
         self.dispatch = Dispatch(self.registry, max_body_bytes=settings.max_body_bytes)
+        described = Description(self.registry.definitions)
+        self.dispatch.routes |= {("GET", OPENAPI): described.openapi, ("GET", DOCS): described.docs}
         self._together = Deployment(self._files, self.pool, self._pipeline(self._services, self.pool))
         self.updates = Updates(
             self.registry,
@@ -116,6 +119,8 @@ class Unit:
             ),
             read=lambda: read_listing(settings.services),
             count=self.metrics.count_update,
+            changed=self._serve_openai,
+            closed=lambda pool: self._totals.keep(pool.tally),
             poll_s=settings.poll_s,
             release_drain_s=settings.release_drain_s,
         )
@@ -127,7 +132,6 @@ class Unit:
         )
         self._loaded = load(self._files)
         self._openai: OpenAI | None = None
-        self._serve_openai(self._files)
         self.envelope = Envelope(
             self.dispatch,
             sink=sink,
@@ -136,10 +140,8 @@ class Unit:
             max_in_flight=settings.max_in_flight,
             stream_idle_s=settings.stream_idle_s,
         )
-        self.metrics.watch("oriel_logic_in_flight", "Requests under way", lambda: self.envelope.in_flight)
-        self.metrics.watch("oriel_logic_jobs_waiting", "Jobs that wait for a worker", self._waiting)
-        self.metrics.watch("oriel_logic_workers_busy", "Workers that work on a job", self._busy)
-        self.metrics.watch("oriel_logic_workers_ready", "Workers that are up", self._up)
+        self._totals = Totals()
+        self._watch_numbers()
 
     async def start(self) -> None:
         """Set services up and begin to start workers; requests that come before they are ready wait for them."""
@@ -160,6 +162,7 @@ class Unit:
             for name, problem in failed:
                 self.registry.fail(file, name, problem)
         self.updates.begin(listing, self._together)
+        self._serve_openai()
         if self._settings.watch:
             self._watch = asyncio.create_task(self.updates.run(), name="watch over the services folders")
 
@@ -173,8 +176,8 @@ class Unit:
             return f"its setup failed: {one_line(error)}"
         return ""
 
-    def _serve_openai(self, files: Sequence[HandlerFile]) -> None:
-        """Serve what these files, imported already, made for clients of the OpenAI API."""
+    def _serve_openai(self) -> None:
+        """Serve what handler files, imported already, made for clients of the OpenAI API."""
         if "oriel_logic.openai" not in sys.modules:
             return
         from oriel_logic.openai.dispatch import OpenAI
@@ -182,7 +185,8 @@ class Unit:
 
         if self._openai is None:
             self._openai = OpenAI(self.dispatch.routes, self.pool, self._upstreams.servers)
-        self._openai.serve(served_in(files))
+        for each, problem in self._openai.serve(served_in(self.updates.files.values())):
+            self.registry.fail(each.file, each.served_as, problem)
 
     async def open(self, sock: socket.socket) -> HttpServer:
         """Serve on `sock`; end it with `drain` before `close`."""
@@ -221,20 +225,27 @@ class Unit:
     def _pipeline(self, services: Services, pool: WorkerPool) -> Pipeline:
         return Pipeline(services, pool, self._upstreams.servers)
 
-    def _waiting(self) -> int:
-        return sum(each.pool.waiting for each in self.updates.deployments)
+    def _watch_numbers(self) -> None:
+        metrics, updates = self.metrics, self.updates
 
-    def _busy(self) -> int:
-        return sum(each.pool.busy for each in self.updates.deployments)
+        def pools() -> list[Pool]:
+            return [each.pool for each in updates.deployments]
 
-    def _up(self) -> int:
-        return sum(len(each.pool.pids) for each in self.updates.deployments)
+        metrics.watch("oriel_logic_in_flight", "Requests under way", lambda: self.envelope.in_flight)
+        metrics.watch(
+            "oriel_logic_jobs_waiting", "Jobs that wait for a worker", lambda: sum(p.waiting for p in pools())
+        )
+        metrics.watch("oriel_logic_workers_busy", "Workers that work on a job", lambda: sum(p.busy for p in pools()))
+        metrics.watch("oriel_logic_workers_ready", "Workers that are up", lambda: sum(len(p.pids) for p in pools()))
+        metrics.watch_by("oriel_logic_releases", "Releases of services, by state", "state", updates.states)
+        self._totals.offer(metrics, lambda: [pool.tally for pool in pools()])
 
     def _report(self, problems: dict[str, str]) -> None:
         """What a worker of the pool that is shared could not set up."""
-        for release in list(self._together.releases):
-            if release.name in problems:
-                self.registry.break_down(release, problems[release.name])
+        for release in self._together.releases:
+            problem = problems.get(release.name) or problems.get(release.file.name)
+            if problem:
+                self.registry.break_down(release, problem)
 
 
 def pool_limits(settings: Settings, workers: int) -> PoolLimits:

@@ -179,7 +179,7 @@ class Envelope:
             visit.release.ended()
         ended = self._clock()
         outcome = visit.outcome or Outcome.HANDLER_FAILED
-        self._metrics.observe(visit.service, outcome, ended - visit.started_s, visit.ledger.stages)
+        self._metrics.observe(visit.service, visit.call.tier, outcome, ended - visit.started_s, visit.ledger.stages)
         if not (visit.call.trace.sampled and self._sink.enabled):
             return
         attributes: dict[str, Any] = {

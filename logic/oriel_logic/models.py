@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from oriel_logic.stages import Ledger
-    from oriel_wire.context import CallContext
-
     Array: TypeAlias = NDArray[Any]
 else:  # numpy is loaded by those who use it
     Array = Any
 
-__all__ = ["Array", "ArrayLike", "ModelSource", "ModelSpec", "Models", "Outputs", "TensorSpec"]
+__all__ = ["Array", "ArrayLike", "ModelSpec", "Models", "Outputs", "TensorSpec"]
 
 ArrayLike: TypeAlias = Array | Sequence[Any] | float | int | str | bytes
 
@@ -98,9 +95,3 @@ class Models(Protocol):
     async def metadata(self, model: str, *, version: str = "") -> ModelSpec:
         """The model's inputs and outputs, as an inference server said at most a second ago. Raises as `infer`."""
         ...
-
-
-class ModelSource(Protocol):
-    """What binds models to a request."""
-
-    def bind(self, call: "CallContext", ledger: "Ledger") -> Models: ...

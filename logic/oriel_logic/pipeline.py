@@ -11,7 +11,7 @@ does both in its worker; for an `async def` stage small ones are done here, larg
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -21,7 +21,7 @@ from oriel_logic.definition import Definition
 from oriel_logic.encoding import encode, framing
 from oriel_logic.errors import DeadlineExceeded, HandlerFailed, LogicError, NotAcceptable
 from oriel_logic.messages import Answer, Request
-from oriel_logic.models import Models, ModelSource
+from oriel_logic.models import Models
 from oriel_logic.negotiate import choose
 from oriel_logic.offloaded import encode_there, read_there
 from oriel_logic.serving import Serving
@@ -30,9 +30,22 @@ from oriel_logic.streaming import Streamed, close, failed, framed
 from oriel_logic.workers.references import Services, for_function, for_stage
 from oriel_wire.context import CallContext
 
-__all__ = ["STREAM_STEP_S", "Pipeline"]
+__all__ = ["STREAM_STEP_S", "ModelServers", "Pipeline"]
 
 STREAM_STEP_S = 60.0
+
+
+class ModelServers(Protocol):
+    """What is needed of `inference.InferenceServers`."""
+
+    def bind(self, call: CallContext, ledger: Ledger) -> "BoundModels": ...
+
+
+class BoundModels(Models, Protocol):
+    """The models of one request."""
+
+    def rebind(self, call: CallContext) -> None:
+        """Calls have until another deadline from now on."""
 
 
 class Pipeline:
@@ -42,7 +55,7 @@ class Pipeline:
         self,
         services: Services,
         workers: Workers,
-        inference: ModelSource,
+        inference: ModelServers,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -89,7 +102,7 @@ class Pipeline:
                 return await run.function()
         except LogicError:
             raise
-        except Exception as error:  # the handler's own: its log entry is written where the answer is made
+        except (Exception, SystemExit) as error:  # the handler's own: its log entry is written where the answer is made
             if isinstance(error, TimeoutError) and limit.expired():
                 raise DeadlineExceeded(ledger.interrupted) from error
             raise failed(error) from error
@@ -101,7 +114,7 @@ class Run:
     __slots__ = ("_definition", "_limit_bytes", "_media", "_pieces", "_request", "_services", "context", "models")
 
     context: Context
-    models: Models
+    models: BoundModels
 
     def __init__(
         self,
@@ -161,10 +174,10 @@ class Run:
                 if lasting is not call:
                     call = lasting
                     self.context.rebind(call)
-                    self.models.rebind(call)  # type: ignore[attr-defined]
+                    self.models.rebind(call)
         except LogicError:
             raise
-        except Exception as error:  # the handler's own
+        except (Exception, SystemExit) as error:  # the handler's own
             raise failed(error) from error
         finally:
             await close(values)

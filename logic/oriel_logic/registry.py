@@ -83,7 +83,7 @@ class Registry:
         """
         service = self._services.get(name)
         if service is None:
-            raise ServiceUnknown(f"there is no service {name[:128]!r}")
+            raise ServiceUnknown(f"there is no service {name[:128]!r}: GET /v1/services lists them")
         found = service.only
         if version:
             found = service.releases.get(version)
@@ -101,6 +101,11 @@ class Registry:
     def releases(self) -> list[Release]:
         """All that take requests."""
         return [release for service in self._services.values() for release in service.releases.values()]
+
+    @property
+    def failed(self) -> int:
+        """Files whose newest state serves nothing."""
+        return len({file.origin for service in self._services.values() for file in service.failures})
 
     def holder(self, name: str, version: str) -> Release | None:
         """Who serves this name and version now."""

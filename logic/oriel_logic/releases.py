@@ -12,6 +12,7 @@ from typing import Protocol
 from oriel_logic.definition import Definition
 from oriel_logic.pipeline import Pipeline
 from oriel_logic.sources import HandlerFile
+from oriel_logic.workers.tally import Tally
 
 __all__ = ["VERSION_HEADER", "Deployment", "Pool", "Release"]
 
@@ -21,6 +22,8 @@ VERSION_HEADER = "x-oriel-service-version"
 class Pool(Protocol):
     """What is needed here of `workers.pool.WorkerPool`."""
 
+    @property
+    def tally(self) -> Tally: ...
     @property
     def waiting(self) -> int: ...
     @property

@@ -40,8 +40,8 @@ def test_the_demo_on_its_usual_ports(assets: DemoAssets, tmp_path: Path) -> None
         "--endpoint logic=127.0.0.1:8090 --endpoint inference=127.0.0.1:8000 --grpc-endpoint inference=127.0.0.1:8001"
     )
     assert flags(logic) == (
-        f"logic --services {tmp_path}/services --inference 127.0.0.1:8000 --host 127.0.0.1 --workers 2 "
-        "--http-port 8090 --admin-port 8092"
+        f"logic --services {tmp_path}/services --inference 127.0.0.1:8000 --inference-grpc 127.0.0.1:8001 "
+        "--host 127.0.0.1 --workers 2 --http-port 8090 --admin-port 8092"
     )
     assert flags(inference) == (
         f"inference --model-repository {tmp_path}/models --model-repository {tmp_path}/generated --host 127.0.0.1 "

@@ -26,6 +26,7 @@ from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.model import TensorInfo
 from oriel_logic.app import Unit as LogicUnit
 from oriel_logic.settings import Settings as LogicSettings
+from oriel_logic.sources import handler_files
 from oriel_logic.workers.launch import ForkServer
 from oriel_policies.documents import compile_documents
 from oriel_wire.engine.limits import HttpLimits
@@ -77,7 +78,8 @@ keys = [{{ sha256 = "{sha256(b"key").hexdigest()}" }}]
 async def logic(folder: Path, inference_port: int) -> AsyncIterator[tuple[LogicUnit, int]]:
     (folder / "double.py").write_text(SERVICE)
     settings = LogicSettings(services=(folder,), inference=(("127.0.0.1", inference_port),), workers=1)
-    unit = LogicUnit(settings, ForkServer.launch((folder,), max_frame_bytes=settings.max_frame_bytes), ListSink())
+    server = ForkServer.launch(handler_files((folder,)), max_frame_bytes=settings.max_frame_bytes)
+    unit = LogicUnit(settings, server, ListSink())
     sock = socket.create_server(("127.0.0.1", 0))
     await unit.start()
     await unit.pool.wait_ready()

@@ -2,7 +2,7 @@
 
 import asyncio
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +24,13 @@ MAX_TOGETHER = 4
 SMALL_ELEMENTS = 1 << 16  # pooled in place: under 0.1 ms
 SMALL_NUMBERS = 1 << 15  # written in place: under 4 ms
 Ids = NDArray[np.int64]
+# What a model may take beside the ids, made of ids and mask, both [rows, tokens].
+MADE: dict[str, Callable[[Ids, Ids], Ids]] = {
+    "input_ids": lambda ids, mask: ids,
+    "attention_mask": lambda ids, mask: mask,
+    "token_type_ids": lambda ids, mask: np.zeros_like(ids),
+    "position_ids": lambda ids, mask: np.tile(np.arange(ids.shape[1]), (len(ids), 1)),
+}
 
 
 class Embeddings(Served):
@@ -54,7 +61,7 @@ class Embeddings(Served):
         max_batch_tokens: int = 8192,
     ) -> None:
         super().__init__(model=model, tokenizer=tokenizer, served_as=served_as, version=version)
-        unknown = set(inputs) - {"input_ids", "attention_mask", "token_type_ids", "position_ids"}
+        unknown = set(inputs) - set(MADE)
         if unknown or "input_ids" not in inputs:
             raise ValueError(f"inputs {', '.join(inputs)}: input_ids and what else of the usual names the model takes")
         if pooling not in ("mean", "cls", "last"):
@@ -125,16 +132,9 @@ class Embeddings(Served):
         return np.stack(found)
 
     async def _batch(self, ids: Ids, mask: Ids, desk: Desk) -> Floats:
-        given = {
-            "input_ids": ids,
-            "attention_mask": mask,
-            "token_type_ids": np.zeros_like(ids),
-            "position_ids": np.broadcast_to(np.arange(ids.shape[1]), ids.shape).copy(),
-        }
         wanted = [self.output] if self.output else None
-        outputs = await desk.models.infer(
-            self.model, {name: given[name] for name in self.inputs}, outputs=wanted, version=self.version
-        )
+        given = {name: MADE[name](ids, mask) for name in self.inputs}
+        outputs = await desk.models.infer(self.model, given, outputs=wanted, version=self.version)
         hidden = self._hidden(outputs)
         try:
             if hidden.size <= SMALL_ELEMENTS:

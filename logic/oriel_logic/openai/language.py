@@ -87,7 +87,9 @@ class LanguageModel(Served):
         return await self._answer(request, prompts, request.max_tokens or COMPLETION_TOKENS, "prompt", form, desk)
 
     async def converse(self, request: ChatRequest, desk: Desk) -> Reply:
-        """`/v1/chat/completions`."""
+        """`/v1/chat/completions`. Raises the same."""
+        if not self.chat_template:
+            raise ParameterWrong(f"'{self.served_as}' is no model for chat: use /v1/completions", param="model")
         said = [{"role": each.role, "content": each.text} for each in request.messages]
         found = await desk.context.run(chat.encode_chat, str(self.tokenizer), self.chat_template, self.start, said)
         if found.problem:

@@ -3,13 +3,14 @@
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from oriel_logic.batching import BatchLimits, rows_in, split
 from oriel_logic.errors import HandlerFailed, LogicError
 from oriel_logic.workers.job import Done
 from oriel_logic.workers.references import Services
 from oriel_logic.workers.remote import AsyncContext, JobContext
+from oriel_logic.workers.tally import Tally
 from oriel_logic.workers.terms import Terms
 from oriel_logic.workers.work import injected
 from oriel_wire.context import CallContext
@@ -22,9 +23,13 @@ END = object()
 class ThreadWorkers:
     """`Workers` over threads. Memory and time limits of a service are those of real workers: there are none here."""
 
+    waiting = busy = 0
+    pids: ClassVar[list[int]] = []
+
     def __init__(self, services: Services, clock: Callable[[], float]) -> None:
         self._services = services
         self._clock = clock
+        self.tally = Tally()
 
     async def call(
         self,
@@ -73,6 +78,9 @@ class ThreadWorkers:
             raise
         except Exception as error:
             raise HandlerFailed(f"the service failed in its stage '{stage}'") from error
+
+    async def close(self) -> None:
+        """Nothing is kept."""
 
     async def _begin(self, reference: str, arguments: Sequence[Any], call: CallContext, models: Any) -> Any:
         function = self._services.resolve(reference)

@@ -132,8 +132,10 @@ async def test_text_in_parts_and_an_answer_that_comes_back(served: Maker) -> Non
         model="tiny", messages=[{"role": "user", "content": "sunny"}], max_tokens=3, temperature=0
     )
     assert parts.choices == plain.choices and parts.usage == plain.usage
-    messages += [parts.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "and?"}]
-    assert (await client.chat.completions.create(model="tiny", messages=messages, max_tokens=2)).choices
+    earlier = parts.choices[0].message
+    for said in (earlier, earlier.model_dump(), earlier.model_dump(exclude_none=True)):
+        turns = [*messages, said, {"role": "user", "content": "and?"}]
+        assert (await client.chat.completions.create(model="tiny", messages=turns, max_tokens=2)).choices
 
 
 async def test_several_choices_of_several_prompts(served: Maker, behind: Behind) -> None:
@@ -214,6 +216,7 @@ async def test_what_chat_cannot_do_is_refused_by_name(served: Maker) -> None:
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"max_tokens": 250}, "messages"),
+        ({"messages": [{"role": "user", "content": "a"}] * 513}, "messages"),
     ]:
         asked: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], **changes}
         with pytest.raises(openai.BadRequestError) as wrong:
@@ -222,6 +225,19 @@ async def test_what_chat_cannot_do_is_refused_by_name(served: Maker) -> None:
     asked = {"model": "words", "messages": [{"role": "user", "content": "a"}]}
     with pytest.raises(openai.NotFoundError):
         await client.chat.completions.create(**asked)
+
+
+async def test_a_model_without_a_template_is_for_completions(served: Maker) -> None:
+    words = """
+        from oriel_logic.openai import LanguageModel
+        base = LanguageModel(
+            model="tiny", served_as="base", tokenizer="tiny/tokenizer.json", ends=[], max_context=99, chat_template=""
+        )
+    """
+    client, _ = await served(words)
+    assert (await client.completions.create(model="base", prompt="a", max_tokens=2)).choices
+    with pytest.raises(openai.BadRequestError, match="no model for chat"):
+        await client.chat.completions.create(model="base", messages=[{"role": "user", "content": "a"}])
 
 
 async def test_time_that_ends_in_mid_stream_is_said_in_the_last_event(served: Maker, inference: Any) -> None:

@@ -1,0 +1,101 @@
+"""SIGTERM under load: nobody's request fails, and whoever asks hears early that it is time to go elsewhere."""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from .test_command import Process, linux
+
+SOURCE = """
+    from oriel_logic import service
+
+    def reverse(text): return text[::-1]
+
+    @service(name="mixed")
+    async def mixed(request, models, ctx):
+        return await ctx.run(reverse, request.text())
+
+    @service(name="slow")
+    def slow(request):
+        import time
+        print("begun", flush=True)
+        time.sleep(1.5)
+        return "done"
+"""
+
+
+@pytest.fixture
+def process(services: Callable[..., Path], tmp_path: Path) -> Iterator[Process]:
+    started = Process(services(two=SOURCE), tmp_path / "log")
+    yield started
+    if started.popen.poll() is None:
+        started.popen.kill()
+    started.popen.wait()
+
+
+class Caller:
+    """Calls one request after the other on one connection, until an answer says that it is the last."""
+
+    def __init__(self, url: httpx.URL) -> None:
+        self.url = url
+        self.answered = 0
+        self.was_told = asyncio.Event()
+
+    async def run(self) -> None:
+        reader, writer = await asyncio.open_connection(self.url.host, self.url.port)
+        head = f"POST {self.url.path}/mixed HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc".encode()
+        while not self.was_told.is_set():
+            writer.write(head)
+            lines = (await reader.readuntil(b"\r\n\r\n")).lower().split(b"\r\n")
+            assert lines[0] == b"http/1.1 200 ok", lines
+            (length,) = [int(line.partition(b":")[2]) for line in lines if line.startswith(b"content-length:")]
+            assert await reader.readexactly(length) == b'"cba"'
+            self.answered += 1
+            if b"connection: close" in lines:
+                self.was_told.set()
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+@linux
+async def test_a_stop_under_load_fails_no_request(process: Process) -> None:
+    url = httpx.URL(process.url)
+    admin = process.admin
+    seen: list[tuple[int, bool]] = []
+    async with httpx.AsyncClient(timeout=60) as client, asyncio.TaskGroup() as group:
+        while (await client.get(f"{admin}/health/ready")).status_code != 200:
+            await asyncio.sleep(0.02)
+        callers = [Caller(url) for _ in range(8)]
+        for caller in callers:
+            group.create_task(caller.run())
+        slow = group.create_task(client.post(f"{url}/slow"))
+        while "begun" not in process.log.read_text() or min(each.answered for each in callers) < 5:
+            await asyncio.sleep(0.01)
+        process.popen.send_signal(signal.SIGTERM)
+        while True:
+            # Asked on a connection of its own, as a prober does.
+            try:
+                ready = (await client.get(f"{admin}/health/ready", headers={"connection": "close"})).status_code
+            except httpx.TransportError:
+                break
+            open_now = True
+            try:
+                _, writer = await asyncio.open_connection(url.host, url.port)
+                writer.close()
+            except OSError:
+                open_now = False
+            seen.append((ready, open_now))
+            await asyncio.sleep(0.02)
+        answer = await slow
+    assert answer.json() == "done" and answer.headers["connection"] == "close"
+    assert all(each.was_told.is_set() for each in callers)
+    assert (503, True) in seen, "it says that it is not ready while it still takes connections"
+    assert all(is_open for ready, is_open in seen if ready == 200)
+    assert await asyncio.to_thread(process.popen.wait, 20) == 0
+    assert "Traceback" not in process.log.read_text() and "ERROR" not in process.log.read_text()
