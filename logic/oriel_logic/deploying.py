@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from oriel_logic.declared import breach
 from oriel_logic.definition import Definition
 from oriel_logic.envelope import Visit, end
 from oriel_logic.errors import (
@@ -173,7 +174,8 @@ class Deployer:
         )
         try:
             async with asyncio.timeout(self._sample_timeout_s):
-                await consumed(await self._serve(release, inbound, visit))
+                reply = await self._serve(release, inbound, visit)
+                await consumed(reply)
         except TimeoutError as error:
             why = f"it gave no answer within {self._sample_timeout_s:g} s"
             raise SetUpFailed(f"its self-test with {sample.label} failed: {why}", service=release.name) from error
@@ -186,6 +188,9 @@ class Deployer:
         except Exception as error:  # what a handler raises while its answer is streamed
             why = one_line(error, release.file.path)
             raise SetUpFailed(f"its self-test with {sample.label} failed: {why}", service=release.name) from error
+        why = breach(release.definition, reply.content_type, reply.body) if reply.pieces is None else ""
+        if why:
+            raise SetUpFailed(f"its self-test with {sample.label} failed: {why}", service=release.name)
 
 
 def serves_openai(file: HandlerFile) -> bool:

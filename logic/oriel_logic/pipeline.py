@@ -102,7 +102,7 @@ class Pipeline:
                 return await run.function()
         except LogicError:
             raise
-        except Exception as error:  # the handler's own: its log entry is written where the answer is made
+        except (Exception, SystemExit) as error:  # the handler's own: its log entry is written where the answer is made
             if isinstance(error, TimeoutError) and limit.expired():
                 raise DeadlineExceeded(ledger.interrupted) from error
             raise failed(error) from error
@@ -177,7 +177,7 @@ class Run:
                     self.models.rebind(call)
         except LogicError:
             raise
-        except Exception as error:  # the handler's own
+        except (Exception, SystemExit) as error:  # the handler's own
             raise failed(error) from error
         finally:
             await close(values)
