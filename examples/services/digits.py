@@ -1,11 +1,19 @@
 """Which digit is this? POST a PNG or JPEG of one handwritten digit, or JSON {"image": "<base64>"}."""
 
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
 
-from oriel_logic import Outputs, Refused, Request, images, service
+from oriel_logic import Outputs, Refused, images, service
+
+
+@dataclass
+class Digit:
+    label: int
+    confidence: float
+    probabilities: list[float]
+    model_version: str
 
 
 @service
@@ -14,18 +22,12 @@ class Digits:
 
     model = "digits"
 
-    def pre(self, request: Request) -> dict[str, np.ndarray]:
-        picture = images.read(images.image_bytes(request, field="image"))
-        return {"image": prepare(images.grey(picture))}
+    def pre(self, image: Image.Image) -> dict[str, np.ndarray]:
+        return {"image": prepare(images.grey(image))}
 
-    async def post(self, outputs: Outputs) -> dict[str, Any]:
-        label, probabilities = int(outputs["label"][0, 0]), outputs["probabilities"][0]
-        return {
-            "label": label,
-            "confidence": float(probabilities[label]),
-            "probabilities": probabilities,
-            "model_version": outputs.model_version,
-        }
+    async def post(self, outputs: Outputs) -> Digit:
+        label, probabilities = int(outputs["label"][0, 0]), outputs["probabilities"][0].tolist()
+        return Digit(label, probabilities[label], probabilities, outputs.model_version)
 
 
 def prepare(grey: np.ndarray) -> np.ndarray:

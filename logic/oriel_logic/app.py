@@ -18,6 +18,7 @@ from oriel_logic.ingress import Dispatch
 from oriel_logic.listing import read_listing
 from oriel_logic.loading import load, one_line
 from oriel_logic.metrics import Metrics
+from oriel_logic.openapi import DOCS, OPENAPI, Description
 from oriel_logic.pipeline import Pipeline
 from oriel_logic.registry import Registry
 from oriel_logic.releases import Deployment, Pool, Release
@@ -26,6 +27,7 @@ from oriel_logic.settings import Settings
 from oriel_logic.totals import Totals
 from oriel_logic.updates import Updates
 from oriel_logic.upstreams import Upstreams
+from oriel_logic.watchdog import Watchdog
 from oriel_logic.workers.launch import ForkServer
 from oriel_logic.workers.pool import PoolLimits, WorkerPool
 from oriel_logic.workers.references import Services
@@ -103,6 +105,8 @@ class Unit:
         self._upstreams = models or Upstreams(settings.inference, settings.inference_grpc)
         self._peers = TrustedPeers(settings.trusted_peers)
         self.dispatch = Dispatch(self.registry, max_body_bytes=settings.max_body_bytes)
+        described = Description(self.registry.definitions)
+        self.dispatch.routes |= {("GET", OPENAPI): described.openapi, ("GET", DOCS): described.docs}
         self._together = Deployment(self._files, self.pool, self._pipeline(self._services, self.pool))
         self.updates = Updates(
             self.registry,
@@ -121,6 +125,11 @@ class Unit:
             release_drain_s=settings.release_drain_s,
         )
         self._watch: asyncio.Task[None] | None = None
+        self._watchdog = Watchdog(
+            self.registry.definitions,
+            on_lag=self.metrics.loop_lag.observe,
+            on_block=lambda block: self.metrics.count_block(block.service),
+        )
         self._loaded = load(self._files)
         self._openai: OpenAI | None = None
         self.envelope = Envelope(
@@ -138,6 +147,7 @@ class Unit:
         """Set services up and begin to start workers; requests that come before they are ready wait for them."""
         listing = read_listing(self._settings.services)
         await self._upstreams.start()
+        self._watchdog.start()
         await self.pool.start()
         for file, services in groupby(self._loaded, lambda each: each.file):
             failed = []
@@ -190,6 +200,7 @@ class Unit:
         )
 
     async def close(self) -> None:
+        self._watchdog.stop()
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.wait([self._watch])
@@ -231,9 +242,10 @@ class Unit:
 
     def _report(self, problems: dict[str, str]) -> None:
         """What a worker of the pool that is shared could not set up."""
-        for release in list(self._together.releases):
-            if release.name in problems:
-                self.registry.break_down(release, problems[release.name])
+        for release in self._together.releases:
+            problem = problems.get(release.name) or problems.get(release.file.name)
+            if problem:
+                self.registry.break_down(release, problem)
 
 
 def pool_limits(settings: Settings, workers: int) -> PoolLimits:

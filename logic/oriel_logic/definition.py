@@ -105,11 +105,13 @@ class Definition:
     options: Options = field(default_factory=Options)
     offers: tuple[str, ...] = field(init=False)
     is_streamed: bool = field(init=False)
+    reads_stream: bool = field(init=False)
 
     def __post_init__(self) -> None:
         # The media types to choose from; none where the handler does not say what it gives, or bytes of its own kind.
         gives = tuple(self.schemas.output)
         object.__setattr__(self, "offers", () if gives in (("*/*",), ("application/octet-stream",)) else gives)
+        object.__setattr__(self, "reads_stream", self.signature.streams_in is not None)
         object.__setattr__(self, "is_streamed", any(each.streams for each in self.facts.values()))
 
     def stages(self) -> tuple[str, ...]:
@@ -146,7 +148,14 @@ class Definition:
 
     @classmethod
     def from_description(cls, found: Mapping[str, Any]) -> "Definition":
-        """A service whose code only its workers can import: every stage runs there."""
+        """A service whose code only its workers can import: every stage runs there.
+
+        Raises NotAService if it reads its body while it comes: workers get requests whole.
+        """
+        if found["reads_stream"]:
+            raise NotAService(
+                "a service with an environment of its own cannot read an Upload or a stream: it gets requests whole"
+            )
         return cls(
             name=found["name"],
             target=None,
@@ -225,6 +234,9 @@ def define(target: Callable[..., Any], name: str = "", options: Options | None =
     chosen = checked(name or own)
     is_class, is_chain = inspect.isclass(target), "pre" in stages
     signature = signature_of(stages, is_class)
+    facts = {stage: facts_of(function) for stage, function in stages.items()}
+    if signature.streams_in is not None and any(each.where == "worker" for each in facts.values()):
+        raise NotAService(f"'{signature.streams_in.name}' is read while it comes: make `{own}` an `async def`")
     return Definition(
         name=chosen,
         target=target,
@@ -236,7 +248,7 @@ def define(target: Callable[..., Any], name: str = "", options: Options | None =
         signature=signature,
         plan=plan_of(signature),
         schemas=schemas_of(signature, chosen),
-        facts={stage: facts_of(function) for stage, function in stages.items()},
+        facts=facts,
         options=options or Options(),
     )
 
@@ -309,6 +321,7 @@ def describe(definition: Definition) -> dict[str, Any]:
         "output": dict(definition.schemas.output),
         "schemas": dict(definition.schemas.components),
         "options": definition.options.as_dict(),
+        "reads_stream": definition.reads_stream,
     }
 
 

@@ -1,6 +1,7 @@
 """From a handler's value to the body of an answer, in the media type that was negotiated."""
 
 import base64
+import inspect
 from collections.abc import Callable, Mapping
 from io import BytesIO
 from typing import Any
@@ -94,6 +95,9 @@ def plain(value: Any) -> Any:
         return base64.b64encode(picture(value, "image/png")).decode()
     if isinstance(value, Audio):
         return base64.b64encode(audio.encode(value)).decode()
+    if inspect.iscoroutine(value):
+        value.close()
+        raise TypeError("a coroutine is no JSON value: is an `await` missing?")
     dump = getattr(value, "model_dump", None)
     if callable(dump):
         return dump(mode="json")

@@ -60,8 +60,7 @@ class Dispatch:
         if encoding is not None and encoding.strip().lower() not in ("", "identity"):
             raise MediaUnsupported("send the body without a content encoding, as it is")
         limit_bytes = definition.options.max_body_bytes or self._max_body_bytes
-        comes_in = definition.signature.streams_in is not None
-        body = b"" if comes_in else await read_body(inbound, visit, limit_bytes)
+        body = b"" if definition.reads_stream else await read_body(inbound, visit, limit_bytes)
         request = Request(
             body=body,
             content_type=headers.get("content-type", "").partition(";")[0].strip().lower(),
@@ -72,7 +71,7 @@ class Dispatch:
                 if name not in PRIVATE and not name.startswith("x-oriel-")
             },
         )
-        pieces = inbound.pieces() if comes_in else None
+        pieces = inbound.pieces() if definition.reads_stream else None
         answer = await release.pipeline.run(definition, request, visit.call, visit.ledger, pieces, limit_bytes)
         return streamed_reply(answer, visit) if isinstance(answer, Streamed) else reply_of(answer)
 

@@ -38,7 +38,14 @@ STREAM_STEP_S = 60.0
 class ModelServers(Protocol):
     """What is needed of `inference.InferenceServers`."""
 
-    def bind(self, call: CallContext, ledger: Ledger) -> Models: ...
+    def bind(self, call: CallContext, ledger: Ledger) -> "BoundModels": ...
+
+
+class BoundModels(Models, Protocol):
+    """The models of one request."""
+
+    def rebind(self, call: CallContext) -> None:
+        """Calls have until another deadline from now on."""
 
 
 class Pipeline:
@@ -75,7 +82,15 @@ class Pipeline:
         if definition.options.timeout_s is not None:
             call = shorter(call, self._clock() + definition.options.timeout_s)
         run = Run(self._services, definition, request, media, pieces, limit_bytes)
-        run.context = Context(call, ledger, self._workers, clock=self._clock)
+        options = definition.options
+        run.context = Context(
+            call,
+            ledger,
+            self._workers,
+            run_s=options.timeout_s,
+            memory_mb=options.memory_mb or 0,
+            clock=self._clock,
+        )
         run.models = self._inference.bind(call, ledger)
         if definition.is_streamed:
             values = run.streamed(call, self._clock)
@@ -87,7 +102,7 @@ class Pipeline:
                 return await run.function()
         except LogicError:
             raise
-        except Exception as error:  # the handler's own: its log entry is written where the answer is made
+        except (Exception, SystemExit) as error:  # the handler's own: its log entry is written where the answer is made
             if isinstance(error, TimeoutError) and limit.expired():
                 raise DeadlineExceeded(ledger.interrupted) from error
             raise failed(error) from error
@@ -99,7 +114,7 @@ class Run:
     __slots__ = ("_definition", "_limit_bytes", "_media", "_pieces", "_request", "_services", "context", "models")
 
     context: Context
-    models: Models
+    models: BoundModels
 
     def __init__(
         self,
@@ -159,10 +174,10 @@ class Run:
                 if lasting is not call:
                     call = lasting
                     self.context.rebind(call)
-                    self.models.rebind(call)  # type: ignore[attr-defined]
+                    self.models.rebind(call)
         except LogicError:
             raise
-        except Exception as error:  # the handler's own
+        except (Exception, SystemExit) as error:  # the handler's own
             raise failed(error) from error
         finally:
             await close(values)

@@ -120,6 +120,8 @@ def schemas_of(signature: Signature, name: str) -> Schemas:
         takes[JSON] = {"schema": {"type": "object", "required": ["inputs"], "properties": {"inputs": V2_TENSORS}}}
     if reads_json(signature):
         takes[JSON] = {"schema": writer.schema(fields_type(signature))}
+        if signature.body == "whole" and "contentMediaType" in str((takes, writer.components)):
+            takes[MULTIPART] = takes[JSON]
     lead = lead_input(signature)
     if lead is not None:
         for media in MEDIA_IN[lead.form]:

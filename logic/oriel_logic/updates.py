@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine, Hashable, Iterable
 from dataclasses import replace
 
 from oriel_logic.changes import Changes, plan
-from oriel_logic.deploying import Deployer, SetUpFailed
+from oriel_logic.deploying import Deployer, NoService, SetUpFailed
 from oriel_logic.listing import Listing, Source
 from oriel_logic.loading import forget
 from oriel_logic.registry import Registry
@@ -238,6 +238,9 @@ class Updates:
 
     def _fail(self, origin: str, source: Source, failure: SetUpFailed) -> None:
         serving = [each.name for each in self._registry.releases() if each.file.origin == origin]
+        if isinstance(failure, NoService) and source.file.is_plain and not serving:
+            self._registry.withdraw(origin)  # what was said of it before
+            return
         name = failure.service or (serving[0] if serving else source.file.name)
         self._registry.fail(source.file, name, failure.problem)
         self._count("failed")

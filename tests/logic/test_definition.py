@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from oriel_logic.bodies.upload import Upload
 from oriel_logic.definition import NotAService, define, definition_of, service
 
 
@@ -71,6 +72,9 @@ def unreadable(value: object) -> None: ...
 def two_streams(first: AsyncIterator[int], second: AsyncIterator[int]) -> None: ...
 
 
+def late(file: Upload) -> None: ...
+
+
 class NoStage:
     def pre(self, request: Any) -> Any: ...
 
@@ -108,6 +112,7 @@ class NeedsArguments:
         (misspelt, "parameter 'item' of `misspelt` cannot be looked up: name 'Itme' is not defined"),
         (unreadable, "type object has no JSON form: use a dataclass"),
         (two_streams, "can read one stream, not first and second"),
+        (late, "'file' is read while it comes: make `late` an `async def`"),
         (NoStage, "or one method `predict`"),
         (TakesMore, "takes outputs, and beside it only `ctx`, not 'threshold'"),
         (NoModel, "needs `model"),

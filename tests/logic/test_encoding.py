@@ -16,6 +16,7 @@ from oriel_logic.bodies.tensors import HEADER_LENGTH, Tensors
 from oriel_logic.encoding import HEAVY_BYTES, encode, framing, is_heavy
 from oriel_logic.errors import HandlerFailed
 from oriel_logic.messages import Answer
+from oriel_logic.replies import reply_of
 from oriel_wire.v2.http import decode_response
 
 ROWS = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -114,3 +115,25 @@ def test_pieces_of_a_stream() -> None:
     assert framing("text/plain")("a") == b"a" and framing("application/octet-stream")(b"\x00") == b"\x00"
     with pytest.raises(TypeError):
         framing("text/plain")(1)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        (("x-a\r\n", "b"),),
+        (("x-a", "b\r\nset-cookie: c"),),
+        (("content-length", "3"),),
+        (("x" * 101, ""),),
+        (("x", "é☃"),),
+    ],
+)
+def test_headers_that_cannot_be_sent_are_the_services_failure(headers: Any) -> None:
+    with pytest.raises(HandlerFailed, match="header that cannot be sent"):
+        reply_of(Answer(body=b"", headers=headers))
+
+
+def test_headers_and_types_of_an_answer_go_out_as_they_are() -> None:
+    reply = reply_of(Answer(body=b"a", content_type="text/csv", headers=(("x-rows", "1"),)))
+    assert (reply.body, reply.content_type, reply.headers) == (b"a", "text/csv", (("x-rows", "1"),))
+    with pytest.raises(HandlerFailed, match="content type that cannot be sent"):
+        reply_of(Answer(body=b"", content_type="text/csv\r\nx: y"))

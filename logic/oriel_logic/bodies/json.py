@@ -37,13 +37,13 @@ def decode(body: bytes, decoder: "msgspec.json.Decoder[Any]") -> Any:
 
 def invalid(error: msgspec.ValidationError) -> Refused:
     """What is wrong, and where: a Refused, of the kind that a value's own reader raised."""
-    text, path = str(error), "$"
+    text, path, field = str(error), "$", ""
     found = WITH_PATH.match(text)
     if found is not None:
         text, path = found["what"], found["path"]
     missing = ONE_FIELD.match(text)
     if missing is not None:
-        path += f".{missing['name']}"
+        field = f"{path}.{missing['name']}"
     cause = error.__cause__
     problems = getattr(cause, "errors", None)
     if callable(problems):  # pydantic's: the first of them
@@ -53,7 +53,7 @@ def invalid(error: msgspec.ValidationError) -> Refused:
     if cause is not None and isinstance(cause.__cause__, Refused):
         kind = type(cause.__cause__)
     path = path[:MAX_PATH]
-    return kind(f"{text[:1].upper()}{text[1:]} at {path}", field=path)
+    return kind(f"{text[:1].upper()}{text[1:]} at {path}", field=field[:MAX_PATH] or path)
 
 
 def steps(location: tuple[str | int, ...]) -> str:

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from oriel_logic.batched import BatchLimits, WrongRows, group_of, rows_in, size_of
+from oriel_logic.batching import BatchLimits, WrongRows, group_of, rows_in, size_of
 from oriel_logic.errors import DeadlineExceeded, HandlerFailed, LogicError, Saturated, ServiceBroken, WorkerDied
 from oriel_logic.workers.asked import ModelCalls
 from oriel_logic.workers.batcher import Batcher
