@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from oriel_logic.batching import batched
     from oriel_logic.bodies.audio import Audio
     from oriel_logic.bodies.tensors import Tensors
     from oriel_logic.bodies.upload import Upload
@@ -41,10 +42,12 @@ __all__ = [
     "TensorSpec",
     "Tensors",
     "Upload",
+    "batched",
     "service",
 ]
 
 HOMES = {
+    "batching": ("batched",),
     "definition": ("service",),
     "errors": ("InputTooLarge", "MediaUnsupported", "ModelBusy", "ModelError", "Refused"),
     "messages": ("Answer", "Request"),

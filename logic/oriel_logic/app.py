@@ -5,7 +5,6 @@ import gc
 import logging
 import socket
 import sys
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -25,10 +24,10 @@ from oriel_logic.registry import Registry
 from oriel_logic.releases import Deployment, Pool, Release
 from oriel_logic.server import open_server
 from oriel_logic.settings import Settings
-from oriel_logic.sources import HandlerFile
 from oriel_logic.totals import Totals
 from oriel_logic.updates import Updates
 from oriel_logic.upstreams import Upstreams
+from oriel_logic.watchdog import Watchdog
 from oriel_logic.workers.launch import ForkServer
 from oriel_logic.workers.pool import PoolLimits, WorkerPool
 from oriel_logic.workers.references import Services
@@ -120,14 +119,19 @@ class Unit:
             ),
             read=lambda: read_listing(settings.services),
             count=self.metrics.count_update,
+            changed=self._serve_openai,
             closed=lambda pool: self._totals.keep(pool.tally),
             poll_s=settings.poll_s,
             release_drain_s=settings.release_drain_s,
         )
         self._watch: asyncio.Task[None] | None = None
+        self._watchdog = Watchdog(
+            self.registry.definitions,
+            on_lag=self.metrics.loop_lag.observe,
+            on_block=lambda block: self.metrics.count_block(block.service),
+        )
         self._loaded = load(self._files)
         self._openai: OpenAI | None = None
-        self._serve_openai(self._files)
         self.envelope = Envelope(
             self.dispatch,
             sink=sink,
@@ -143,6 +147,7 @@ class Unit:
         """Set services up and begin to start workers; requests that come before they are ready wait for them."""
         listing = read_listing(self._settings.services)
         await self._upstreams.start()
+        self._watchdog.start()
         await self.pool.start()
         for file, services in groupby(self._loaded, lambda each: each.file):
             failed = []
@@ -157,6 +162,7 @@ class Unit:
             for name, problem in failed:
                 self.registry.fail(file, name, problem)
         self.updates.begin(listing, self._together)
+        self._serve_openai()
         if self._settings.watch:
             self._watch = asyncio.create_task(self.updates.run(), name="watch over the services folders")
 
@@ -170,8 +176,8 @@ class Unit:
             return f"its setup failed: {one_line(error)}"
         return ""
 
-    def _serve_openai(self, files: Sequence[HandlerFile]) -> None:
-        """Serve what these files, imported already, made for clients of the OpenAI API."""
+    def _serve_openai(self) -> None:
+        """Serve what handler files, imported already, made for clients of the OpenAI API."""
         if "oriel_logic.openai" not in sys.modules:
             return
         from oriel_logic.openai.dispatch import OpenAI
@@ -179,7 +185,8 @@ class Unit:
 
         if self._openai is None:
             self._openai = OpenAI(self.dispatch.routes, self.pool, self._upstreams.servers)
-        self._openai.serve(served_in(files))
+        for each, problem in self._openai.serve(served_in(self.updates.files.values())):
+            self.registry.fail(each.file, each.served_as, problem)
 
     async def open(self, sock: socket.socket) -> HttpServer:
         """Serve on `sock`; end it with `drain` before `close`."""
@@ -193,6 +200,7 @@ class Unit:
         )
 
     async def close(self) -> None:
+        self._watchdog.stop()
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.wait([self._watch])
@@ -234,9 +242,10 @@ class Unit:
 
     def _report(self, problems: dict[str, str]) -> None:
         """What a worker of the pool that is shared could not set up."""
-        for release in list(self._together.releases):
-            if release.name in problems:
-                self.registry.break_down(release, problems[release.name])
+        for release in self._together.releases:
+            problem = problems.get(release.name) or problems.get(release.file.name)
+            if problem:
+                self.registry.break_down(release, problem)
 
 
 def pool_limits(settings: Settings, workers: int) -> PoolLimits:

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
-from oriel_logic.batched import BatchLimits, limits_of
-from oriel_logic.stages import Ledger
+from oriel_logic.batching import BatchLimits, limits_of
+from oriel_logic.stages import Ledger, Stage
 from oriel_logic.workers.references import for_function
 from oriel_wire.context import CallContext
 
@@ -21,6 +21,8 @@ class Finished(Protocol):
     def value(self) -> Any: ...
     @property
     def cpu_us(self) -> int: ...
+    @property
+    def stages(self) -> Sequence[tuple[str, float, float]]: ...
 
 
 class Workers(Protocol):
@@ -37,9 +39,6 @@ class Workers(Protocol):
         run_s: float | None = None,
         memory_mb: int = 0,
     ) -> Finished: ...
-    async def batched(
-        self, reference: str, rows: Any, limits: BatchLimits, *, call: CallContext, stage: str
-    ) -> Finished: ...
     def stream(
         self,
         reference: str,
@@ -51,17 +50,29 @@ class Workers(Protocol):
         run_s: float | None = None,
         memory_mb: int = 0,
     ) -> AsyncIterator[Any]: ...
+    async def batched(
+        self, reference: str, rows: Any, limits: BatchLimits, *, call: CallContext, stage: str
+    ) -> Finished: ...
 
 
 class Context:
-    """One request's context; `ctx` in handlers."""
+    """One request's context; `ctx` in handlers. run_s, memory_mb: the service's limits for what it runs in workers."""
 
-    __slots__ = ("_call", "_clock", "_ledger", "_workers")
+    __slots__ = ("_call", "_clock", "_ledger", "_memory_mb", "_run_s", "_workers")
 
     def __init__(
-        self, call: CallContext, ledger: Ledger, workers: Workers, *, clock: Callable[[], float] = time.monotonic
+        self,
+        call: CallContext,
+        ledger: Ledger,
+        workers: Workers,
+        *,
+        run_s: float | None = None,
+        memory_mb: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._call = call
+        self._run_s = run_s
+        self._memory_mb = memory_mb
         self._ledger = ledger
         self._workers = workers
         self._clock = clock
@@ -95,33 +106,36 @@ class Context:
     async def run(self, function: Callable[P, R], /, *arguments: P.args, **keywords: P.kwargs) -> R:
         """Run a plain function in a worker process, as a stage of its own name; its value comes back.
 
-        The function must be defined at the top of a file; arguments and result are pickled. Raises the Refused that
-        it raised, HandlerFailed for anything else it raised, DeadlineExceeded, Saturated or WorkerDied. Cancelled: it
-        does not start any more, or its result is dropped.
+        The function must be defined at the top of a file; arguments and result are pickled. If it is `@batched`, it
+        takes rows, which go together with those of other requests. Raises the Refused that it raised, HandlerFailed
+        for anything else it raised, DeadlineExceeded, Saturated, WorkerDied, HandlerTimedOut or MemoryExceeded.
+        Cancelled: it does not start any more, or its result is dropped.
         """
         if keywords:
             raise TypeError("ctx.run takes positional arguments")
         limits = limits_of(function)
+        reference, stage = for_function(function), function.__name__
         if limits is not None:
             (rows,) = arguments
-            return cast(R, await self._together(for_function(function), rows, limits, function.__name__))
-        result: R = await self.work(for_function(function), arguments, function.__name__)
-        return result
-
-    async def _together(self, reference: str, rows: Any, limits: BatchLimits, stage: str) -> Any:
-        with self._ledger.stage(stage) as timed:
-            done = await self._workers.batched(reference, rows, limits, call=self._call, stage=stage)
-            timed.attributes["oriel.cpu_us"] = done.cpu_us
-            self._ledger.cost_us += done.cpu_us
-            return done.value
+            with self._ledger.stage(stage) as timed:
+                done = await self._workers.batched(reference, rows, limits, call=self._call, stage=stage)
+                return cast(R, self._accounted(done, timed))
+        bounds = {"run_s": self._run_s, "memory_mb": self._memory_mb}
+        return cast(R, await self.work(reference, arguments, stage, **bounds))
 
     async def work(self, reference: str, arguments: Sequence[Any], stage: str, **terms: Any) -> Any:
         """terms: `models` that the job may call, and its limits `run_s` and `memory_mb`."""
         with self._ledger.stage(stage) as timed:
             done = await self._workers.call(reference, arguments, call=self._call, stage=stage, **terms)
-            timed.attributes["oriel.cpu_us"] = done.cpu_us
-            self._ledger.cost_us += done.cpu_us
-            return done.value
+            return self._accounted(done, timed)
+
+    def _accounted(self, done: Finished, timed: Stage) -> Any:
+        timed.attributes["oriel.cpu_us"] = done.cpu_us
+        self._ledger.cost_us += done.cpu_us
+        for name, start_s, end_s in done.stages:
+            inner = self._ledger.stage(name)
+            inner.start_s, inner.end_s = start_s, end_s
+        return done.value
 
     def stream(self, reference: str, arguments: Sequence[Any], stage: str, **terms: Any) -> AsyncIterator[Any]:
         """The pieces of a generator that runs in a worker; see `work`."""

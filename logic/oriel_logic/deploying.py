@@ -8,11 +8,13 @@ say.
 """
 
 import asyncio
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from oriel_logic.declared import breach
 from oriel_logic.definition import Definition
 from oriel_logic.envelope import Visit, end
 from oriel_logic.errors import (
@@ -39,7 +41,7 @@ from oriel_logic.workers.references import Services
 from oriel_wire.context import CallContext, new_request_id
 from oriel_wire.trace import new_trace
 
-__all__ = ["Deployer", "SetUpFailed"]
+__all__ = ["Deployer", "NoService", "SetUpFailed"]
 
 LOOK_S = 0.1
 MAX_PROBLEM = 500
@@ -60,6 +62,10 @@ class SetUpFailed(Exception):
         self.problem = problem[:MAX_PROBLEM]
         self.service = service
         self.is_passing = is_passing
+
+
+class NoService(SetUpFailed):
+    """There is nothing in it to serve: a neighbour that others import, or a handler that lost its `@service`."""
 
 
 class Deployer:
@@ -125,12 +131,12 @@ class Deployer:
     async def _definitions(self, source: Source, pool: WorkerPool) -> tuple[Mapping[str, Definition], Services]:
         """What the file serves, and the instances of what runs on the loop. Raises SetUpFailed."""
         described = {name: Definition.from_description(each) for name, each in pool.descriptions.items()}
-        if not described:
-            raise SetUpFailed("it has no service: put @service on a function or a class")
         services = Services()
-        if source.python is not None:
+        if described and source.python is not None:
             return described, services
-        loaded = await asyncio.to_thread(load_file, source.file, log=False)
+        loaded = await asyncio.to_thread(load_file, source.file, log=False) if source.python is None else []
+        if not described and not serves_openai(source.file):
+            raise NoService("it has no service: put @service on a function or a class")
         found: dict[str, Definition] = {}
         for each in loaded:
             if each.definition is None:
@@ -168,7 +174,8 @@ class Deployer:
         )
         try:
             async with asyncio.timeout(self._sample_timeout_s):
-                await consumed(await self._serve(release, inbound, visit))
+                reply = await self._serve(release, inbound, visit)
+                await consumed(reply)
         except TimeoutError as error:
             why = f"it gave no answer within {self._sample_timeout_s:g} s"
             raise SetUpFailed(f"its self-test with {sample.label} failed: {why}", service=release.name) from error
@@ -181,6 +188,23 @@ class Deployer:
         except Exception as error:  # what a handler raises while its answer is streamed
             why = one_line(error, release.file.path)
             raise SetUpFailed(f"its self-test with {sample.label} failed: {why}", service=release.name) from error
+        why = breach(release.definition, reply.content_type, reply.body) if reply.pieces is None else ""
+        if why:
+            raise SetUpFailed(f"its self-test with {sample.label} failed: {why}", service=release.name)
+
+
+def serves_openai(file: HandlerFile) -> bool:
+    """Whether this file, imported before, has something for clients of the OpenAI API. Raises SetUpFailed if it cannot
+    run."""
+    if "oriel_logic.openai" not in sys.modules:
+        return False
+    from oriel_logic.openai.served import served_in
+
+    served = served_in([file])
+    for each in served:
+        if each.problem():
+            raise SetUpFailed(each.problem(), service=each.served_as)
+    return bool(served)
 
 
 async def consumed(reply: Reply) -> None:
@@ -197,8 +221,7 @@ def why_of(error: LogicError, path: Path | None) -> str:
     """For the author, who may see what callers do not: what the handler's own code raised."""
     if isinstance(error, HandlerFailed) and error.__cause__ is not None:
         return one_line(error.__cause__, path)
-    notes = " ".join(getattr(error, "__notes__", ()))
-    return f"{error.message} ({notes})" if notes else error.message
+    return " ".join(getattr(error, "__notes__", ())) or error.message
 
 
 class Trial:

@@ -1,6 +1,7 @@
 """From a handler's value to the body of an answer, in the media type that was negotiated."""
 
 import base64
+import inspect
 import re
 from collections.abc import Callable
 from io import BytesIO
@@ -132,6 +133,9 @@ def plain(value: Any) -> Any:
         return base64.b64encode(picture(value, "image/png")).decode()
     if isinstance(value, Audio):
         return base64.b64encode(audio.encode(value)).decode()
+    if inspect.iscoroutine(value):
+        value.close()
+        raise TypeError("a coroutine is no JSON value: is an `await` missing?")
     dump = getattr(value, "model_dump", None)
     if callable(dump):
         return dump(mode="json")

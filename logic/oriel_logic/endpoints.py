@@ -42,9 +42,9 @@ C = TypeVar("C", bound=Closable)
 
 class Endpoint(Generic[C]):
     """One inference server. outstanding: calls under way, also those that wait for a connection. failures: how often
-    in a row it could not be reached."""
+    in a row it could not be reached. is_tried: after that, a call is on its way to it."""
 
-    __slots__ = ("address", "client", "down_until", "failures", "outstanding")
+    __slots__ = ("address", "client", "down_until", "failures", "is_tried", "outstanding")
 
     def __init__(self, address: Address, client: C) -> None:
         self.address = address
@@ -52,6 +52,7 @@ class Endpoint(Generic[C]):
         self.outstanding = 0
         self.failures = 0
         self.down_until = 0.0
+        self.is_tried = False
 
 
 class Endpoints(Generic[C]):
@@ -95,18 +96,24 @@ class Endpoints(Generic[C]):
             if each not in tried and (best is None or self._load(each, now) < self._load(best, now)):
                 best = each
         if best is not None and best.failures:
+            best.is_tried = True
             best.down_until = max(best.down_until, now + TRIAL_S)
         return best
 
     def mark_down(self, endpoint: Endpoint[C]) -> None:
-        """It could not be reached."""
-        endpoint.down_until = self._clock() + min(DOWN_S * 2.0**endpoint.failures, DOWN_MAX_S)
+        """It could not be reached. Calls that find out together count once."""
+        now = self._clock()
+        if endpoint.down_until > now and not endpoint.is_tried:
+            return
+        endpoint.is_tried = False
+        endpoint.down_until = now + min(DOWN_S * 2.0**endpoint.failures, DOWN_MAX_S)
         endpoint.failures = min(endpoint.failures + 1, 16)
 
     def mark_up(self, endpoint: Endpoint[C]) -> None:
         """It was reached."""
         endpoint.failures = 0
         endpoint.down_until = 0.0
+        endpoint.is_tried = False
 
     async def close(self) -> None:
         for each in (*self._endpoints, *self._leaving):

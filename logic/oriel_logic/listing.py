@@ -22,6 +22,7 @@ __all__ = ["Listing", "Source", "read_listing", "together"]
 MAX_FILES = 2000
 MAX_SOURCE_BYTES = 1 << 20
 IMPORT = re.compile(rb"^[ \t]*(?:from|import)[ \t]+([A-Za-z_][A-Za-z0-9_]*)", re.MULTILINE)
+RUN = re.compile(rb"^[ \t]*run[ \t]*=[ \t]*[\"']([A-Za-z_][A-Za-z0-9_]*)\.py:", re.MULTILINE)
 SKIPPED = frozenset({"__pycache__"})
 
 
@@ -145,12 +146,13 @@ def neighbours(path: Path) -> list[Path]:
 
 
 def imported(path: Path) -> list[str]:
-    """First parts of the names that import statements of this file name; more than it imports does no harm."""
-    if path.suffix != ".py":
+    """First parts of the names that import statements of this file name, or the files whose functions a declared
+    pipeline runs; more than it imports does no harm."""
+    if path.suffix not in (".py", ".toml"):
         return []
     try:
         with path.open("rb") as file:
             text = file.read(MAX_SOURCE_BYTES)
     except FileNotFoundError:
         return []
-    return [name.decode() for name in dict.fromkeys(IMPORT.findall(text))]
+    return [name.decode() for name in dict.fromkeys((RUN if path.suffix == ".toml" else IMPORT).findall(text))]

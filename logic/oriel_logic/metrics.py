@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from oriel_logic.errors import Outcome
@@ -19,6 +19,7 @@ from oriel_logic.stages import Stage
 __all__ = ["Metrics"]
 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+LAG_BUCKETS_S = (0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
 MAX_STAGES = 64  # of one service and tier
 MAX_TIERS = 16
 OTHER = "other"
@@ -71,6 +72,19 @@ class Metrics:
         self.watch_total(
             "oriel_logic_updates", "Changes of handlers on the disk, by result", "result", lambda: self._updates
         )
+        self._blocks: Counter[str] = Counter()
+        self.watch_total(
+            "oriel_logic_loop_blocked",
+            "Times the event loop was held for more than 50 ms, by the service that did",
+            "service",
+            lambda: self._blocks,
+        )
+        self.loop_lag = Histogram(
+            "oriel_logic_loop_lag_seconds",
+            "How long the event loop took to answer the watchdog",
+            buckets=LAG_BUCKETS_S,
+            registry=self.registry,
+        )
 
     def observe(self, service: str, tier: str, outcome: Outcome, seconds: float, stages: Iterable[Stage]) -> None:
         """One finished request; `service` must be one that was loaded, or ""."""
@@ -87,6 +101,10 @@ class Metrics:
                 durations = series.stage(stage.name)
             spent_s = stage.end_s - stage.start_s
             durations.add(spent_s if spent_s > 0.0 else 0.0)
+
+    def count_block(self, service: str) -> None:
+        """Something held the event loop; `service`: one that was loaded, or "" for none of them."""
+        self._blocks[service] += 1
 
     def count_update(self, result: str) -> None:
         """A change of a handler was dealt with: "published", "failed", "removed" or "superseded"."""

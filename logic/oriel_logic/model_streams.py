@@ -6,6 +6,8 @@ was not answered at all because nobody could be reached is asked elsewhere. grpc
 
 import asyncio
 import contextlib
+import importlib
+import sys
 import time
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any
@@ -38,6 +40,7 @@ IDLE_S = 30.0
 MAX_S = 600.0
 MAX_ANSWER_BYTES = 64 << 20
 RETRY_S = 1.0
+NEEDED = ("grpc.aio", "oriel_wire.v2.grpc")
 NOT_CONNECTED = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed")
 
 
@@ -109,6 +112,8 @@ class StreamServers:
         """
         if not len(self._endpoints):
             raise ModelUnreachable("this server knows no gRPC port of an inference server: pass --inference-grpc")
+        if not all(name in sys.modules for name in NEEDED):
+            await asyncio.to_thread(load)
         from oriel_wire.v2.grpc import decode_infer_response, encode_infer_request
 
         try:
@@ -171,6 +176,12 @@ class StreamServers:
             raise refused(model, await stream.code(), await stream.details() or "", await trailing(stream)) from error
         finally:
             stream.cancel()
+
+
+def load() -> None:
+    """Import what streams need, which takes some 70 ms: not on the loop."""
+    for name in NEEDED:
+        importlib.import_module(name)
 
 
 class NotConnected(Exception):

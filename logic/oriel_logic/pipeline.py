@@ -79,9 +79,17 @@ class Pipeline:
         Raises LogicError only. Cancelled: queued work of this request is gone, calls under way are closed.
         """
         media = negotiated(definition, request) if definition.offers else ""
-        if definition.options.timeout_s is not None:
-            call = shorter(call, self._clock() + definition.options.timeout_s)
-        context = Context(call, ledger, self._workers, clock=self._clock)
+        options = definition.options
+        if options.timeout_s is not None:
+            call = shorter(call, self._clock() + options.timeout_s)
+        context = Context(
+            call,
+            ledger,
+            self._workers,
+            run_s=options.timeout_s,
+            memory_mb=options.memory_mb or 0,
+            clock=self._clock,
+        )
         models = self._inference.bind(call, ledger)
         if definition.is_streamed:
             run = Run(self._services, definition, request, media, context, models, pieces, limit_bytes)
@@ -104,7 +112,7 @@ class Pipeline:
                 return await run.function()
         except LogicError:
             raise
-        except Exception as error:  # the handler's own: its log entry is written where the answer is made
+        except (Exception, SystemExit) as error:  # the handler's own: its log entry is written where the answer is made
             if isinstance(error, TimeoutError) and limit.expired():
                 raise DeadlineExceeded(ledger.interrupted) from error
             raise failed(error) from error
@@ -180,7 +188,7 @@ class Run:
                     self.models.rebind(call)
         except LogicError:
             raise
-        except Exception as error:  # the handler's own
+        except (Exception, SystemExit) as error:  # the handler's own
             raise failed(error) from error
         finally:
             await close(values)

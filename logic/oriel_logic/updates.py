@@ -19,11 +19,12 @@ from collections.abc import Callable, Coroutine, Hashable, Iterable
 from dataclasses import replace
 
 from oriel_logic.changes import Changes, plan
-from oriel_logic.deploying import Deployer, SetUpFailed
+from oriel_logic.deploying import Deployer, NoService, SetUpFailed
 from oriel_logic.listing import Listing, Source
 from oriel_logic.loading import forget
 from oriel_logic.registry import Registry
 from oriel_logic.releases import Deployment, Pool, Release
+from oriel_logic.sources import HandlerFile
 
 __all__ = ["Updates"]
 
@@ -35,6 +36,7 @@ RETRY_MAX_S = 60.0
 
 class Updates:
     """read: lists the folders; may block, is called in a thread. count: told how each update ended.
+    changed: told when `files`, the newest of each place that could be set up, are others than before.
     closed: told of the pool of a deployment that was.
 
     Single writer: the loop.
@@ -47,6 +49,7 @@ class Updates:
         *,
         read: Callable[[], Listing],
         count: Callable[[str], None],
+        changed: Callable[[], None],
         closed: Callable[[Pool], None],
         poll_s: float,
         release_drain_s: float,
@@ -56,6 +59,7 @@ class Updates:
         self._deployer = deployer
         self._read = read
         self._count = count
+        self._changed = changed
         self._closed = closed
         self._poll_s = poll_s
         self._release_drain_s = release_drain_s
@@ -71,6 +75,7 @@ class Updates:
         self._tasks: set[asyncio.Task[None]] = set()
         self._was_unreadable = False
         self.deployments: list[Deployment] = []
+        self.files: dict[str, HandlerFile] = {}  # by origin
 
     @property
     def has_begun(self) -> bool:
@@ -81,7 +86,8 @@ class Updates:
         """Take over what was set up at start, and set up what needs processes of its own, without a sample: where
         nothing serves yet, a model that is not there yet must not keep everything from being served."""
         self.deployments.append(together)
-        known = {file.origin for file in together.files}
+        self.files = {file.origin: file for file in together.files}
+        known = set(self.files)
         self._before = listing
         self._weigh(listing)
         for origin, source in listing.sources.items():
@@ -148,6 +154,9 @@ class Updates:
                 _log.info("services: %s is gone and takes no more requests", gone[0].file.label)
                 self._count("removed")
             self._retire(gone)
+            self.files.pop(origin, None)
+        if changes.removed:
+            self._changed()
         for origin in changes.changed:
             self._done[origin] = listing.sources[origin].stamp
             self._start(origin, listing.sources[origin])
@@ -202,9 +211,16 @@ class Updates:
         except BaseException:
             await deployment.pool.close()
             raise
-        self.deployments.append(deployment)
         self._retries.pop(origin, None)
         gone = self._registry.publish(origin, deployment.releases)
+        before, self.files[origin] = self.files.get(origin), deployment.files[0]
+        self._changed()
+        if before is not None and not gone:  # otherwise when the last request is done
+            forget(before.module)
+        if deployment.releases:
+            self.deployments.append(deployment)
+        else:  # what it has for OpenAI clients runs in the workers that all share
+            await deployment.pool.close()
         for release in deployment.releases:
             _log.info(
                 "services: '%s' version %s, release %d, takes requests", release.name, release.version, release.number
@@ -222,6 +238,9 @@ class Updates:
 
     def _fail(self, origin: str, source: Source, failure: SetUpFailed) -> None:
         serving = [each.name for each in self._registry.releases() if each.file.origin == origin]
+        if isinstance(failure, NoService) and source.file.is_plain and not serving:
+            self._registry.withdraw(origin)  # what was said of it before
+            return
         name = failure.service or (serving[0] if serving else source.file.name)
         self._registry.fail(source.file, name, failure.problem)
         self._count("failed")

@@ -10,6 +10,8 @@ from oriel_wire.engine.client import HttpClient
 
 __all__ = ["Upstreams"]
 
+MAX_CONNECTIONS = 256  # to one inference server: it cannot batch what waits here
+
 
 class Upstreams:
     """http, grpc: addresses or names of inference servers; a name stands for all addresses it has, now and later."""
@@ -35,4 +37,4 @@ class Upstreams:
 
 
 def http_client(address: Address) -> HttpClient:
-    return HttpClient(host=address[0], port=address[1])
+    return HttpClient(host=address[0], port=address[1], max_connections=MAX_CONNECTIONS)

@@ -38,7 +38,8 @@ def test_every_refusal_has_a_status_on_both_protocols() -> None:
 
 
 @pytest.mark.parametrize(
-    "heading", ["HTTP, as", "Special routes", "Gateway\n", "v2 messages", "Logic (", "Load generator", "Control planes"]
+    "heading",
+    ["HTTP, as", "Special routes", "Gateway\n", "v2 messages", "Logic (", "OpenAI", "Load generator", "Control planes"],
 )
 def test_every_limit_names_a_test_that_there_is_and_stands_once(heading: str) -> None:
     tests = "\n".join(path.read_text() for path in Path(__file__).resolve().parents[1].rglob("test_*.py"))

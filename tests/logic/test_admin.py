@@ -1,12 +1,13 @@
 """Health and metrics of a unit."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import httpx
 
 from oriel_logic.errors import Outcome
-from oriel_logic.metrics import MAX_STAGES, Metrics
+from oriel_logic.metrics import MAX_STAGES, MAX_TIERS, Metrics
 from oriel_logic.stages import Ledger
 from oriel_wire.trace import new_trace
 
@@ -40,7 +41,6 @@ async def test_metrics_count_requests_by_service_and_outcome(stack: Any, service
 
 
 async def test_stage_names_are_bounded() -> None:
-
     metrics = Metrics()
     ledger = Ledger(new_trace(False))
     for index in range(100):
@@ -48,6 +48,59 @@ async def test_stage_names_are_bounded() -> None:
             pass
     metrics.observe("x", "gold", Outcome.OK, 1.0, ledger.stages)
     value = metrics.registry.get_sample_value
-    assert (
-        value("oriel_logic_stage_seconds_count", {"service": "x", "stage": "other", "tier": "gold"}) == 100 - MAX_STAGES
-    )
+    labels = {"service": "x", "stage": "other", "tier": "gold"}
+    assert value("oriel_logic_stage_seconds_count", labels) == 100 - MAX_STAGES
+
+
+async def test_tiers_are_bounded_and_told_apart() -> None:
+    metrics = Metrics()
+    for index in range(100):
+        metrics.observe("x", f"tier-{index}", Outcome.OK, 0.002, ())
+    metrics.observe("x", "tier-0", Outcome.SATURATED, 0.2, ())
+    value = metrics.registry.get_sample_value
+    # One place is that of requests without a tier.
+    assert value("oriel_logic_request_seconds_count", {"service": "x", "tier": "other"}) == 100 - MAX_TIERS + 1
+    buckets = [
+        value("oriel_logic_request_seconds_bucket", {"service": "x", "tier": "tier-0", "le": le})
+        for le in ("0.001", "0.0025", "0.1", "0.25", "+Inf")
+    ]
+    assert buckets == [0, 1, 1, 2, 2]
+    assert value("oriel_logic_requests_total", {"service": "x", "outcome": "ok"}) == 100
+    assert value("oriel_logic_requests_total", {"service": "x", "outcome": "saturated"}) == 1
+
+
+async def test_no_counter_falls_when_a_pool_is_closed(stack: Any, services: Any) -> None:
+    folder = services(plain=SERVICE)
+    logic = await stack(folder)
+    value = logic.unit.metrics.registry.get_sample_value
+
+    async def save(text: str) -> None:
+        (folder / "plain.py").write_text(text)
+        for _ in range(2):
+            await logic.unit.updates.look()
+        await logic.unit.updates.settled()
+
+    await logic.post("plain")
+    assert value("oriel_logic_jobs_total") == 1 and value("oriel_logic_worker_busy_seconds_total") > 0
+    assert value("oriel_logic_job_wait_seconds_total") >= 0
+    await save(SERVICE.replace("1", "2"))
+    assert value("oriel_logic_jobs_total") == 1 and value("oriel_logic_workers_ready") >= 1
+    await logic.post("plain")
+    assert value("oriel_logic_jobs_total") == 2
+    assert value("oriel_logic_updates_total", {"result": "published"}) == 1
+    await save("nonsense (")
+    assert value("oriel_logic_updates_total", {"result": "failed"}) == 1
+    states = {state: value("oriel_logic_releases", {"state": state}) for state in ("serving", "draining", "failed")}
+    assert states == {"serving": 1, "draining": 0, "failed": 1}
+
+
+async def test_every_metric_is_on_the_page(stack: Any, services: Any) -> None:
+    logic = await stack(services(plain=SERVICE))
+    await logic.post("plain")
+    page = (Path(__file__).resolve().parents[2] / "docs" / "metrics-logic.md").read_text()
+    rows = {row.split("`")[1]: row.split("|")[2].strip() for row in page.splitlines() if row.startswith("| `")}
+    families = {
+        f"{each.name}_total" if each.type == "counter" else each.name: each.type
+        for each in logic.unit.metrics.registry.collect()
+    }
+    assert rows == families

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.logic.conftest import a_call
 
-from oriel_logic.batched import BatchLimits, WrongRows, batched, group_of, limits_of, merge, rows_in, split
+from oriel_logic.batching import BatchLimits, WrongRows, batched, group_of, limits_of, merge, rows_in, split
 from oriel_logic.errors import DeadlineExceeded, HandlerFailed, LogicError, Refused, Saturated, WorkerDied
 from oriel_logic.workers.batcher import Batcher
 from oriel_logic.workers.frames import Kind

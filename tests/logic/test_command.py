@@ -40,8 +40,8 @@ def arguments(*flags: str) -> argparse.Namespace:
 class Process:
     """A logic server as a subprocess on free ports."""
 
-    def __init__(self, folder: Path, log: Path) -> None:
-        flags = ["--services", str(folder), "--http-port", "0", "--admin-port", "0", "--workers", "2"]
+    def __init__(self, folder: Path, log: Path, *more: str) -> None:
+        flags = ["--services", str(folder), "--http-port", "0", "--admin-port", "0", "--workers", "2", *more]
         code = f"{RUN}; sys.exit(c.run(p.parse_args(sys.argv[1:])))"
         self.log = log
         path = {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
@@ -108,6 +108,24 @@ def test_it_serves_and_stops_when_asked(process: Process) -> None:
     assert "Traceback" not in process.log.read_text()
 
 
+def test_installed_services_and_what_is_saved_later_are_served(
+    services: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shipped.py").write_text(
+        "from oriel_logic import service\n@service\nasync def ours(request, models, ctx): return 7\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = services(plain=PLAIN)
+    process = Process(folder, tmp_path / "log", "--service", "shipped:ours")
+    try:
+        assert httpx.post(f"{process.url}/ours").json() == 7
+        (folder / "later.py").write_text("from oriel_logic import service\n@service\ndef f(request): return 8\n")
+        until(lambda: httpx.post(f"{process.url}/later").status_code == 200)
+    finally:
+        process.popen.send_signal(signal.SIGTERM)
+        assert process.popen.wait(20) == 0
+
+
 @linux
 @pytest.mark.parametrize("victim", ["logic", "fork server"])
 def test_nobody_is_left_behind_by_a_kill(process: Process, victim: str) -> None:
@@ -141,6 +159,8 @@ def test_a_taken_port_is_one_line_with_the_mend(services: Callable[..., Path]) -
     ("flags", "words"),
     [
         (["--services", "/nowhere/at/all"], "pass --services DIR"),
+        ([], "there is nothing to serve: pass --services DIR"),
+        (["--service", "nonsense"], "--service: 'nonsense' is no service: name it as module:attribute"),
         (["--services", ".", "--inference", "nonsense"], "pass --inference HOST:PORT"),
         (["--services", ".", "--inference", "host:99999"], "pass --inference HOST:PORT"),
         (["--services", ".", "--workers", "0"], "pass --workers N"),

@@ -66,8 +66,11 @@ def test_it_is_tried_less_and_less_often() -> None:
     endpoints, each = several(2, clock)
     waits = []
     for _ in range(40):
-        endpoints.mark_down(each[0])
+        for _ in range(8):  # calls that find out together
+            endpoints.mark_down(each[0])
         waits.append(each[0].down_until - clock.now)
+        clock.now = each[0].down_until
+        assert [endpoints.pick() for _ in range(3)].count(each[0]) == 1
     assert waits[:3] == [DOWN_S, 2 * DOWN_S, 4 * DOWN_S] and waits[-1] == DOWN_MAX_S
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from oriel_logic import upstreams
 from oriel_logic.endpoints import Client, Endpoints
 from oriel_logic.errors import (
     DeadlineExceeded,
@@ -197,3 +198,25 @@ async def test_a_deadline_that_has_passed_sends_nothing(servers: Any, inference:
     with pytest.raises(DeadlineExceeded):
         await Caller(connected, call(deadline=monotonic() - 1)).models.infer("double", {"x": ROW})
     assert len(inference.calls) == 1
+
+
+async def test_calls_past_the_bound_wait_their_turn(
+    servers: Any, inference: Any, call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upstreams, "MAX_CONNECTIONS", 1)
+    connected = servers(inference.port)
+    await Caller(connected, call()).models.infer("double", {"x": ROW})
+    inference.hold = True
+    first, second = (
+        asyncio.ensure_future(Caller(connected, call()).models.infer("double", {"x": ROW})) for _ in range(2)
+    )
+    while len(inference.calls) < 2:
+        await asyncio.sleep(0)
+    with pytest.raises(DeadlineExceeded):
+        await Caller(connected, call(deadline=monotonic() + 0.05)).models.infer("double", {"x": ROW})
+    assert len(inference.calls) == 2
+    for answered in (1, 2):
+        inference.answer(inference.calls[answered], "double")
+        while len(inference.calls) == answered + 1 and not second.done():
+            await asyncio.sleep(0)
+    assert (await first)["y"].tolist() == (await second)["y"].tolist() == [[2, 4]]

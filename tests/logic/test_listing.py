@@ -33,6 +33,17 @@ def test_a_file_is_what_it_imports_from_beside_it(tmp_path: Path) -> None:
     assert read_listing([tmp_path]).stamps() == with_deep
 
 
+def test_a_declared_pipeline_is_also_the_files_of_its_functions(tmp_path: Path) -> None:
+    write(tmp_path / "shop.toml", '[[step]]\nname = "a"\nrun = "_steps.py:prepare"\n')
+    stamps = [only(tmp_path).stamp]
+    for name, text in (("_steps.py", "import _deep\n"), ("_deep.py", ""), ("_steps.py", "import _deep  #\n")):
+        write(tmp_path / name, text)
+        stamps.append(only(tmp_path).stamp)
+    assert len(set(stamps)) == 4
+    write(tmp_path / "_unused.py", "x")
+    assert only(tmp_path).stamp == stamps[-1]
+
+
 @pytest.mark.parametrize("name", ["handler.py", "prep.py", "lib/deep.py", "vocab.txt", "pyproject.toml"])
 def test_a_folder_is_all_that_lies_in_it(tmp_path: Path, name: str) -> None:
     write(tmp_path / "digits/handler.py")

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from oriel_logic.sources import HandlerFile, handler_files, natural
+from oriel_logic.sources import HandlerFile, handler_files, installed_files, named_file, natural
 
 
 def lay(root: Path, *paths: str) -> Path:
@@ -59,3 +59,18 @@ def test_a_record_is_the_file(file: HandlerFile) -> None:
 def test_versions_are_in_the_order_people_count() -> None:
     names = ["10", "9", "1.10", "1.9", "v2", "v10", "beta", "1"]
     assert sorted(names, key=natural) == ["beta", "v2", "v10", "1", "1.9", "1.10", "9", "10"]
+
+
+def test_installed_services_are_named_by_module_and_attribute() -> None:
+    assert named_file("shop.ranking:Ranker") == HandlerFile(module="shop.ranking", attribute="Ranker")
+    for text in ("shop.ranking", "shop/ranking:x", ":x", "x:", "a b:c"):
+        with pytest.raises(ValueError, match="name it as module:attribute"):
+            named_file(text)
+
+
+def test_entry_points_are_services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lay(tmp_path, "shop-1.dist-info/METADATA")
+    (tmp_path / "shop-1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: shop\nVersion: 1\n")
+    (tmp_path / "shop-1.dist-info/entry_points.txt").write_text("[oriel.services]\nranking = shop.ranking:Ranker\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert HandlerFile(module="shop.ranking", attribute="Ranker", name="ranking") in installed_files()

@@ -77,7 +77,7 @@ async def test_a_changed_file_takes_over_without_a_failed_request(stack: Any, se
     assert failures == [] and seen == {1, 2}
     answer = await logic.post("echo", b"x")
     assert answer.json() == [2, "b", "X"] and answer.headers["x-oriel-service-version"] == "1"
-    found = await row(logic, "echo")
+    (found,) = (await logic.client.get("/v1/services")).json()["services"]
     assert (found["state"], found["release"]) == ("ready", 3) and "update" not in found
     assert len([name for name in sys.modules if name.startswith("oriel_services.echo@")]) <= 3, "the old ones are gone"
 
@@ -269,3 +269,61 @@ async def test_a_folder_that_cannot_be_read_is_no_news(
     away.rename(folder)
     await turns(logic, 3)
     assert (await row(logic, "echo"))["release"] == 1
+
+
+async def test_what_does_not_end_in_time_is_cut(
+    stack: Any, services: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = "import os, time\nfrom oriel_logic import service\n@service\ndef echo(request):\n    {0}\n"
+    wait = "open(request.text(), 'w').close()\n    time.sleep(60)"
+    folder = services(echo=source.format(wait))
+    logic = await stack(folder, release_drain_s=0.05)
+    slow = asyncio.create_task(logic.post("echo", str(tmp_path / "gate").encode()))
+    while not (tmp_path / "gate").exists():
+        await asyncio.sleep(0.01)
+    write(folder / "echo.py", source.format("return 2"))
+    await turns(logic)
+    answer = await slow
+    assert answer.json()["error"]["reason"] == "worker_died"
+    assert "1 request(s) of a replaced release did not end in time" in caplog.text
+    assert (await logic.post("echo")).json() == 2
+
+
+async def test_a_sample_that_gets_no_answer_in_time_fails(stack: Any, services: Any) -> None:
+    folder = services()
+    logic = await stack(folder, sample_timeout_s=0.05)
+    source = """
+        import asyncio
+        from oriel_logic import service
+        @service(sample=1)
+        async def echo(request, models, ctx):
+            await asyncio.sleep(60)
+    """
+    write(folder / "echo.py", source)
+    await turns(logic)
+    problem = (await row(logic, "echo"))["problem"]
+    assert problem.startswith("its self-test with the sample of @service failed: ") and "0.05 s" in problem
+
+
+async def test_two_are_set_up_at_a_time(stack: Any, services: Any, tmp_path: Path) -> None:
+    folder = services()
+    logic = await stack(folder)
+    for name in "abcd":
+        source = f"""
+            import os, time
+            from oriel_logic import service
+            open({str(tmp_path / name)!r}, "w").close()
+            while not os.path.exists({str(tmp_path / "go")!r}): time.sleep(0.01)
+            @service
+            def f(request): return 1
+        """
+        write(folder / f"{name}.py", source)
+    for _ in range(3):
+        await logic.unit.updates.look()
+    while sum((tmp_path / name).exists() for name in "abcd") < 2:
+        await asyncio.sleep(0.02)
+    assert logic.unit.updates.states() == {"serving": 0, "draining": 0, "setting_up": 4, "failed": 0}
+    assert sum((tmp_path / name).exists() for name in "abcd") == 2
+    (tmp_path / "go").touch()
+    await logic.unit.updates.settled()
+    assert logic.unit.updates.states()["serving"] == 4

@@ -255,6 +255,39 @@ async def test_client_gives_up_at_its_deadline_and_the_server_notices(
     assert client.outstanding == 0
 
 
+async def test_a_deadline_holds_also_for_a_place_and_for_connecting(echo: tuple[Echo, HttpServer]) -> None:
+    client = HttpClient(host="127.0.0.1", port=echo[1].port, max_connections=1)
+    held = asyncio.ensure_future(client.request("GET", "/hold", [], deadline=monotonic() + 60))
+    while not echo[0].held:
+        await asyncio.sleep(0)
+    with pytest.raises(UpstreamTimedOut):
+        await client.request("GET", "/a", [], deadline=monotonic() + 0.02)
+    with pytest.raises(UpstreamTimedOut):
+        await client.request("GET", "/a", [], deadline=monotonic() - 1.0)
+    assert client.outstanding == 1
+    echo[0].held[0].respond(200, [])
+    assert (await held).status == 200
+    assert (await client.request("GET", "/a", [], deadline=monotonic() + 60)).status == 200
+    await client.close()
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:  # its queue takes one or two and no more
+        stuck = HttpClient(host="127.0.0.1", port=full.getsockname()[1])
+        waiting = [stuck.request("GET", "/", [], deadline=monotonic() + 0.1) for _ in range(8)]
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(each, UpstreamTimedOut) for each in results) and stuck.outstanding == 0
+        await stuck.close()
+
+
+async def test_a_large_body_and_lines_that_are_written_already() -> None:
+    server = await serve(Echo(), bound())
+    client = HttpClient(host="127.0.0.1", port=server.port)
+    parts = [b"x" * 70_000, memoryview(b"y" * 10).cast("H")]
+    answer = await client.request("POST", "/p", "a: b\r\nc: d\r\n", parts, deadline=monotonic() + 5)
+    assert answer.body == b"POST /p " + b"x" * 70_000 + b"y" * 10
+    assert (answer.server_timing, answer.cost_us) == ("", -1)
+    await client.close()
+    await server.drain(0.0)
+
+
 async def test_cancelling_a_request_closes_its_connection(echo: tuple[Echo, HttpServer]) -> None:
     client = HttpClient(host="127.0.0.1", port=echo[1].port)
     task = asyncio.ensure_future(client.request("GET", "/hold", [], deadline=monotonic() + 5))

@@ -68,21 +68,19 @@ class OpenAI:
         self._clock = clock
         self._created = int(time.time())
         self._served: dict[str, Served] = {}
-        self._broken: dict[str, str] = {}
+        self._broken: list[tuple[Served, str]] = []
         self._own: set[tuple[str, str]] = set()
 
-    def serve(self, served: Iterable[Served]) -> None:
-        """These from now on, and no others; of two with one name the first. What cannot run says why in the log."""
-        self._served, self._broken = {}, {}
+    def serve(self, served: Iterable[Served]) -> list[tuple[Served, str]]:
+        """These from now on, and no others; of two with one name the first. Gives what cannot run, and why, unless it
+        was given before."""
+        self._served = {}
+        before, self._broken = self._broken, []
         for each in served:
-            if each.served_as in self._served:
-                _log.error("openai: two models are served as '%s': the first one is taken", each.served_as)
-                continue
-            self._served[each.served_as] = each
-            problem = each.problem()
+            first = self._served.setdefault(each.served_as, each)
+            problem = each.problem() if first is each else f"the name is taken by {first.file.label}"
             if problem:
-                self._broken[each.served_as] = problem
-                _log.error("openai: '%s' cannot run: %s", each.served_as, problem)
+                self._broken.append((each, problem))
         for route in self._own:
             self._routes.pop(route, None)
         own: dict[tuple[str, str], Handler] = {
@@ -95,6 +93,7 @@ class OpenAI:
             own["GET", f"/v1/models/{name}"] = self._as_openai("models", self._one_model)
         self._own = set(own) if self._served else set()
         self._routes.update(own if self._served else {})
+        return [each for each in self._broken if each not in before]
 
     async def _embeddings(self, inbound: Inbound, visit: Visit) -> Reply:
         request = await self._read(inbound, visit, EmbeddingRequest)
@@ -122,15 +121,19 @@ class OpenAI:
         return {"id": name, "object": "model", "created": self._created, "owned_by": "oriel"}
 
     def _is_there(self, name: str, visit: Visit) -> bool:
-        return name in self._served and name not in self._broken and may_use(visit.call, name)
+        found = self._served.get(name)
+        return found is not None and self._runs(found) and may_use(visit.call, name)
+
+    def _runs(self, served: Served) -> bool:
+        return all(each is not served for each, _ in self._broken)
 
     def _find(self, name: str, kind: type[S], visit: Visit) -> S:
         """Raises ModelUnknown or ServiceBroken."""
         found = self._served.get(name)
         if not isinstance(found, kind) or not may_use(visit.call, name):
             raise absent(name)
-        if name in self._broken:
-            raise ServiceBroken(f"the model '{name}' cannot run on this server: its log says why")
+        if not self._runs(found):
+            raise ServiceBroken(f"the model '{name}' cannot run: GET /v1/services on the logic server says why")
         return found
 
     async def _read(self, inbound: Inbound, visit: Visit, kind: type[R]) -> R:

@@ -97,7 +97,11 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     content: str | Annotated[list[Part], Meta(max_length=MAX_MESSAGES)]
     name: str | None = None
     # What an earlier answer of this API brings back with it: empty here.
+    annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
+    audio: None = None
+    function_call: None = None
     refusal: str | None = None
+    tool_calls: None = None
 
     @property
     def text(self) -> str:

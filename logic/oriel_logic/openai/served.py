@@ -62,7 +62,9 @@ class StepModels:
 
 
 class Served:
-    """A model under a public name. Made in a handler file; the registry calls `locate` and `problem` once."""
+    """A model under a public name, made in a handler file: `served_in` says in which."""
+
+    file: HandlerFile
 
     def __init__(self, *, model: str, tokenizer: str | Path, served_as: str = "", version: str = "") -> None:
         """model, version: on the inference servers. tokenizer: a `tokenizer.json`, relative to the handler file."""
@@ -98,6 +100,7 @@ def served_in(files: Iterable[HandlerFile]) -> list[Served]:
     for file in files:
         for value in vars(sys.modules.get(file.module, object)).values():
             if isinstance(value, Served) and value not in found:
+                value.file = file
                 value.locate(file.folder or Path())
                 found.append(value)
     return found

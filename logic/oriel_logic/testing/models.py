@@ -19,6 +19,7 @@ __all__ = ["Fake", "FakeModels", "ModelCall", "spec"]
 Fake = Mapping[str, ArrayLike] | Callable[..., Any] | LogicError | Sequence[Mapping[str, ArrayLike]]
 Tensors = Mapping[str, tuple[str, Sequence[int]]]
 FOREVER = float("inf")
+MAX_CALLS = 10_000
 
 
 def spec(name: str, *, inputs: Tensors, outputs: Tensors) -> ModelSpec:
@@ -51,7 +52,7 @@ class FakeModels:
     models: name -> what it answers: outputs by name, a function of its inputs by name (`def` or `async def`), an error
     to raise, or, for `stream`, a list of outputs or a generator function. specs: what models take and give; checked as
     an inference server's metadata would be. takes_s: seconds by which a call of a model moves `clock` on.
-    `calls`: every call, in order.
+    `calls`: every call, in order; of more than 10,000 the newest.
     """
 
     def __init__(
@@ -161,6 +162,8 @@ class BoundFakes:
         else:
             arrays = {each.name: each.array for each in check_inputs(known, inputs)}
         now = fakes.clock() if fakes.clock is not None else None
+        if len(fakes.calls) >= MAX_CALLS:  # `oriel logic dev` may run for days
+            del fakes.calls[: MAX_CALLS // 2]
         fakes.calls.append(
             ModelCall(
                 model=model,

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
-from oriel_logic.batched import BatchLimits
+from oriel_logic.batching import BatchLimits, rows_in, split
 from oriel_logic.errors import HandlerFailed, LogicError
 from oriel_logic.workers.job import Done
 from oriel_logic.workers.references import Services
@@ -51,8 +51,9 @@ class ThreadWorkers:
         return Done(value, 0)
 
     async def batched(self, reference: str, rows: Any, limits: BatchLimits, *, call: CallContext, stage: str) -> Done:
-        """The rows of one caller are a batch here."""
-        return await self.call(reference, (rows,), call=call, stage=stage)
+        """Alone: nobody else is there."""
+        done = await self.call(reference, (rows,), call=call, stage=stage)
+        return Done(split(done.value, [rows_in(rows)])[0], 0)
 
     async def stream(
         self,

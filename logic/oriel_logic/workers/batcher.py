@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Protocol
 
-from oriel_logic.batched import BatchLimits
+from oriel_logic.batching import BatchLimits
 from oriel_logic.errors import DeadlineExceeded, LogicError, Saturated
 from oriel_logic.workers.frames import Kind
 from oriel_logic.workers.job import Done, Job

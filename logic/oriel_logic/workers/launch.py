@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import python_multipart
 
 import oriel_logic
 import oriel_policies
@@ -23,7 +24,7 @@ __all__ = ["Broken", "Exited", "ForkServer", "Started"]
 
 BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 PACKAGES = {each.__name__: each.__path__[0] for each in (oriel_logic, oriel_policies, oriel_wire)}
-LENT = {each.__name__: each.__path__[0] for each in (msgspec, np)}
+LENT = {each.__name__: each.__path__[0] for each in (msgspec, np, python_multipart)}
 
 # One worker is one core's work; threads would also make the fork server's forks unsafe.
 SINGLE_THREADED = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from oriel_logic.batched import merge, rows_in, split
+from oriel_logic.batching import merge, rows_in, split
 from oriel_logic.workers.frames import Kind
 
 __all__ = ["run_together"]

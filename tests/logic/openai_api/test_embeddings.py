@@ -154,16 +154,51 @@ async def test_an_answer_says_where_its_time_went(served: Maker) -> None:
     assert int(answer.headers["x-oriel-cost-us"]) >= 250, "the model's cost and the worker's"
 
 
-async def test_a_service_without_its_file_says_so_and_stops_no_other(
-    served: Maker, caplog: pytest.LogCaptureFixture
-) -> None:
-    client, _ = await served(ENCODER.replace("tiny/tokenizer.json", "nowhere.json"))
-    assert "there is no tokenizer file nowhere.json" in caplog.text
+async def test_a_service_without_its_file_says_so_and_stops_no_other(served: Maker) -> None:
+    client, stack = await served(ENCODER.replace("tiny/tokenizer.json", "nowhere.json"))
     with pytest.raises(openai.InternalServerError, match="cannot run") as error:
         await client.embeddings.create(model="words", input="a")
     assert error.value.status_code == 503 and isinstance(error.value.body, dict)
     assert error.value.body["reason"] == "service_broken"
     assert [each.id async for each in client.models.list()] == ["tiny"]
+    (row,) = (await stack.client.get("/v1/services")).json()["services"]
+    assert row["state"] == "broken" and "there is no tokenizer file nowhere.json" in row["problem"]
+
+
+async def test_of_two_with_one_name_the_first_is_served(served: Maker) -> None:
+    client, stack = await served(
+        ENCODER + ENCODER.replace("words =", "more =").replace("max_tokens=24", "max_tokens=2")
+    )
+    assert (await client.embeddings.create(model="words", input="sunny outside")).data
+    (row,) = (await stack.client.get("/v1/services")).json()["services"]
+    assert "the name is taken by words.py" in row["problem"]
+
+
+async def test_a_service_comes_changes_breaks_and_goes_while_the_server_runs(served: Maker, services: Any) -> None:
+    client, stack = await served("nothing = 1")
+    folder = services()
+
+    async def change(text: str | None) -> set[str]:
+        if text is None:
+            (folder / "words.py").unlink()
+        else:
+            services(words=text)
+        for _ in range(2):
+            await stack.unit.updates.look()
+        await stack.unit.updates.settled()
+        return {each.id async for each in client.models.list()}
+
+    assert await change(ENCODER) == {"tiny", "words"}
+    assert (await client.embeddings.create(model="words", input="a")).data
+    assert await change(ENCODER.replace('"words"', '"phrases"')) == {"tiny", "phrases"}
+    assert await change(ENCODER.replace("tiny/tokenizer.json", "nowhere.json")) == {"tiny", "phrases"}
+    assert (await client.embeddings.create(model="phrases", input="a")).data, "what serves goes on serving"
+    rows = (await stack.client.get("/v1/services")).json()["services"]
+    assert ["no tokenizer file nowhere.json" in row["problem"] for row in rows] == [True]
+    assert await change(None) == {"tiny"}
+    with pytest.raises(openai.NotFoundError):
+        await client.embeddings.create(model="phrases", input="a")
+    assert len(stack.unit.updates.deployments) == 1, "no pool of processes is left over"
 
 
 async def test_a_model_that_gives_something_else_is_blamed(served: Maker, behind: Behind, inference: Any) -> None:

@@ -132,8 +132,10 @@ async def test_text_in_parts_and_an_answer_that_comes_back(served: Maker) -> Non
         model="tiny", messages=[{"role": "user", "content": "sunny"}], max_tokens=3, temperature=0
     )
     assert parts.choices == plain.choices and parts.usage == plain.usage
-    messages += [parts.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "and?"}]
-    assert (await client.chat.completions.create(model="tiny", messages=messages, max_tokens=2)).choices
+    earlier = parts.choices[0].message
+    for said in (earlier, earlier.model_dump(), earlier.model_dump(exclude_none=True)):
+        turns = [*messages, said, {"role": "user", "content": "and?"}]
+        assert (await client.chat.completions.create(model="tiny", messages=turns, max_tokens=2)).choices
 
 
 async def test_several_choices_of_several_prompts(served: Maker, behind: Behind) -> None:
@@ -298,6 +300,20 @@ async def test_a_model_without_a_cache_is_named(served: Maker, inference: Any) -
     client, _ = await served()
     with pytest.raises(openai.InternalServerError, match="cannot be decoded step by step"):
         await client.completions.create(model="tiny", prompt="a")
+
+
+async def test_every_step_carries_what_is_left_of_the_time_and_the_tier(served: Maker, inference: Any) -> None:
+    client, _ = await served()
+    hop = {"x-oriel-tier": "gold", "x-oriel-tenant": "acme", "x-oriel-timeout-ms": "20000", "x-request-id": "one"}
+    await client.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=8, logit_bias={"0": -100, "2": -100}, extra_headers=hop
+    )
+    heads = [call.head for call in inference.calls]
+    assert len(heads) == 8
+    for name in ("x-oriel-tier", "x-oriel-tenant", "x-request-id"):
+        assert {head.get(name) for head in heads} == {hop[name]}
+    left = [int(head.get("x-oriel-timeout-ms")) for head in heads]
+    assert left == sorted(left, reverse=True) and 0 < left[-1] < 20000
 
 
 async def test_what_a_loop_of_calls_leaves_behind_is_bounded(served: Maker) -> None:

@@ -76,7 +76,7 @@ def size_of(rows: Any) -> int:
     """Roughly how many bytes they take, for bounds on what waits."""
     if hasattr(rows, "nbytes"):
         return int(rows.nbytes)
-    return sum([getattr(row, "nbytes", 0) or (len(row) if isinstance(row, bytes | str) else 64) for row in rows])
+    return sum([len(row) if isinstance(row, bytes | str) else int(getattr(row, "nbytes", 64)) for row in rows])
 
 
 def group_of(rows: Any) -> tuple[Any, ...]:

@@ -1,0 +1,171 @@
+"""Names the handler that holds the event loop.
+
+A thread asks the loop for a sign of life every `ASK_EVERY_S` and times the answer: that is the loop's lag, as anything
+that waits for the loop sees it. If none has come after `SUSPECT_S` it looks at what the loop's thread is doing (its
+stack, one look), waits for the loop to come back, and if that took long enough it says which service it was and where.
+So a request pays nothing, and the loop some 20 us per question.
+
+Code that holds the interpreter lock (a regular expression, `json.loads` of much) cannot be looked at while it runs. The
+thread waits for the lock then, and gets it when that call returns: still in the handler, at the line that called it.
+
+A block counts from `BLOCKED_S`, give or take half of `ASK_EVERY_S`: the question may come a little after its beginning.
+"""
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+__all__ = ["Block", "Place", "Watchdog", "named"]
+
+_log = logging.getLogger(__name__)
+ASK_EVERY_S = 0.02
+BLOCKED_S = 0.05
+LOG_EVERY_S = 60.0
+MAX_NAMES = 1000
+NOBODY = ""
+
+
+class Handler(Protocol):
+    """What is needed of a Definition."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def target(self) -> object: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One line of a stack. function: its qualified name."""
+
+    module: str
+    function: str
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{Path(self.file).name}:{self.line} in {self.function}"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """service: "" if no service's code was at work. place: the innermost line of that service, or of the server."""
+
+    service: str
+    seconds: float
+    place: Place | None
+
+
+class Watchdog:
+    """handlers: asked when something was blocked. on_lag, on_block: called in the watchdog's thread."""
+
+    def __init__(
+        self,
+        handlers: Callable[[], Iterable[Handler]],
+        *,
+        on_lag: Callable[[float], object],
+        on_block: Callable[[Block], object],
+        ask_every_s: float = ASK_EVERY_S,
+        blocked_s: float = BLOCKED_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._handlers = handlers
+        self._on_lag = on_lag
+        self._on_block = on_block
+        self._ask_every_s = ask_every_s
+        self._blocked_s = blocked_s - ask_every_s / 2
+        self._clock = clock
+        self._answered = threading.Event()
+        self._answered_s = 0.0
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._logged: dict[str, float] = {}
+        self.looks = 0
+
+    def start(self) -> None:
+        """Watch the running loop, from its own thread."""
+        arguments = (asyncio.get_running_loop(), threading.get_ident())
+        self._thread = threading.Thread(target=self._watch, args=arguments, name="loop watchdog", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._answered.set()
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, thread: int) -> None:
+        while not self._stopping.wait(self._ask_every_s):
+            self._answered.clear()
+            asked_s = self._clock()
+            try:
+                loop.call_soon_threadsafe(self._answer)
+            except RuntimeError:  # the loop is closed
+                return
+            stack: list[Place] | None = None
+            if not self._answered.wait(self._blocked_s - self._ask_every_s / 2):
+                stack = stack_of(thread)
+                self.looks += 1
+                self._answered.wait()
+            if self._stopping.is_set():
+                return
+            lag_s = self._answered_s - asked_s
+            self._on_lag(lag_s)
+            if stack is not None and lag_s >= self._blocked_s:
+                self._report(lag_s, stack)
+
+    def _answer(self) -> None:
+        self._answered_s = self._clock()
+        self._answered.set()
+
+    def _report(self, seconds: float, stack: list[Place]) -> None:
+        service, place = named(stack, self._handlers())
+        self._on_block(Block(service, seconds, place))
+        now = self._clock()
+        if now - self._logged.get(service, -LOG_EVERY_S) < LOG_EVERY_S or len(self._logged) > MAX_NAMES:
+            return
+        self._logged[service] = now
+        if not service:  # a machine without time for us looks the same
+            _log.info("the event loop stood still for %.0f ms (%s)", seconds * 1000, place)
+            return
+        mend = "do that in a plain `def`, or with `await ctx.run(function, ...)`"
+        _log.warning("service '%s' held the event loop for %.0f ms (%s): %s", service, seconds * 1000, place, mend)
+
+
+def stack_of(thread: int) -> list[Place]:
+    """What a thread is doing now, outermost first."""
+    frame: FrameType | None = sys._current_frames().get(thread)
+    places: list[Place] = []
+    while frame is not None:
+        code = frame.f_code
+        module = str(frame.f_globals.get("__name__", ""))
+        places.append(Place(module, code.co_qualname, code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    return places[::-1]
+
+
+def named(stack: list[Place], handlers: Iterable[Handler]) -> tuple[str, Place | None]:
+    """Whose code a stack shows: the service that was called first, and the innermost line of its file.
+
+    A function of a service's file that is not the handler itself belongs to the only service of that file.
+    """
+    by_module: dict[str, list[tuple[str, str]]] = {}
+    for each in handlers:
+        module = str(getattr(each.target, "__module__", ""))
+        by_module.setdefault(module, []).append((str(getattr(each.target, "__qualname__", "")), each.name))
+    for at, place in enumerate(stack):
+        known = by_module.get(place.module)
+        if not known:
+            continue
+        names = [name for own, name in known if place.function == own or place.function.startswith(f"{own}.")]
+        if not names and len(known) == 1:
+            names = [known[0][1]]
+        if names:
+            inner = [each for each in stack[at:] if each.module == place.module]
+            return names[0], inner[-1]
+    return NOBODY, stack[-1] if stack else None

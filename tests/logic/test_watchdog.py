@@ -1,0 +1,102 @@
+"""What holds the loop is named. Blocks last until the watchdog has seen them, so nothing here depends on timing."""
+
+import asyncio
+import logging
+import threading
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from oriel_logic.watchdog import Block, Place, Watchdog, named
+
+SOURCE = """
+import time
+
+def helper(seen):
+    while not seen():
+        time.sleep(0.001)
+
+async def slow(seen):
+    helper(seen)
+
+async def other(): ...
+"""
+
+
+@dataclass
+class Handler:
+    name: str
+    target: Any
+
+
+@pytest.fixture
+def module() -> ModuleType:
+    made = ModuleType("oriel_services.sleepy")
+    exec(compile(SOURCE, "/somewhere/sleepy.py", "exec"), vars(made))
+    return made
+
+
+async def test_the_service_that_holds_the_loop_is_named_with_its_line_and_logged_once(
+    module: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocks: list[Block] = []
+    reported = threading.Event()
+
+    def on_block(block: Block) -> None:
+        blocks.append(block)
+        if block.service:
+            reported.set()
+
+    lags: list[float] = []
+    watchdog = Watchdog(
+        lambda: [Handler("sleepy", module.slow)],
+        on_lag=lags.append,
+        on_block=on_block,
+        ask_every_s=0.002,
+        blocked_s=0.004,
+    )
+    watchdog.start()
+    try:
+        with caplog.at_level(logging.WARNING, "oriel_logic.watchdog"):
+            for _ in range(2):
+                reported.clear()
+                while not reported.is_set():
+                    looks = watchdog.looks
+                    await module.slow(lambda looks=looks: watchdog.looks > looks)
+                    await asyncio.sleep(0.001)
+    finally:
+        watchdog.stop()
+    ours = [block for block in blocks if block.service]
+    assert ours and {block.service for block in ours} == {"sleepy"}
+    assert {str(block.place) for block in ours} <= {f"sleepy.py:{line} in helper" for line in (5, 6)}
+    assert max(lags) == max(block.seconds for block in blocks)
+    told = [record.getMessage() for record in caplog.records if "service 'sleepy'" in record.getMessage()]
+    assert len(told) == 1 and "await ctx.run" in told[0]
+
+
+def place(module: str, function: str, line: int = 1) -> Place:
+    return Place(module, function, f"/x/{module}.py", line)
+
+
+def test_a_stack_is_named_by_the_handler_that_was_called_first(module: ModuleType) -> None:
+    handlers = [Handler("one", module.slow), Handler("two", module.other)]
+    server = [place("asyncio.events", "Handle._run"), place("oriel_logic.pipeline", "Run.function")]
+    deep = [*server, place("oriel_services.sleepy", "slow", 8), place("oriel_services.sleepy", "helper", 5)]
+    assert named([*deep, place("re", "match")], handlers) == ("one", deep[-1])
+    assert named(server, handlers) == ("", server[-1])
+    assert named([], handlers) == ("", None)
+    helper = [*server, place("oriel_services.sleepy", "helper")]
+    assert named(helper, handlers)[0] == "", "two services share the file: it may be either"
+    assert named(helper, handlers[:1]) == ("one", helper[-1])
+
+
+async def test_a_loop_that_answers_is_left_alone() -> None:
+    lags: list[float] = []
+    watchdog = Watchdog(list, on_lag=lags.append, on_block=print, ask_every_s=0.001, blocked_s=10.0)
+    watchdog.start()
+    while len(lags) < 3:
+        await asyncio.sleep(0.001)
+    watchdog.stop()
+    assert watchdog.looks == 0 and all(lag >= 0 for lag in lags)
