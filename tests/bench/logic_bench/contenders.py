@@ -20,8 +20,9 @@ __all__ = ["CONTENDERS", "DIRECT", "EXPECTED", "Running", "inference", "start"]
 
 FILES = PEERS / "logic"
 DIRECT = "model, called directly"
-CONTENDERS = ("oriel", "fastapi+tritonclient.aio", "asgi+grpc.aio", "litserve", "bentoml", DIRECT)
+CONTENDERS = ("oriel", "oriel, untyped", "fastapi+tritonclient.aio", "asgi+grpc.aio", "litserve", "bentoml", DIRECT)
 EXPECTED = 7
+OURS = {"oriel": "/v1/services/label", "oriel, untyped": "/v1/services/untyped"}
 START_S = 20.0
 
 
@@ -100,11 +101,11 @@ def start(name: str, servers: tuple[int, int, int], folder: Path) -> Iterator[Ru
         yield running
         return
     port = free_port()
-    home = folder / name.replace("+", "-")
+    home = folder / name.replace("+", "-").replace(", ", "-")
     home.mkdir()
     command = list(_command(name, port, http_port))
     environment = {"TARGET": f"127.0.0.1:{grpc_port}", "BENTOML_HOME": str(home), "BENTOML_DO_NOT_TRACK": "True"}
-    path = "/v1/services/label" if name == "oriel" else "/label"
+    path = OURS.get(name, "/label")
     with serving(command, environment, lambda: status_of(f"http://127.0.0.1:{port}{path}") > 0) as started:
         body = json.dumps({"image": picture()}).encode()
         url = f"http://127.0.0.1:{port}{path}"
@@ -114,7 +115,7 @@ def start(name: str, servers: tuple[int, int, int], folder: Path) -> Iterator[Ru
 
 
 def _command(name: str, port: int, http_port: int) -> Sequence[str]:
-    if name == "oriel":
+    if name in OURS:
         return [
             *(sys.executable, "-m", "oriel_cli.main", "logic", "--services", str(FILES / "services")),
             *("--inference", f"127.0.0.1:{http_port}", "--http-port", str(port), "--admin-port", str(free_port())),
