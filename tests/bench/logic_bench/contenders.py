@@ -9,20 +9,32 @@ from pathlib import Path
 
 import httpx
 import numpy as np
-from gateway_bench.contenders import PEERS, ROOT, free_port, free_ports
+from gateway_bench.contenders import ROOT, free_port, free_ports
 from inference_bench.environments import python_of
 from inference_bench.processes import serving
 
+from logic_bench.request import FILES, picture
 from oriel_wire.v2.http import encode_request
 from oriel_wire.v2.messages import InferRequest, RequestedOutput, tensor
 
 __all__ = ["CONTENDERS", "DIRECT", "EXPECTED", "Running", "inference", "start"]
 
-FILES = PEERS / "logic"
 DIRECT = "model, called directly"
-CONTENDERS = ("oriel", "oriel, untyped", "fastapi+tritonclient.aio", "asgi+grpc.aio", "litserve", "bentoml", DIRECT)
+CONTENDERS = (
+    "oriel",
+    "oriel, untyped",
+    "oriel compiled",
+    "fastapi+tritonclient.aio",
+    "asgi+grpc.aio",
+    "litserve",
+    "bentoml",
+    DIRECT,
+)
 EXPECTED = 7
-OURS = {"oriel": "/v1/services/label", "oriel, untyped": "/v1/services/untyped"}
+OURS = {
+    "oriel": "/v1/services/label",
+    "oriel, untyped": "/v1/services/untyped",
+}
 START_S = 20.0
 
 
@@ -52,12 +64,6 @@ class Running:
             time.sleep(0.2)
         if answer.status_code != 200 or not right:
             sys.exit(f"{self.url} answers {answer.status_code} {answer.text[:500]!r} and not {EXPECTED}")
-
-
-def picture() -> list[float]:
-    """The 64 floats of a 7, as the example's v2 request has them."""
-    document = json.loads((ROOT / "examples" / "digits" / "7.v2.json").read_text())
-    return [float(value) for value in np.asarray(document["inputs"][0]["data"]).ravel()]
 
 
 def binary_request() -> tuple[bytes, dict[str, str]]:
