@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from oriel_logic.errors import InputTooLarge, LogicError, Saturated
 
-__all__ = ["Body", "Inbound", "full"]
+__all__ = ["Body", "Inbound", "full", "too_large"]
 
 AHEAD_BYTES = 256 * 1024
 
