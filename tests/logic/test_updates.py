@@ -189,6 +189,22 @@ async def test_services_come_and_go(stack: Any, services: Any) -> None:
     assert logic.unit.updates.deployments == []
 
 
+async def test_a_folder_may_set_the_limits_of_its_service(stack: Any, services: Any) -> None:
+    folder = services()
+    source = "from oriel_logic import service\n@service(max_body_bytes=5)\ndef f(request): return 1\n"
+    write(folder / "small/handler.py", source)
+    logic = await stack(folder)
+    assert [(await logic.post("small", b"x" * size)).status_code for size in (5, 6)] == [200, 413]
+    for turn, extra in enumerate(("", "workers = 1\n"), 2):  # shared processes, own ones
+        write(folder / "small/pyproject.toml", f"[tool.oriel]\nmax_body_bytes = 3\n{extra}")
+        await turns(logic)
+        assert (await row(logic, "small"))["release"] == turn
+        assert [(await logic.post("small", b"x" * size)).status_code for size in (3, 4)] == [200, 413]
+    again = await stack(folder)
+    await again.unit.updates.settled()
+    assert (await again.post("small", b"x" * 4)).status_code == 413
+
+
 async def test_a_name_that_is_taken_stays_where_it_is(stack: Any, services: Any) -> None:
     source = "from oriel_logic import service\n@service(name='same')\ndef f(request): return {0}\n"
     folder = services(a=source.format(1))

@@ -115,11 +115,6 @@ class WorkerPool:
         """Whether all workers have been ready at the same time, once."""
         return self._was_ready
 
-    @property
-    def stillborn(self) -> int:
-        """Workers in a row that ended before they were ready."""
-        return self._stillborn
-
     async def start(self) -> None:
         """Attach to the fork server and begin to start workers; returns before they are ready."""
         assert self._server is not None
