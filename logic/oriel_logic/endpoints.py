@@ -16,7 +16,7 @@ from oriel_wire.engine.client import HttpResponse
 __all__ = ["Client", "Closable", "Endpoint", "Endpoints"]
 
 DOWN_S = 1.0
-DOWN_MAX_S = 30.0
+DOWN_MAX_S = 5.0
 TRIAL_S = 3.0  # longer than a connection may take to be made
 LACKS_S = 1.0
 MAX_LACKING = 64
