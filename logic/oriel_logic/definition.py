@@ -26,7 +26,7 @@ import json
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar, cast, overload
 
 from oriel_logic.schemas import Schemas, schemas_of
@@ -208,7 +208,8 @@ def options_of(given: Mapping[str, Any]) -> Options:
     try:
         options = Options(**given)
     except TypeError as error:
-        raise NotAService(f"@service: {error}".replace("Options.__init__() ", "")) from error
+        known = ", ".join(["name", *(each.name for each in fields(Options))])
+        raise NotAService(f"@service: {error}: it takes {known}".replace("Options.__init__() ", "")) from error
     for name in ("timeout_s", "memory_mb", "max_body_bytes"):
         value = getattr(options, name)
         kinds = (int, float) if name == "timeout_s" else (int,)
