@@ -4,8 +4,10 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec.structs import replace
 
 from oriel_logic.errors import ClientLeft, DeadlineExceeded, HandlerFailed, LogicError, Outcome, Saturated
 from oriel_logic.inbound import Inbound
@@ -100,7 +102,13 @@ class Envelope:
                 pieces = Watched(reply.pieces, visit, self._stream_idle_s, self._streamed(visit))
                 reply = replace(reply, pieces=pieces)
             stamp = self._stamp(visit, self._clock() - visit.started_s, streams=streams)
-            return replace(reply, headers=(*reply.headers, *stamp))
+            return Reply(
+                status=reply.status,
+                body=reply.body,
+                content_type=reply.content_type,
+                headers=(*reply.headers, *stamp),
+                pieces=reply.pieces,
+            )
         except (ClientLeft, asyncio.CancelledError):
             visit.outcome = Outcome.CLIENT_LEFT
             raise
