@@ -8,7 +8,7 @@ import msgspec
 
 from oriel_logic.errors import InputTooLarge, LogicError, Saturated
 
-__all__ = ["Body", "Inbound", "full"]
+__all__ = ["Body", "Inbound", "full", "too_large"]
 
 AHEAD_BYTES = 256 * 1024
 
