@@ -26,7 +26,7 @@ import json
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar, cast, overload
 
 from oriel_logic.schemas import Schemas, schemas_of
@@ -106,13 +106,19 @@ class Definition:
     offers: tuple[str, ...] = field(init=False)
     is_streamed: bool = field(init=False)
     reads_stream: bool = field(init=False)
+    is_direct: bool = field(init=False)
 
     def __post_init__(self) -> None:
         # The media types to choose from; none where the handler does not say what it gives, or bytes of its own kind.
         gives = tuple(self.schemas.output)
         object.__setattr__(self, "offers", () if gives in (("*/*",), ("application/octet-stream",)) else gives)
         object.__setattr__(self, "reads_stream", self.signature.streams_in is not None)
-        object.__setattr__(self, "is_streamed", any(each.streams for each in self.facts.values()))
+        # Called with the request as it came, on the loop, and whatever it returns is the answer.
+        on_loop = [each.where for each in self.facts.values()] == ["loop"]
+        is_streamed = any(each.streams for each in self.facts.values())
+        is_direct = on_loop and not is_streamed and self.target is not None and self.signature.body == "raw"
+        object.__setattr__(self, "is_direct", is_direct)
+        object.__setattr__(self, "is_streamed", is_streamed)
 
     def stages(self) -> tuple[str, ...]:
         """Names of the methods (or "" for the function itself) that a call runs, in order."""
@@ -208,7 +214,8 @@ def options_of(given: Mapping[str, Any]) -> Options:
     try:
         options = Options(**given)
     except TypeError as error:
-        raise NotAService(f"@service: {error}".replace("Options.__init__() ", "")) from error
+        known = ", ".join(["name", *(each.name for each in fields(Options))])
+        raise NotAService(f"@service: {error}: it takes {known}".replace("Options.__init__() ", "")) from error
     for name in ("timeout_s", "memory_mb", "max_body_bytes"):
         value = getattr(options, name)
         kinds = (int, float) if name == "timeout_s" else (int,)

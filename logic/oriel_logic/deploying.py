@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from oriel_logic.declared import breach
 from oriel_logic.definition import Definition
 from oriel_logic.envelope import Visit, end
 from oriel_logic.errors import (
@@ -23,6 +24,7 @@ from oriel_logic.errors import (
     ModelUnavailable,
     ModelUnreachable,
     Saturated,
+    ServiceBroken,
 )
 from oriel_logic.folder_config import BadConfig
 from oriel_logic.inbound import Body, Inbound
@@ -178,7 +180,8 @@ class Deployer:
         )
         try:
             async with asyncio.timeout(self._sample_timeout_s):
-                await consumed(await self._serve(release, inbound, visit))
+                reply = await self._serve(release, inbound, visit)
+                await consumed(reply)
         except TimeoutError as error:
             why = f"it gave no answer within {self._sample_timeout_s:g} s"
             raise SetUpFailed(f"its self-test with {sample.label} failed: {why}", service=release.name) from error
@@ -191,6 +194,9 @@ class Deployer:
         except Exception as error:  # what a handler raises while its answer is streamed
             why = one_line(error, release.file.path)
             raise SetUpFailed(f"its self-test with {sample.label} failed: {why}", service=release.name) from error
+        why = breach(release.definition, reply.content_type, reply.body) if reply.pieces is None else ""
+        if why:
+            raise SetUpFailed(f"its self-test with {sample.label} failed: {why}", service=release.name)
 
 
 def serves_openai(file: HandlerFile) -> bool:
@@ -255,11 +261,14 @@ class Trial:
                     raise SetUpFailed(problem, service=service if service in self.pool.descriptions else "")
                 if self.pool.problem:
                     raise SetUpFailed(self.pool.problem)
-                if self._is_lost or self.pool.tally.died:
+                if self._is_lost or self.pool.stillborn:
                     raise SetUpFailed("its process ended while it was imported or set up: the log has its last words")
+            ready.result()
+        except ServiceBroken as error:
+            raise SetUpFailed(error.message) from error
         finally:
             ready.cancel()
-            with suppress(asyncio.CancelledError):
+            with suppress(asyncio.CancelledError, ServiceBroken):
                 await ready
         self._was_ready = True
 

@@ -1,7 +1,9 @@
 """From a handler's value to the body of an answer, in the media type that was negotiated."""
 
 import base64
-from collections.abc import Callable, Mapping
+import inspect
+import re
+from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 
@@ -16,12 +18,37 @@ from oriel_logic.messages import Answer
 from oriel_logic.schemas import EVENTS, JSON, MEDIA_OUT, NDJSON
 from oriel_logic.signature import Form
 
-__all__ = ["HEAVY_BYTES", "encode", "framing", "is_heavy", "json_text"]
+__all__ = ["HEAVY_BYTES", "as_json", "encode", "framing", "is_heavy", "json_text"]
 
 HEAVY_BYTES = 64 << 10
 FORMATS = {"image/png": "PNG", "image/jpeg": "JPEG"}
 JPEG_QUALITY = 90
+LIGHT = frozenset({str, int, float, bool, type(None)})
+BYTES = (bytes, bytearray, memoryview)
+OTHERWISE = (Answer, *BYTES, Tensors, Audio)
+FIELD = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
+VALUE = re.compile(r"[\x20-\x7e\x80-\xff]{0,8000}")
+OURS = frozenset({"connection", "content-length", "content-type", "date", "server-timing", "transfer-encoding"})
 Frame = Callable[[Any], bytes]
+
+
+def as_json(value: Any, media: str) -> bytes | None:
+    """The body of an answer that is JSON and costs little; None where it is something else, or is for a worker.
+
+    Raises HandlerFailed for what JSON cannot say.
+    """
+    if media and media != JSON:
+        return None
+    if type(value) is dict:
+        for each in value.values():
+            if type(each) not in LIGHT and is_heavy(each):
+                return None
+    elif isinstance(value, OTHERWISE) or is_heavy(value) or is_picture(value):
+        return None
+    try:
+        return ENCODER.encode(value)
+    except (TypeError, ValueError, RecursionError, OverflowError) as error:
+        raise HandlerFailed("the service's answer cannot be sent as JSON: its log says why") from error
 
 
 def encode(value: Any, media: str, *, service: str) -> Answer:
@@ -30,8 +57,8 @@ def encode(value: Any, media: str, *, service: str) -> Answer:
     Raises HandlerFailed for what cannot be said in that media type.
     """
     if isinstance(value, Answer):
-        return value
-    if isinstance(value, bytes | bytearray | memoryview):
+        return sendable(value)
+    if isinstance(value, BYTES):
         return Answer(body=bytes(value), content_type="application/octet-stream")
     chosen = media or natural(value)
     try:
@@ -40,6 +67,18 @@ def encode(value: Any, media: str, *, service: str) -> Answer:
         return encoded(value, chosen, service)
     except (TypeError, ValueError, RecursionError, OverflowError, OSError, KeyError) as error:
         raise HandlerFailed(f"the service's answer cannot be sent as {chosen}: its log says why") from error
+
+
+def sendable(answer: Answer) -> Answer:
+    """A handler's own answer. Raises HandlerFailed for headers that would break the response apart."""
+    for name, text in answer.headers:
+        if FIELD.fullmatch(name) is None or VALUE.fullmatch(text) is None or name.lower() in OURS:
+            raise HandlerFailed("the service's answer has a header that cannot be sent: its log says which") from (
+                ValueError(f"header {name!r}: {text!r}")
+            )
+    if VALUE.fullmatch(answer.content_type) is None:
+        raise HandlerFailed("the service's answer has a content type that cannot be sent")
+    return answer
 
 
 def encoded(value: Any, media: str, service: str) -> Answer:
@@ -83,7 +122,7 @@ def picture(value: Any, media: str) -> bytes:
 
 def json_text(value: Any) -> bytes:
     """Raises TypeError, ValueError, RecursionError or OverflowError for what JSON cannot say."""
-    return msgspec.json.encode(value, enc_hook=plain)
+    return ENCODER.encode(value)
 
 
 def plain(value: Any) -> Any:
@@ -94,16 +133,22 @@ def plain(value: Any) -> Any:
         return base64.b64encode(picture(value, "image/png")).decode()
     if isinstance(value, Audio):
         return base64.b64encode(audio.encode(value)).decode()
+    if inspect.iscoroutine(value):
+        value.close()
+        raise TypeError("a coroutine is no JSON value: is an `await` missing?")
     dump = getattr(value, "model_dump", None)
     if callable(dump):
         return dump(mode="json")
     raise TypeError(f"{type(value).__name__} is no JSON value")
 
 
+ENCODER = msgspec.json.Encoder(enc_hook=plain)
+
+
 def is_heavy(value: Any) -> bool:
     """Whether encoding holds a loop for long enough that a worker should do it."""
-    if isinstance(value, Mapping):
-        return any(is_heavy(each) for each in value.values())
+    if isinstance(value, dict):
+        return any(type(each) not in LIGHT and is_heavy(each) for each in value.values())
     if isinstance(value, np.ndarray):
         return bool(value.nbytes > HEAVY_BYTES)
     return is_picture(value) or (isinstance(value, Audio) and value.samples.nbytes > HEAVY_BYTES)
@@ -121,6 +166,6 @@ def framing(media: str) -> Frame:
 def raw(value: Any) -> bytes:
     if isinstance(value, str):
         return value.encode()
-    if isinstance(value, bytes | bytearray | memoryview):
+    if isinstance(value, BYTES):
         return bytes(value)
     raise TypeError(f"{type(value).__name__} is neither text nor bytes")

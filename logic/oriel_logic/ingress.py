@@ -73,7 +73,7 @@ class Dispatch:
         )
         pieces = inbound.pieces() if definition.reads_stream else None
         answer = await release.pipeline.run(definition, request, visit.call, visit.ledger, pieces, limit_bytes)
-        return streamed_reply(answer, visit) if isinstance(answer, Streamed) else reply_of(answer)
+        return streamed_reply(answer, visit) if isinstance(answer, Streamed) else answer
 
     async def _list(self, inbound: Inbound, visit: Visit) -> Reply:
         return reply_of({"services": self._registry.describe()})

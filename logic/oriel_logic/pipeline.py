@@ -15,15 +15,15 @@ from typing import Any, Protocol
 
 import msgspec
 
-from oriel_logic import encoding
 from oriel_logic.context import Context, Workers
 from oriel_logic.definition import Definition
-from oriel_logic.encoding import encode, framing
+from oriel_logic.encoding import as_json, encode, framing, is_heavy
 from oriel_logic.errors import DeadlineExceeded, HandlerFailed, LogicError, NotAcceptable
-from oriel_logic.messages import Answer, Request
+from oriel_logic.messages import Request
 from oriel_logic.models import Models
 from oriel_logic.negotiate import choose
 from oriel_logic.offloaded import encode_there, read_there
+from oriel_logic.replies import Reply, reply_of
 from oriel_logic.serving import Serving
 from oriel_logic.stages import Ledger
 from oriel_logic.streaming import Streamed, close, failed, framed
@@ -72,18 +72,17 @@ class Pipeline:
         ledger: Ledger,
         pieces: AsyncIterator[bytes] | None = None,
         limit_bytes: int = 0,
-    ) -> Answer | Streamed:
+    ) -> Reply | Streamed:
         """The service's answer, encoded.
 
         pieces: the body, for a service that reads it while it comes, at most `limit_bytes` of it.
         Raises LogicError only. Cancelled: queued work of this request is gone, calls under way are closed.
         """
         media = negotiated(definition, request) if definition.offers else ""
-        if definition.options.timeout_s is not None:
-            call = shorter(call, self._clock() + definition.options.timeout_s)
-        run = Run(self._services, definition, request, media, pieces, limit_bytes)
         options = definition.options
-        run.context = Context(
+        if options.timeout_s is not None:
+            call = shorter(call, self._clock() + options.timeout_s)
+        context = Context(
             call,
             ledger,
             self._workers,
@@ -91,18 +90,29 @@ class Pipeline:
             memory_mb=options.memory_mb or 0,
             clock=self._clock,
         )
-        run.models = self._inference.bind(call, ledger)
+        models = self._inference.bind(call, ledger)
         if definition.is_streamed:
+            run = Run(self._services, definition, request, media, context, models, pieces, limit_bytes)
             values = run.streamed(call, self._clock)
             return Streamed(content_type=media or "application/octet-stream", pieces=values)
         try:
             async with asyncio.timeout(call.remaining_s(self._clock())) as limit:
+                if definition.is_direct:
+                    handler = self._services.serving(definition.name).direct
+                    value = await definition.plan.call(handler, (request, models, context))
+                    body = as_json(value, media)
+                    return (
+                        Reply(status=200, body=body)
+                        if body is not None
+                        else await encoded(value, media, definition.name, context)
+                    )
+                run = Run(self._services, definition, request, media, context, models, pieces, limit_bytes)
                 if definition.shape == "chain":
                     return await run.chain(ledger)
                 return await run.function()
         except LogicError:
             raise
-        except Exception as error:  # the handler's own: its log entry is written where the answer is made
+        except (Exception, SystemExit) as error:  # the handler's own: its log entry is written where the answer is made
             if isinstance(error, TimeoutError) and limit.expired():
                 raise DeadlineExceeded(ledger.interrupted) from error
             raise failed(error) from error
@@ -113,15 +123,14 @@ class Run:
 
     __slots__ = ("_definition", "_limit_bytes", "_media", "_pieces", "_request", "_services", "context", "models")
 
-    context: Context
-    models: BoundModels
-
     def __init__(
         self,
         services: Services,
         definition: Definition,
         request: Request,
         media: str,
+        context: Context,
+        models: BoundModels,
         pieces: AsyncIterator[bytes] | None,
         limit_bytes: int,
     ) -> None:
@@ -129,10 +138,12 @@ class Run:
         self._definition = definition
         self._request = request
         self._media = media
+        self.context = context
+        self.models = models
         self._pieces = pieces
         self._limit_bytes = limit_bytes
 
-    async def function(self) -> Answer:
+    async def function(self) -> Reply:
         """A function, or a class's `predict`."""
         definition = self._definition
         (stage,) = definition.stages()
@@ -142,7 +153,7 @@ class Run:
         given = await self._given(serving, stage)
         return await self._answer(await definition.plan.call(serving.functions[stage], given))
 
-    async def chain(self, ledger: Ledger) -> Answer:
+    async def chain(self, ledger: Ledger) -> Reply:
         definition = self._definition
         if definition.runs_in_worker("pre"):
             inputs = await self._work("pre", self._request)
@@ -157,8 +168,8 @@ class Run:
         if definition.runs_in_worker("post"):
             return await self._answer(await self._work("post", outputs))
         with ledger.stage("post"):
-            job = self._services.serving(definition.name).job("post")
-            return await self._answer(await job(outputs, self._media, None, self.context))
+            value = await self._services.serving(definition.name).post(outputs, self.context)
+        return await self._answer(value)
 
     async def streamed(self, call: CallContext, clock: Callable[[], float]) -> AsyncIterator[bytes]:
         """The encoded pieces of a generator's answer. Raises LogicError only."""
@@ -177,7 +188,7 @@ class Run:
                     self.models.rebind(call)
         except LogicError:
             raise
-        except Exception as error:  # the handler's own
+        except (Exception, SystemExit) as error:  # the handler's own
             raise failed(error) from error
         finally:
             await close(values)
@@ -224,14 +235,18 @@ class Run:
         options = self._definition.options
         return {"models": self.models, "run_s": options.timeout_s, "memory_mb": options.memory_mb or 0}
 
-    async def _answer(self, value: Any) -> Answer:
-        if isinstance(value, Answer):
-            return value
-        if encoding.is_heavy(value):
-            arguments = (value, self._media, self._definition.name)
-            answer: Answer = await self.context.work(for_function(encode_there), arguments, "encode")
-            return answer
-        return encode(value, self._media, service=self._definition.name)
+    async def _answer(self, value: Any) -> Reply:
+        body = as_json(value, self._media)
+        if body is not None:
+            return Reply(status=200, body=body)
+        return await encoded(value, self._media, self._definition.name, self.context)
+
+
+async def encoded(value: Any, media: str, service: str, context: Context) -> Reply:
+    """What is not JSON, or costs so much to encode that a worker does it."""
+    if is_heavy(value):
+        value = await context.work(for_function(encode_there), (value, media, service), "encode")
+    return reply_of(encode(value, media, service=service))
 
 
 def framed_already(frame: Callable[[Any], bytes]) -> Callable[[Any], bytes]:

@@ -83,7 +83,7 @@ class Registry:
         """
         service = self._services.get(name)
         if service is None:
-            raise ServiceUnknown(f"there is no service {name[:128]!r}")
+            raise ServiceUnknown(f"there is no service {name[:128]!r}: GET /v1/services lists them")
         found = service.only
         if version:
             found = service.releases.get(version)

@@ -16,13 +16,16 @@ __all__ = ["Serving"]
 
 
 class Serving:
-    """`set_up` has run. reader: None for a service without typed inputs."""
+    """`set_up` has run. reader: None for a service without typed inputs. direct: the function of its first stage."""
 
-    __slots__ = ("_jobs", "definition", "functions", "reader")
+    __slots__ = ("_jobs", "_takes_ctx", "definition", "direct", "functions", "reader")
 
     def __init__(self, definition: Definition, instance: Any) -> None:
         self.definition = definition
         self.functions = {stage: definition.function(instance, stage) for stage in definition.stages()}
+        self.direct = next(iter(self.functions.values()))
+        post = self.functions.get("post")
+        self._takes_ctx = post is not None and "ctx" in inspect.signature(post).parameters
         self.reader = None
         if definition.signature.body != "raw":
             from oriel_logic.decoding import Reader  # with msgspec and numpy, which raw services do without
@@ -43,9 +46,8 @@ class Serving:
     def _made(self, stage: str) -> Callable[..., Any]:
         function = self.functions[stage]
         if stage == "post":
-            call = self._post_call(function)
-            signature = inspect.signature(function)
-            wanted = [name for name in ("models", "ctx") if name in signature.parameters]
+            call = self._post_call
+            wanted = ["ctx"] if self._takes_ctx else []
         else:
             call = self._call(function)
             wanted = [name for name in ("models", "ctx") if self.definition.signature.injects(name)]
@@ -65,13 +67,13 @@ class Serving:
 
         return call
 
-    def _post_call(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        takes_ctx = "ctx" in inspect.signature(function).parameters
+    def post(self, outputs: Any, ctx: Any) -> Any:
+        """What the last stage of a chain gives, not encoded."""
+        function = self.functions["post"]
+        return function(outputs, ctx=ctx) if self._takes_ctx else function(outputs)
 
-        def call(outputs: Any, models: Any, ctx: Any) -> Any:
-            return function(outputs, ctx=ctx) if takes_ctx else function(outputs)
-
-        return call
+    def _post_call(self, outputs: Any, models: Any, ctx: Any) -> Any:
+        return self.post(outputs, ctx)
 
     def _encoded(self, value: Any, media: str) -> Any:
         try:

@@ -118,9 +118,12 @@ class Plan:
 
     positions: tuple[int, ...]
     keywords: tuple[tuple[str, int], ...]
+    in_order: bool = False
 
     def call(self, function: Callable[..., Any], given: Sequence[Any]) -> Any:
         """given: request, models, ctx, then the inputs in the order of the signature."""
+        if self.in_order:
+            return function(*given)
         arguments = [given[place] for place in self.positions]
         if not self.keywords:
             return function(*arguments)
@@ -131,10 +134,9 @@ def plan_of(signature: Signature) -> Plan:
     places: dict[str, int] = {"request": 0, "models": 1, "ctx": 2}
     found = {each.name: 3 + place for place, each in enumerate(signature.inputs)}
     pairs = [(each, places[each.injected] if each.injected else found[each.name]) for each in signature.parameters]
-    return Plan(
-        tuple(place for each, place in pairs if not each.by_keyword),
-        tuple((each.name, place) for each, place in pairs if each.by_keyword),
-    )
+    positions = tuple(place for each, place in pairs if not each.by_keyword)
+    keywords = tuple((each.name, place) for each, place in pairs if each.by_keyword)
+    return Plan(positions, keywords, not keywords and positions == tuple(range(3 + len(found))))
 
 
 def read(function: Callable[..., Any], *, method: bool = False, given: str = "") -> Signature:

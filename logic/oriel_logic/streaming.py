@@ -68,7 +68,7 @@ async def close(values: Any) -> None:
         await closing()
 
 
-def failed(error: Exception) -> LogicError:
+def failed(error: BaseException) -> LogicError:
     """What a handler raised, as the caller is told: its own refusal, or that of a call it made in a task group."""
     meant = first_logic_error(error)
     if meant is not None:

@@ -129,11 +129,12 @@ def test_pieces_of_a_stream() -> None:
 )
 def test_headers_that_cannot_be_sent_are_the_services_failure(headers: Any) -> None:
     with pytest.raises(HandlerFailed, match="header that cannot be sent"):
-        reply_of(Answer(body=b"", headers=headers))
+        encode(Answer(body=b"", headers=headers), "", service="s")
 
 
 def test_headers_and_types_of_an_answer_go_out_as_they_are() -> None:
-    reply = reply_of(Answer(body=b"a", content_type="text/csv", headers=(("x-rows", "1"),)))
+    answer = Answer(body=b"a", content_type="text/csv", headers=(("x-rows", "1"),))
+    reply = reply_of(encode(answer, "application/json", service="s"))
     assert (reply.body, reply.content_type, reply.headers) == (b"a", "text/csv", (("x-rows", "1"),))
     with pytest.raises(HandlerFailed, match="content type that cannot be sent"):
-        reply_of(Answer(body=b"", content_type="text/csv\r\nx: y"))
+        encode(Answer(body=b"", content_type="text/csv\r\nx: y"), "", service="s")

@@ -114,8 +114,8 @@ async def test_a_killed_worker_loses_only_its_own_job_and_is_replaced(
 async def test_a_dead_fork_server_is_replaced_with_its_workers(pool: PoolMaker, call: CallMaker) -> None:
     made = await pool()
     before = list(made.pids)
-    assert made._server is not None
-    os.kill(made._server.pid, signal.SIGKILL)
+    assert made._keeper.server is not None
+    os.kill(made._keeper.server.pid, signal.SIGKILL)
     while not made.pids or made.pids == before:
         await asyncio.sleep(0.01)
     assert await value(made, call(), "echo", "still here") == "still here"

@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from oriel_logic import Models, Refused, service
 from oriel_logic.errors import ModelBusy, ModelInputWrong, ModelUnavailable
@@ -187,3 +189,66 @@ def test_a_slow_model_moves_the_clock_and_may_be_too_late() -> None:
     assert late.status_code == 504 and late.json()["error"]["stage"] == "infer"
     with pytest.raises(TypeError, match="clock"):
         FakeModels(takes_s={"m": 1.0})
+
+
+# -- inputs and outputs of every kind ----------------------------------------------------------------------------------
+
+
+@dataclass
+class Point:
+    x: float
+    y: float = 0.0
+
+
+@service
+async def moved(point: Point, by: float = 1.0) -> Point:
+    return Point(point.x + by, point.y)
+
+
+@service
+def sized(image: Image.Image, width: int = 4) -> dict[str, Any]:
+    return {"size": image.size, "width": width}
+
+
+@service
+async def doubled_lines(numbers: AsyncIterator[int]) -> AsyncIterator[int]:
+    async for number in numbers:
+        yield 2 * number
+
+
+@service
+def counted(until: int) -> Iterator[int]:
+    yield from range(until)
+
+
+@service
+def asking(x: float, models: Any, ctx: Any) -> dict[str, Any]:
+    with ctx.stage("ask"):
+        y = models.infer("m", {"x": [x]})["y"]
+    return {"y": float(y[0]), "tier": ctx.tier, "left_s": ctx.remaining_s}
+
+
+def test_typed_inputs_and_their_errors() -> None:
+    client = Client(moved)
+    assert client.post(json={"point": {"x": 1}, "by": 2}).json() == {"x": 3.0, "y": 0.0}
+    wrong = client.post(json={"point": {"x": "one"}})
+    assert wrong.status_code == 422 and "point.x" in wrong.text
+
+
+def test_pictures_in_a_form() -> None:
+    picture = (EXAMPLES / "digits" / "7.png").read_bytes()
+    files = {"image": ("seven.png", picture, "image/png")}
+    assert Client(sized).post(files=files, data={"width": "8"}).json() == {"size": [64, 64], "width": 8}
+
+
+def test_streams_in_and_out() -> None:
+    lines = Client(doubled_lines).post(content=b"1\n2\n3\n", headers={"content-type": "application/x-ndjson"})
+    assert lines.text.split() == ["2", "4", "6"] and lines.headers["content-type"].startswith("application/x-ndjson")
+    events = Client(counted).post(json={"until": 3}, headers={"accept": "text/event-stream"})
+    assert [line for line in events.text.splitlines() if line] == ["data: 0", "data: 1", "data: 2"]
+
+
+def test_a_plain_function_may_call_models_and_read_the_clock() -> None:
+    clock = FakeClock()
+    client = Client(asking, models=FakeModels({"m": {"y": [3.0]}}, clock=clock, takes_s={"m": 1.0}), clock=clock)
+    assert client.post(json={"x": 1.0}, tier="gold", timeout_s=4.0).json() == {"y": 3.0, "tier": "gold", "left_s": 3.0}

@@ -107,8 +107,8 @@ class Session:
         )
 
     async def _models(self) -> str:
-        if self._fakes is not None:
-            return f"faked by {shown_path(self._fakes)}"
+        if self._fakes is not None and self.models is not None:
+            return f"{', '.join(self.models.names) or 'none'}: faked by {shown_path(self._fakes)}"
         address = self.addresses[0] if self.addresses else ("127.0.0.1", 8000)
         where = f"http://{address[0]}:{address[1]}"
         found = await models_of(address)

@@ -5,9 +5,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from oriel_logic.dev.fakes import FAKES
 from oriel_logic.folder_config import BadConfig, read_config
 from oriel_logic.sources import HANDLER, HandlerFile, handler_files
+from oriel_logic.testing.fakes_file import FAKES
 from oriel_wire.errors import StartFailed
 
 __all__ = ["Target", "find", "sample_file"]
@@ -25,6 +25,8 @@ class Target:
 def find(path: Path) -> Target:
     """Raises StartFailed with what to do instead."""
     root = path.resolve()
+    if root.name == HANDLER:  # of a service's own folder, which is what gives it its name
+        root = root.parent
     if not root.exists():
         mend = f"make one with 'oriel logic new {path.stem}'" if path.suffix != ".py" else "check the name"
         raise StartFailed(f"there is no {path}: {mend}")

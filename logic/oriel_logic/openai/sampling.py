@@ -69,7 +69,7 @@ class Sampler:
 
 
 def candidates(row: Row, sampling: Sampling) -> tuple[NDArray[np.intp], Row]:
-    """The tokens that may be drawn, likeliest first, and their chances, which sum to 1.
+    """The tokens that may be drawn and their chances, which sum to 1; likeliest first where `top_p` cuts.
 
     `top_k` keeps the k likeliest, then `top_p` the fewest whose chances reach it ("nucleus sampling", Holtzman et al.
     2020). At least one token stays. row: [vocabulary], one finite logit at least.
@@ -80,12 +80,14 @@ def candidates(row: Row, sampling: Sampling) -> tuple[NDArray[np.intp], Row]:
     with np.errstate(over="ignore", under="ignore"):
         scaled = (row[kept] - row[kept].max()) / sampling.temperature
         chances = np.exp(scaled)
-    order = np.argsort(-chances, kind="stable")
-    kept, chances = kept[order], chances[order]
     chances /= chances.sum()
     if sampling.top_p < 1:
-        reached = np.cumsum(chances)
-        count = int(np.searchsorted(reached, sampling.top_p)) + 1
+        # All tokens below this chance together are less than 1 - top_p, so the rest reaches top_p: only that is sorted.
+        likely = chances >= (1 - sampling.top_p) / chances.size
+        kept, chances = kept[likely], chances[likely]
+        order = np.argsort(-chances, kind="stable")
+        kept, chances = kept[order], chances[order]
+        count = int(np.searchsorted(np.cumsum(chances), sampling.top_p)) + 1
         kept, chances = kept[:count], chances[:count]
         chances = chances / chances.sum()
     return kept, chances

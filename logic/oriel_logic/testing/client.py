@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import httpx
 
+from oriel_logic.declared import breach
 from oriel_logic.definition import Definition, NotAService, definition_of
 from oriel_logic.envelope import Envelope, Visit
 from oriel_logic.errors import HandlerFailed
@@ -22,6 +23,7 @@ from oriel_logic.registry import Registry
 from oriel_logic.releases import Deployment, Release
 from oriel_logic.replies import Reply
 from oriel_logic.sources import HandlerFile, module_name
+from oriel_logic.testing.fakes_file import fakes_beside
 from oriel_logic.testing.models import FakeModels
 from oriel_logic.testing.workers import ThreadWorkers
 from oriel_logic.workers.references import Services
@@ -39,9 +41,10 @@ class AsyncClient:
     """Serves one service, or all of a file, in this process.
 
     served: what `@service` stands on, or the path of a handler file (`.py`, `.toml`) or of a service's folder. models:
-    FakeModels, or a dict of what they answer. clock: as `ctx.remaining_s` sees it. raise_errors: what the service's
-    code raises by mistake is raised here too, with its own traceback; False: the client sees the 500 a caller would.
-    `spans`: those of every call so far. Raises NotAService, and what importing the file or `setup` raises.
+    FakeModels, or a dict of what they answer; None: those of a `fakes.py` beside the handler. clock: as
+    `ctx.remaining_s` sees it. raise_errors: what the service's code raises by mistake is raised here too, with its own
+    traceback, and TypeError for an answer that is not what the handler says it gives; False: the client sees what a
+    caller would. `spans`: those of every call so far. Raises NotAService, and what importing or `setup` raises.
     """
 
     def __init__(
@@ -53,6 +56,8 @@ class AsyncClient:
         raise_errors: bool = True,
         max_body_bytes: int = MAX_BODY_BYTES,
     ) -> None:
+        if models is None:
+            models = fakes_beside(served)
         self.models = models if isinstance(models, FakeModels) else FakeModels(models)
         self._clock = clock
         self._raise_errors = raise_errors
@@ -121,6 +126,10 @@ class AsyncClient:
             answer = b"".join([piece async for piece in reply.pieces])
         if self._failure is not None and self._failure.__cause__ is not None and self._raise_errors:
             raise self._failure.__cause__
+        if self._raise_errors and reply.pieces is None and reply.status == 200 and visit.release is not None:
+            wrong = breach(visit.release.definition, reply.content_type, answer)
+            if wrong:
+                raise TypeError(f"{visit.release.name}: {wrong}")
         named = [("content-type", reply.content_type), *reply.headers]
         return httpx.Response(reply.status, headers=named, content=answer, request=sent)
 

@@ -4,14 +4,13 @@ Life of a job: `call` queues it (SLA order: band, tenant, deadline) -> an idle w
 the caller's future. A job leaves the queue unstarted when its deadline passes, when its caller is cancelled, or when
 a more urgent one displaces it. What becomes of a started job whose caller leaves is in `worker`.
 
-Ownership: everything here belongs to the loop. A job's future is set only if it is not done. One task, the keeper,
-starts workers: a worker that dies fails its own job alone and is replaced at once, or later and later if workers die
-before they are ready. Where set-up takes long, one worker more than may work is kept ready to step in. If the fork
-server is gone, its workers are too, and a new one is launched.
+Ownership: everything here belongs to the loop. A job's future is set only if it is not done. A worker that dies fails
+its own job alone; the keeper replaces it.
 """
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,8 @@ from oriel_logic.workers.asked import ModelCalls
 from oriel_logic.workers.batcher import Batcher
 from oriel_logic.workers.frames import Frame, FrameTooLarge, Kind, Packed, pack
 from oriel_logic.workers.job import Done, Job, Pieces
-from oriel_logic.workers.launch import Broken, Exited, ForkServer, Started
+from oriel_logic.workers.keeper import Keeper
+from oriel_logic.workers.launch import ForkServer
 from oriel_logic.workers.segments import unpack
 from oriel_logic.workers.tally import Tally
 from oriel_logic.workers.terms import Terms
@@ -34,12 +34,9 @@ from oriel_wire.context import CallContext
 __all__ = ["PoolLimits", "WorkerPool"]
 
 _log = logging.getLogger(__name__)
-BACKOFF_MIN_S = 0.05
-BACKOFF_MAX_S = 2.0
 FIRST_COST_MS = 5.0
 COST_SHARE = 0.2  # of the newest sample in the moving average
 MAX_BATCHERS = 64
-SPARE_FROM_S = 0.5  # a set-up this long is not waited for when a worker is lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +56,7 @@ class PoolLimits:
 class WorkerPool:
     """launch: makes a fork server; `server` is the first one. on_problems: told what a worker could not set up.
 
-    descriptions: {service: as `Definition.describe` gives it}, once a worker is ready. problem: why none can be
-    started; "" while that is not known to be so. tally: what was done so far.
+    descriptions: {service: as `Definition.describe` gives it}, once a worker is ready. tally: what was done so far.
     """
 
     def __init__(
@@ -72,28 +68,21 @@ class WorkerPool:
         on_problems: Callable[[dict[str, str]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._server: ForkServer | None = server
         self._limits = limits
-        self._launch = launch
+        self._keeper = Keeper(server, limits.workers, launch=launch, make=self._make, on_broken=self._tell)
         self._on_problems = on_problems
         self._clock = clock
         self.descriptions: dict[str, dict[str, Any]] = {}
-        self.problem = ""
         self.tally = Tally()
         self._batchers: dict[tuple[str, tuple[Any, ...]], Batcher] = {}
         self._queue = SlaQueue(max_items=limits.max_waiting, max_bytes=limits.max_waiting_bytes)
         self._costs_ms: dict[str, float] = {}
-        self._workers: dict[int, Worker] = {}
+        self._workers = self._keeper.workers
         self._idle: list[Worker] = []
-        self._tokens = 0
-        self._stillborn = 0
-        self._setup_s = 0.0  # of the worker that was ready last
         self._closing = False
-        self._missing = asyncio.Event()
         self._was_ready = False
         self._news_came = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
-        self._keeper: asyncio.Task[None] | None = None
 
     @property
     def waiting(self) -> int:
@@ -115,12 +104,19 @@ class WorkerPool:
         """Whether all workers have been ready at the same time, once."""
         return self._was_ready
 
+    @property
+    def stillborn(self) -> int:
+        """Workers in a row that ended before they were ready."""
+        return self._keeper.stillborn
+
+    @property
+    def problem(self) -> str:
+        """Why no worker can be started; "" while that is not known to be so."""
+        return self._keeper.problem
+
     async def start(self) -> None:
         """Attach to the fork server and begin to start workers; returns before they are ready."""
-        assert self._server is not None
-        asyncio.get_running_loop().add_reader(self._server.fileno(), self._news)
-        self._missing.set()
-        self._keeper = asyncio.create_task(self._keep(), name="worker pool keeper")
+        self._keeper.start()
 
     async def wait_ready(self) -> None:
         """Until all workers have been ready at the same time. Raises ServiceBroken where none can ever be started."""
@@ -132,21 +128,14 @@ class WorkerPool:
     async def close(self) -> None:
         """End all workers; jobs that wait or run fail with WorkerDied. Closing twice is fine."""
         self._closing = True
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.wait([self._keeper])
+        await self._keeper.stop()
         if self._timer is not None:
             self._timer.cancel()
         for batcher in self._batchers.values():
             batcher.close()
-        for worker in list(self._workers.values()):
-            worker.close()
         while (ticket := self._queue.pop()) is not None:
             self._job(ticket).fail(WorkerDied("the server is stopping"))
-        server, self._server = self._server, None
-        if server is not None:
-            asyncio.get_running_loop().remove_reader(server.fileno())
-            await asyncio.to_thread(server.close)
+        await self._keeper.close()
 
     async def call(
         self,
@@ -286,17 +275,14 @@ class WorkerPool:
 
     def ready(self, worker: Worker, frame: Frame) -> None:
         report = unpack(frame)
-        self.problem = ""
+        self._keeper.ready(worker)
         self.descriptions = report["descriptions"]
         if report["problems"]:
             self._on_problems(report["problems"])
-        self._stillborn = 0
-        self._setup_s = worker.setup_s
         self._idle.append(worker)
         if len(self._idle) + self.busy >= self._limits.workers:
             self._was_ready = True
             self._tell()
-        self._missing.set()  # a spare one may be wanted now
         self._dispatch()
 
     def answered(self, worker: Worker, job: Job, frame: Frame) -> None:
@@ -315,11 +301,9 @@ class WorkerPool:
         job.answer(frame)
 
     def gone(self, worker: Worker, job: Job | None) -> None:
-        del self._workers[worker.token]
+        self._keeper.gone(worker)
         if worker in self._idle:
             self._idle.remove(worker)
-        if not worker.is_ready:
-            self._stillborn += 1
         if not self._closing:
             if worker.killed_for:
                 self.tally.killed[worker.killed_for] += 1
@@ -329,7 +313,6 @@ class WorkerPool:
             self._count(worker)
             job.worker = None
             job.fail(WorkerDied("the worker process that handled this request ended; other requests are not affected"))
-        self._missing.set()
         self._dispatch()  # a spare one may step in
 
     # -- inside ----------------------------------------------------------------------------------------------------
@@ -428,68 +411,20 @@ class WorkerPool:
             self._timer.cancel()
         self._timer = loop.call_later(delay_s, self.expire)
 
-    def _news(self) -> None:
-        """The fork server's control socket is readable."""
-        assert self._server is not None
-        events = self._server.events()
-        if events is None:
-            _log.error("the fork server ended; it is started again")
-            asyncio.get_running_loop().remove_reader(self._server.fileno())
-            self._server.close(timeout_s=0.2)
-            self._server = None
-            self._stillborn += not self.is_ready
-            for worker in list(self._workers.values()):
-                worker.close()
-            self._missing.set()
-            return
-        for event in events:
-            if isinstance(event, Started) and event.token in self._workers:
-                self._workers[event.token].pid = event.pid
-            elif isinstance(event, Broken):
-                self.problem = event.problem
-                self._tell()
-            elif isinstance(event, Exited) and not self._closing:
-                _log.warning("worker process %d ended (%s); a new one is started", event.pid, event.how())
-
-    async def _keep(self) -> None:
-        while True:
-            await self._missing.wait()
-            self._missing.clear()
-            try:
-                if self._server is None:
-                    await self._back_off()
-                    self._server = self._launch()
-                    asyncio.get_running_loop().add_reader(self._server.fileno(), self._news)
-                while self._server is not None and len(self._workers) < self._wanted():
-                    await self._back_off()
-                    self._add_worker(self._server)
-            except OSError as error:
-                _log.error("a worker process cannot be started: %s", error)
-                self._stillborn += 1
-                self._missing.set()
-
-    def _tell(self) -> None:
-        self._news_came.set()
-        self._news_came.clear()
-
-    def _wanted(self) -> int:
-        return self._limits.workers + (self._setup_s >= SPARE_FROM_S)
-
-    async def _back_off(self) -> None:
-        if self._stillborn:
-            await asyncio.sleep(min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self._stillborn, 10)))
-
-    def _add_worker(self, server: ForkServer) -> None:
-        self._tokens += 1
-        self._workers[self._tokens] = Worker(
+    def _make(self, token: int, sock: socket.socket) -> Worker:
+        return Worker(
             self,
-            self._tokens,
-            server.spawn(self._tokens),
+            token,
+            sock,
             limit_bytes=self._limits.max_frame_bytes,
             overrun_s=self._limits.overrun_s,
             stream_idle_s=self._limits.stream_idle_s,
             clock=self._clock,
         )
+
+    def _tell(self) -> None:
+        self._news_came.set()
+        self._news_came.clear()
 
 
 def terms_of(call: CallContext, memory_mb: int, *, streams: bool = False) -> Terms:

@@ -187,6 +187,9 @@ def injected(function: Callable[..., Any], given: int) -> tuple[str, ...]:
 
 
 def described(error: BaseException) -> tuple[str, str]:
-    """One line and the traceback, for the log."""
-    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    """One line and the traceback, for the log: from the handler's own first frame on, if it got as far as that."""
+    begin = error.__traceback__
+    while begin is not None and begin.tb_frame.f_globals.get("__name__", "").startswith("oriel_logic."):
+        begin = begin.tb_next
+    lines = traceback.format_exception(type(error), error, begin or error.__traceback__)
     return one_line(error), "".join(lines)[-MAX_TRACEBACK:]

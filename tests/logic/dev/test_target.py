@@ -25,7 +25,7 @@ def test_a_folder_with_a_handler_is_one_service_under_its_own_name(
 ) -> None:
     folder = write(tmp_path / "ranker", "handler.py", "prep.py", "fakes.py", "sample.json")
     monkeypatch.chdir(folder)
-    for path in (folder, Path(".")):
+    for path in (folder, Path("."), Path("handler.py")):
         target = find(path)
         (file,) = target.files
         assert file.name == "ranker" and target.root == folder and target.fakes == folder / "fakes.py"

@@ -302,6 +302,20 @@ async def test_a_model_without_a_cache_is_named(served: Maker, inference: Any) -
         await client.completions.create(model="tiny", prompt="a")
 
 
+async def test_every_step_carries_what_is_left_of_the_time_and_the_tier(served: Maker, inference: Any) -> None:
+    client, _ = await served()
+    hop = {"x-oriel-tier": "gold", "x-oriel-tenant": "acme", "x-oriel-timeout-ms": "20000", "x-request-id": "one"}
+    await client.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=8, logit_bias={"0": -100, "2": -100}, extra_headers=hop
+    )
+    heads = [call.head for call in inference.calls]
+    assert len(heads) == 8
+    for name in ("x-oriel-tier", "x-oriel-tenant", "x-request-id"):
+        assert {head.get(name) for head in heads} == {hop[name]}
+    left = [int(head.get("x-oriel-timeout-ms")) for head in heads]
+    assert left == sorted(left, reverse=True) and 0 < left[-1] < 20000
+
+
 async def test_what_a_loop_of_calls_leaves_behind_is_bounded(served: Maker) -> None:
     _, stack = await served()
     asked = {"model": "tiny", "prompt": PROMPT, "max_tokens": 40, "logit_bias": {"0": -100, "2": -100}}

@@ -89,12 +89,13 @@ def test_candidates_are_the_likeliest_and_as_few_as_asked(
     sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k)
     kept, chances = candidates(logits, sampling)
     assert 1 <= kept.size <= (top_k or logits.size) and len(set(kept.tolist())) == kept.size
-    assert abs(chances.sum() - 1) < 1e-9 and (np.diff(chances) <= 0).all()
+    assert abs(chances.sum() - 1) < 1e-9 and (top_p == 1 or (np.diff(chances) <= 0).all())
     rest = np.delete(logits, kept)
     # Chances of two logits that are very near one another may be equal.
     assert rest.size == 0 or logits[kept].min() >= rest.max() - 1e-9
     everything = np.sort(candidates(logits, Sampling(temperature=temperature, top_k=top_k))[1])[::-1]
     assert everything[: kept.size].sum() >= min(top_p, everything.sum()) - 1e-9
+    assert top_p < 1 or kept.size == everything.size
     assert kept.size == 1 or everything[: kept.size - 1].sum() < top_p + 1e-9, "one fewer would not reach top_p"
 
 

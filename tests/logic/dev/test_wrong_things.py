@@ -1,0 +1,124 @@
+"""What somebody new does wrong is answered with what to do, and takes nothing else down."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from oriel_logic import Models, service
+from oriel_logic.testing import Client, FakeModels, spec
+from oriel_logic.workers.work import described
+
+MODELS = FakeModels(
+    {"digits": {"label": [[7]]}},
+    specs=[spec("digits", inputs={"image": ("FP32", [-1, 64])}, outputs={"label": ("INT64", [-1, 1])})],
+)
+
+
+def answer(handler: Any, **body: Any) -> httpx.Response:
+    return Client(service(handler), models=MODELS, raise_errors=False).post(**(body or {"json": {"text": "a"}}))
+
+
+async def exits(text: str) -> str:
+    raise SystemExit(3)
+
+
+async def exits_while_it_streams(text: str) -> AsyncIterator[str]:
+    yield text
+    raise SystemExit(3)
+
+
+def test_a_handler_that_exits_fails_its_own_request_only() -> None:
+    assert answer(exits).json()["error"]["reason"] == "handler_failed"
+    assert "handler_failed" in answer(exits_while_it_streams).text
+    assert answer(exits).status_code == 500, "the loop goes on"
+
+
+async def forgets(text: str, models: Models) -> Any:
+    return models.infer("digits", {"image": [[0.0] * 64]})
+
+
+def test_a_missing_await_is_named() -> None:
+    with pytest.raises(Exception, match="is an `await` missing") as failed:
+        Client(service(forgets), models=MODELS).post(json={"text": "a"})
+    assert isinstance(failed.value, TypeError)
+
+
+@dataclass
+class Case:
+    model: str
+    inputs: Any
+    said: str
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("digist", {"image": [[0.0] * 64]}, "'digist' is not served: the fakes are digits"),
+        Case("digits", {"image": [[0.0] * 63]}, "takes shape [-1, 64] (-1: any), the array has [1, 63]"),
+        Case("digits", {"image": np.zeros(64, np.float32)}, "the batch axis is missing: use array[np.newaxis]"),
+        Case("digits", {"image": np.zeros((1, 64))}, "use .astype(np.float32)"),
+        Case("digits", {"imgae": [[0.0] * 64]}, "has no input 'imgae': it has 'image' FP32 [-1, 64]"),
+        Case("digits", {}, "needs inputs: 'image' FP32 [-1, 64]"),
+    ],
+)
+def test_a_wrong_model_call_names_what_is_wrong(case: Case) -> None:
+    async def handler(text: str, models: Models) -> Any:
+        await asyncio.sleep(0)
+        return await models.infer(case.model, case.inputs)
+
+    assert case.said in answer(handler).json()["error"]["message"]
+
+
+async def takes(text: str, times: int = 1) -> str:
+    return text * times
+
+
+@pytest.mark.parametrize(
+    ("body", "said", "field"),
+    [
+        ({"json": {}}, "missing required field `text`", "$.text"),
+        ({"json": {"text": 1}}, "Expected `str`, got `int`", "$.text"),
+        ({"json": {"text": "a", "times": "2"}}, "Expected `int`, got `str`", "$.times"),
+        ({"json": {"text": "a", "time": 2}}, "unknown field `time`", "$.time"),
+        ({"json": ["a"]}, "Expected `object`, got `array`", "$"),
+        ({"content": b"{", "headers": {"content-type": "application/json"}}, "not valid JSON", None),
+    ],
+)
+def test_a_wrong_request_names_its_field(body: Any, said: str, field: str | None) -> None:
+    found = answer(takes, **body)
+    error = found.json()["error"]
+    assert found.status_code == 422 and said in error["message"] and error.get("field") == field
+
+
+@dataclass
+class Verdict:
+    label: str
+
+
+async def misspells(text: str) -> Verdict:
+    return {"lable": text}  # type: ignore[return-value]
+
+
+def test_an_answer_that_is_not_as_declared_fails_the_test_of_its_author() -> None:
+    with pytest.raises(TypeError, match="misspells: it says it gives Verdict.* missing required field `label`"):
+        Client(service(misspells)).post(json={"text": "a"})
+
+
+def test_a_traceback_from_a_worker_begins_where_the_handler_does() -> None:
+    ours = {"__name__": "oriel_logic.workers.some", "fails": fails}
+    exec("def ours(): fails()", ours)
+    try:
+        ours["ours"]()
+    except ZeroDivisionError as error:
+        line, trace = described(error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
+    assert line == "ZeroDivisionError: of the handler"
+    assert "in fails" in trace and "in ours" not in trace
+
+
+def fails() -> None:
+    raise ZeroDivisionError("of the handler")

@@ -1,0 +1,136 @@
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, TypedDict
+
+import msgspec
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from pydantic import BaseModel
+
+from oriel_logic.bodies.audio import Audio
+from oriel_logic.bodies.tensors import Tensors
+from oriel_logic.bodies.upload import Upload
+from oriel_logic.context import Context
+from oriel_logic.messages import Request
+from oriel_logic.models import Models
+from oriel_logic.signature import Form, plan_of, read
+
+
+@dataclass
+class Item:
+    price: float
+
+
+class Point(msgspec.Struct):
+    x: float
+
+
+class Row(msgspec.Struct, array_like=True):
+    x: float
+
+
+class Named(TypedDict):
+    x: float
+
+
+class Person(BaseModel):
+    name: str
+
+
+@pytest.mark.parametrize("kind", [Item, Point, Named, Person, dict, dict[str, int], Item | None, Item | Person])
+def test_one_object_alone_is_the_body(kind: Any) -> None:
+    async def handler(item: Any, ctx: Any) -> None: ...
+
+    handler.__annotations__["item"] = kind
+    assert read(handler).body == "whole"
+
+
+@pytest.mark.parametrize("kind", [str, int, list[Item], Row, Any, Image.Image, Audio, NDArray[Any], Item | int, bytes])
+def test_everything_else_is_a_field(kind: Any) -> None:
+    async def handler(item: Any, models: Any) -> None: ...
+
+    handler.__annotations__["item"] = kind
+    assert read(handler).body == "fields"
+
+
+def test_two_objects_are_two_fields() -> None:
+    async def handler(first: Item, second: Item) -> None: ...
+
+    assert read(handler).body == "fields"
+
+
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        (str, Form.TEXT),
+        (str | None, Form.TEXT),
+        (Annotated[str, msgspec.Meta(max_length=3)], Form.TEXT),
+        (bytes, Form.BYTES),
+        (Image.Image, Form.IMAGE),
+        (Image.Image | None, Form.IMAGE),
+        (NDArray[np.float32], Form.ARRAY),
+        (np.ndarray, Form.ARRAY),
+        (Audio, Form.AUDIO),
+        (Tensors, Form.TENSORS),
+        (Upload, Form.UPLOAD),
+        (AsyncIterator[Item], Form.LINES),
+        (Item, Form.JSON),
+        (list[Image.Image], Form.JSON),
+    ],
+)
+def test_the_form_of_a_type(kind: Any, form: Form) -> None:
+    async def handler(value: Any) -> None: ...
+
+    handler.__annotations__["value"] = kind
+    (parameter,) = read(handler).inputs
+    assert parameter.form is form
+
+
+def test_what_is_injected_is_told_by_name_or_annotation() -> None:
+    async def by_name(request, models, ctx): ...  # type: ignore[no-untyped-def]
+    async def by_annotation(a: Context, b: Request, c: Models, *, d: int = 1) -> None: ...
+    async def typed_request(request: Item) -> None: ...
+
+    assert read(by_name).body == "raw" and read(by_name).inputs == ()
+    found = read(by_annotation)
+    assert [each.injected for each in found.parameters] == ["ctx", "request", "models", ""]
+    assert plan_of(found).call(lambda a, b, c, *, d: (a, b, c, d), ("r", "m", "x", 7)) == ("x", "r", "m", 7)
+    assert read(typed_request).body == "whole"
+
+
+def test_annotations_as_text_are_looked_up_where_the_function_stands() -> None:
+    @dataclass
+    class Local:
+        x: int
+
+    async def handler(item: "Local | None", other: "Item") -> "list[Item]":
+        assert Local
+        return []
+
+    found = read(handler)
+    assert found.inputs[0].type == Local | None and found.inputs[1].type is Item
+    assert found.output.type == list[Item] and found.output.declared
+
+
+def test_streams_are_told_by_annotation_or_by_yield() -> None:
+    async def annotated() -> AsyncIterator[Item]:
+        yield Item(1)
+
+    def plain() -> Iterator[str]:
+        yield "a"
+
+    async def bare():  # type: ignore[no-untyped-def]
+        yield 1
+
+    assert [read(each).output.form for each in (annotated, plain, bare)] == [Form.LINES] * 3
+    assert (read(annotated).output.type, read(plain).output.type, read(bare).output.type) == (Item, str, Any)
+
+
+def test_the_outputs_of_a_chain_are_handed_in() -> None:
+    class Chain:
+        def post(self, outputs: Any, ctx: Any) -> Item: ...  # type: ignore[empty-body]
+
+    found = read(Chain.post, method=True, given="outputs")
+    assert found.body == "raw" and found.injects("ctx") and found.output.type is Item
