@@ -210,7 +210,6 @@ class Unit:
             self.envelope,
             sock,
             peers=self._peers,
-            max_body_bytes=settings.max_body_bytes,
             max_held_bytes=settings.max_held_bytes,
         )
 

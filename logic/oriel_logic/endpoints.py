@@ -1,13 +1,14 @@
 """Which inference server gets the next call: the one with the fewest calls under way, in turn between equals.
 
 One that could not be reached is passed over while others are there: for a second, then for longer and longer. When that
-time is over one call tries it, and the others wait for what comes of that.
+time is over one call tries it, and the others wait for what comes of that. One that said it has not the model is asked
+for that model a second later at the earliest: it answers at once, and would draw all calls to itself.
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from oriel_logic.discovery import Address
 from oriel_wire.engine.client import HttpResponse
@@ -15,8 +16,10 @@ from oriel_wire.engine.client import HttpResponse
 __all__ = ["Client", "Closable", "Endpoint", "Endpoints"]
 
 DOWN_S = 1.0
-DOWN_MAX_S = 30.0
+DOWN_MAX_S = 5.0
 TRIAL_S = 3.0  # longer than a connection may take to be made
+LACKS_S = 1.0
+MAX_LACKING = 64
 
 
 class Closable(Protocol):
@@ -42,9 +45,10 @@ C = TypeVar("C", bound=Closable)
 
 class Endpoint(Generic[C]):
     """One inference server. outstanding: calls under way, also those that wait for a connection. failures: how often
-    in a row it could not be reached. is_tried: after that, a call is on its way to it."""
+    in a row it could not be reached. is_tried: after that, a call is on its way to it. lacks: models it said it has
+    not, and until when that is believed."""
 
-    __slots__ = ("address", "client", "down_until", "failures", "is_tried", "outstanding")
+    __slots__ = ("address", "client", "down_until", "failures", "is_tried", "lacks", "outstanding")
 
     def __init__(self, address: Address, client: C) -> None:
         self.address = address
@@ -53,6 +57,7 @@ class Endpoint(Generic[C]):
         self.failures = 0
         self.down_until = 0.0
         self.is_tried = False
+        self.lacks: dict[str, float] = {}
 
 
 class Endpoints(Generic[C]):
@@ -82,8 +87,8 @@ class Endpoints(Generic[C]):
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
-    def pick(self, tried: Sequence[Endpoint[C]] = ()) -> Endpoint[C] | None:
-        """The best one not in `tried`; None when all were tried."""
+    def pick(self, tried: Sequence[Endpoint[C]] = (), model: str = "") -> Endpoint[C] | None:
+        """The best one for `model` that is not in `tried`; None when all were tried."""
         endpoints = self._endpoints
         count = len(endpoints)
         if count == 1:
@@ -93,7 +98,7 @@ class Endpoints(Generic[C]):
         best: Endpoint[C] | None = None
         for offset in range(count):
             each = endpoints[(self._turn + offset) % count]
-            if each not in tried and (best is None or self._load(each, now) < self._load(best, now)):
+            if each not in tried and (best is None or load(each, model, now) < load(best, model, now)):
                 best = each
         if best is not None and best.failures:
             best.is_tried = True
@@ -109,6 +114,12 @@ class Endpoints(Generic[C]):
         endpoint.down_until = now + min(DOWN_S * 2.0**endpoint.failures, DOWN_MAX_S)
         endpoint.failures = min(endpoint.failures + 1, 16)
 
+    def mark_lacking(self, endpoint: Endpoint[C], model: str) -> None:
+        """It said that it has not this model, or not now."""
+        if len(endpoint.lacks) >= MAX_LACKING:
+            endpoint.lacks.clear()
+        endpoint.lacks[model] = self._clock() + LACKS_S
+
     def mark_up(self, endpoint: Endpoint[C]) -> None:
         """It was reached."""
         endpoint.failures = 0
@@ -120,6 +131,8 @@ class Endpoints(Generic[C]):
             await each.client.close()
         await asyncio.gather(*self._closing)
 
-    @staticmethod
-    def _load(endpoint: Endpoint[C], now: float) -> tuple[bool, int]:
-        return endpoint.down_until > now, endpoint.outstanding
+
+def load(endpoint: Endpoint[Any], model: str, now: float) -> tuple[bool, int]:
+    """What is compared: whether it is of no use now, then calls under way."""
+    useless = endpoint.down_until > now or (bool(endpoint.lacks) and endpoint.lacks.get(model, 0.0) > now)
+    return useless, endpoint.outstanding

@@ -17,7 +17,7 @@ from oriel_logic.model_streams import StreamServers
 from oriel_logic.models import ArrayLike, ModelSpec, Outputs
 from oriel_logic.stages import Ledger, Stage
 from oriel_logic.tensors import check_inputs, parse_metadata
-from oriel_logic.upstream_errors import refusal, sentence
+from oriel_logic.upstream_errors import MAYBE_ELSEWHERE, is_elsewhere, refusal, sentence
 from oriel_wire.context import CallContext, Hop
 from oriel_wire.engine.client import HttpResponse
 from oriel_wire.errors import UpstreamBroken, UpstreamTimedOut, UpstreamUnreachable, UpstreamUnread
@@ -70,7 +70,7 @@ class InferenceServers:
                 known = self.known(model, version, stale_s)
                 if known is not None:
                     return known
-                response = await self.send("GET", path_of(model, version), "", (), call, hop, trace)
+                response = await self.send(model, "GET", path_of(model, version), "", (), call, hop, trace)
                 if response.status != 200:
                     self._codecs.pop(key, None)
                     raise refusal(model, response)
@@ -90,6 +90,7 @@ class InferenceServers:
 
     async def send(
         self,
+        model: str,
         method: str,
         target: str,
         headers: str,
@@ -98,19 +99,25 @@ class InferenceServers:
         hop: Hop,
         trace: TraceContext,
     ) -> HttpResponse:
-        """One exchange; headers: lines with their CRLF. Another endpoint is tried only if the one before got nothing.
+        """One exchange about `model`; headers: lines with their CRLF. Another endpoint is tried only if the one before
+        got nothing, or has not the model; if none has, the first one's answer counts.
 
         Raises ModelUnreachable, ModelFailed or DeadlineExceeded.
         """
         tried: list[Endpoint[Client]] = []
-        while (endpoint := self._endpoints.pick(tried)) is not None:
+        refused: HttpResponse | None = None
+        while (endpoint := self._endpoints.pick(tried, model)) is not None:
             lines = headers + hop.lines(self._clock(), trace)
             endpoint.outstanding += 1
             try:
                 response = await endpoint.client.request(method, target, lines, body, deadline=call.deadline)
                 if endpoint.failures:
                     self._endpoints.mark_up(endpoint)
-                return response
+                if response.status not in MAYBE_ELSEWHERE or not is_elsewhere(response):
+                    return response
+                self._endpoints.mark_lacking(endpoint, model)
+                tried.append(endpoint)
+                refused = refused or response
             except UpstreamUnreachable:
                 self._endpoints.mark_down(endpoint)
                 tried.append(endpoint)
@@ -122,6 +129,8 @@ class InferenceServers:
                 raise ModelFailed("the inference server closed the connection before it answered") from error
             finally:
                 endpoint.outstanding -= 1
+        if refused is not None:
+            return refused
         raise ModelUnreachable("no inference server can be reached: try again later", retry_after_s=1.0)
 
 
@@ -158,7 +167,14 @@ class BoundModels:
                 codec = await self._newer(codec, model, version, stage, error)
                 encoded = codec.encode(inputs, outputs)
             response = await self._servers.send(
-                "POST", codec.infer_path, encoded.headers, encoded.body, self._call, self._hop_of(), stage.context
+                model,
+                "POST",
+                codec.infer_path,
+                encoded.headers,
+                encoded.body,
+                self._call,
+                self._hop_of(),
+                stage.context,
             )
             if response.server_timing:
                 self._ledger.upstream.append(response.server_timing)
@@ -192,7 +208,7 @@ class BoundModels:
     async def ready(self, model: str, *, version: str = "") -> bool:
         with self._ledger.stage("ready", kind="client") as stage:
             target = path_of(model, version) + "/ready"
-            response = await self._servers.send("GET", target, "", (), self._call, self._hop_of(), stage.context)
+            response = await self._servers.send(model, "GET", target, "", (), self._call, self._hop_of(), stage.context)
             return response.status == 200
 
     async def metadata(self, model: str, *, version: str = "") -> ModelSpec:

@@ -23,6 +23,7 @@ from oriel_logic.errors import (
     ModelUnavailable,
     ModelUnreachable,
 )
+from oriel_logic.upstream_errors import ELSEWHERE
 from oriel_wire.context import CallContext, to_headers
 from oriel_wire.engine.large_messages import READ_AHEAD
 from oriel_wire.errors import BadMessage
@@ -121,7 +122,8 @@ class StreamServers:
         except BadMessage as error:
             raise ModelInputWrong(f"model '{request.model_name}': {error.message}") from error
         tried: list[Endpoint[StreamClient]] = []
-        while (endpoint := self._endpoints.pick(tried)) is not None:
+        refusal: LogicError | None = None
+        while (endpoint := self._endpoints.pick(tried, request.model_name)) is not None:
             tried.append(endpoint)
             endpoint.outstanding += 1
             try:
@@ -132,13 +134,19 @@ class StreamServers:
                             self._endpoints.mark_up(endpoint)
                         yield decode_infer_response(answer)
                 return
-            except NotConnected:
-                self._endpoints.mark_down(endpoint)
+            except NotExecuted as news:
+                if news.refusal is None:
+                    self._endpoints.mark_down(endpoint)
+                else:
+                    self._endpoints.mark_lacking(endpoint, request.model_name)
+                    refusal = refusal or news.refusal
             except BadMessage as error:
                 said = f"an answer of model '{request.model_name}' cannot be read: {error.message}"
                 raise ModelFailed(said) from error
             finally:
                 endpoint.outstanding -= 1
+        if refusal is not None:
+            raise refusal
         raise ModelUnreachable("no inference server can be reached: try again later", retry_after_s=RETRY_S)
 
     async def _one(
@@ -184,21 +192,26 @@ def load() -> None:
         importlib.import_module(name)
 
 
-class NotConnected(Exception):
-    """Nothing was sent. Stays inside this module."""
+class NotExecuted(Exception):
+    """Another server may be asked: nothing was sent (refusal: None), or this one has not the model. Stays inside."""
+
+    def __init__(self, refusal: LogicError | None = None) -> None:
+        self.refusal = refusal
 
 
 async def trailing(stream: Any) -> Any:
     return await stream.trailing_metadata()
 
 
-def refused(model: str, code: Any, details: str, metadata: Any) -> LogicError | NotConnected:
+def refused(model: str, code: Any, details: str, metadata: Any) -> LogicError | NotExecuted:
     """What a status that is not OK means. gRPC says in words alone whether it came from the server."""
     said = details[:300] or "it gave no reason"
     match code.name:
         case "INVALID_ARGUMENT":
             return ModelInputWrong(f"model '{model}' refused its inputs: {said}")
-        case "NOT_FOUND" | "UNIMPLEMENTED":
+        case "NOT_FOUND":
+            return NotExecuted(ModelUnavailable(f"model '{model}' is not served: {said}", retry_after_s=RETRY_S))
+        case "UNIMPLEMENTED":
             return ModelUnavailable(f"model '{model}' is not served: {said}", retry_after_s=RETRY_S)
         case "RESOURCE_EXHAUSTED" if "larger than max" in details:  # grpc's own words, about what it received
             return ModelFailed(f"an answer of model '{model}' is larger than {MAX_ANSWER_BYTES} bytes")
@@ -208,8 +221,10 @@ def refused(model: str, code: Any, details: str, metadata: Any) -> LogicError | 
             return DeadlineExceeded(STAGE)
         case "UNAVAILABLE":
             if details.startswith(NOT_CONNECTED):
-                return NotConnected()
-            if dict(metadata or ()).get("x-oriel-reason") is None:
+                return NotExecuted()
+            reason = dict(metadata or ()).get("x-oriel-reason")
+            if reason is None:
                 return ModelFailed(f"the stream of model '{model}' was cut: try again")
-            return ModelBusy(f"model '{model}' is not available now: {said}", retry_after_s=RETRY_S)
+            busy = ModelBusy(f"model '{model}' is not available now: {said}", retry_after_s=RETRY_S)
+            return NotExecuted(busy) if reason in ELSEWHERE else busy
     return ModelFailed(f"model '{model}' failed: {said}")

@@ -5,7 +5,12 @@ import msgspec
 from oriel_logic.errors import DeadlineExceeded, LogicError, ModelBusy, ModelFailed, ModelInputWrong, ModelUnavailable
 from oriel_wire.engine.client import HttpResponse
 
-__all__ = ["refusal", "sentence"]
+__all__ = ["ELSEWHERE", "MAYBE_ELSEWHERE", "is_elsewhere", "refusal", "sentence"]
+
+# Reasons of Oriel's own servers: this one did not run it, another one may have the model. A full queue is no such
+# reason: whoever tries the others then fills theirs.
+ELSEWHERE = frozenset({"unknown_model", "model_not_ready", "no_available_version", "server_stopping"})
+MAYBE_ELSEWHERE = frozenset({404, 503})
 
 MAX_RETRY_AFTER_S = 3600.0
 NOT_READY_RETRY_S = 1.0
@@ -26,6 +31,17 @@ def refusal(model: str, response: HttpResponse) -> LogicError:
         case 504:
             return DeadlineExceeded("infer")
     return ModelFailed(f"model '{model}' failed ({response.status}): {said}")
+
+
+def is_elsewhere(response: HttpResponse) -> bool:
+    """Whether this server surely did not run it and another one may: every v2 server says 404 of a model it has not."""
+    if response.status == 404:
+        return True
+    try:
+        body = msgspec.json.decode(response.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return isinstance(body, dict) and body.get("reason") in ELSEWHERE
 
 
 def sentence(response: HttpResponse) -> str:

@@ -122,3 +122,31 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     small.encode({"a": np.zeros((1, 3), np.float32)}, None)
     small.decode(answer(("y", np.zeros(1, np.float32))))
     assert not small._requests and not small._answers
+
+
+def told(codec: ModelCodec, response: HttpResponse) -> Any:
+    try:
+        found = codec.decode(response)
+    except ModelFailed as error:
+        return error.message
+    return {name: (each.dtype, each.shape, repr(each.tolist())) for name, each in found.items()}, found.model_version
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 400), st.binary(min_size=1, max_size=3)), max_size=2),
+    st.integers(-3, 3),
+    st.integers(-9, 9),
+)
+def test_what_is_kept_never_changes_what_an_answer_says(edits: list[tuple[int, bytes]], cut: int, moved: int) -> None:
+    """Answers that were damaged on their way, or by a server that is out of its mind."""
+    codec = ModelCodec(SPEC)
+    right = answer(("y", np.arange(4, dtype=np.int64)), ("k", np.ones((1, 2), np.float32)))
+    codec.decode(right)
+    body = right.body[: len(right.body) + cut] if cut < 0 else right.body + b"x" * cut
+    for place, data in edits:
+        body = body[:place] + data + body[place + len(data) :]
+    length = int(right.get("inference-header-content-length") or 0) + moved
+    head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\ninference-header-content-length: {length}"
+    wrong = HttpResponse(parse_response_head(head.encode(), ResponseMemo()), body)
+    assert told(codec, wrong) == told(ModelCodec(SPEC), wrong)
+    assert told(codec, right) == told(ModelCodec(SPEC), right)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 import pytest
 
 from oriel_logic.discovery import Address, DiscoveryFailed, DnsDiscovery, ScriptedDiscovery, Watch, discovery_of
-from oriel_logic.endpoints import DOWN_MAX_S, DOWN_S, TRIAL_S, Endpoint, Endpoints
+from oriel_logic.endpoints import DOWN_MAX_S, DOWN_S, LACKS_S, MAX_LACKING, TRIAL_S, Endpoint, Endpoints
 
 
 class Nobody:
@@ -72,6 +72,20 @@ def test_it_is_tried_less_and_less_often() -> None:
         clock.now = each[0].down_until
         assert [endpoints.pick() for _ in range(3)].count(each[0]) == 1
     assert waits[:3] == [DOWN_S, 2 * DOWN_S, 4 * DOWN_S] and waits[-1] == DOWN_MAX_S
+
+
+def test_one_that_has_not_the_model_is_passed_over_for_a_second() -> None:
+    clock = Clock()
+    endpoints, each = several(2, clock)
+    endpoints.mark_lacking(each[0], "m")
+    assert {endpoints.pick(model="m") for _ in range(4)} == {each[1]}
+    assert {endpoints.pick(model="other") for _ in range(4)} == set(each)
+    assert endpoints.pick([each[1]], "m") is each[0]
+    clock.now += LACKS_S
+    assert {endpoints.pick(model="m") for _ in range(4)} == set(each)
+    for index in range(3 * MAX_LACKING):
+        endpoints.mark_lacking(each[0], str(index))
+    assert len(each[0].lacks) <= MAX_LACKING
 
 
 def test_none_is_left_when_all_were_tried() -> None:

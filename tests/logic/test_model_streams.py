@@ -215,6 +215,17 @@ async def test_who_cannot_be_reached_is_passed_over(connect: Connect, fake: Fake
         await everything(connect())
 
 
+async def test_one_that_has_not_the_model_is_passed_over(connect: Connect, fake: FakeStreams) -> None:
+    other = FakeStreams()
+    server = await other.start()
+    other.answers, other.status = 0, (grpc.StatusCode.NOT_FOUND, "unknown model")
+    models = connect(other.port, fake.port)
+    for _ in range(4):
+        assert len(await everything(models)) == 3
+    assert len(other.metadata) <= 1
+    await server.stop(0)
+
+
 async def test_two_ports_share_streams(connect: Connect, fake: FakeStreams) -> None:
     other = FakeStreams()
     server = await other.start()

@@ -10,7 +10,7 @@ import pytest
 
 from oriel_logic.discovery import ScriptedDiscovery, Watch
 from oriel_logic.endpoints import Client, Endpoints
-from oriel_logic.errors import ModelFailed
+from oriel_logic.errors import ModelBusy, ModelFailed, ModelUnavailable
 from oriel_logic.inference import InferenceServers
 from oriel_logic.model_streams import StreamClient, StreamServers
 from oriel_logic.stages import Ledger
@@ -133,3 +133,50 @@ async def test_pods_come_and_go_by_lookup(inference: Any, second_inference: Any,
     assert (len(inference.calls), len(second_inference.calls)) == (1, 1)
     await watch.close()
     await servers.close()
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        (404, [], b'{"error": "unknown model"}'),
+        (503, [], b'{"error": "not yet", "reason": "model_not_ready"}'),
+        (503, [], b'{"error": "stopping", "reason": "server_stopping"}'),
+    ],
+)
+async def test_a_pod_without_the_model_is_asked_once_and_costs_no_request(
+    connect: Any, inference: Any, second_inference: Any, call: Any, refusal: Any
+) -> None:
+    """It answers faster than the one that works: with the fewest calls under way it would get them all."""
+    servers, endpoints = connect(inference.port, second_inference.port)
+    await ask(servers, call)
+    inference.calls.clear()
+    second_inference.calls.clear()
+    second_inference.refuse = refusal
+    for _ in range(10):
+        await asyncio.gather(*(ask(servers, call) for _ in range(2)))
+    assert len(inference.calls) == 20 and 1 <= len(second_inference.calls) <= 2
+    second_inference.refuse = None
+    for each in endpoints._endpoints:
+        each.lacks = dict.fromkeys(each.lacks, 0.0)  # a second later
+    await asyncio.gather(*(ask(servers, call) for _ in range(10)))
+    assert len(second_inference.calls) >= 4
+
+
+async def test_a_full_queue_is_not_passed_on(connect: Any, inference: Any, second_inference: Any, call: Any) -> None:
+    servers, _ = connect(inference.port, second_inference.port)
+    await ask(servers, call)
+    asked = len(inference.calls) + len(second_inference.calls)
+    inference.refuse = second_inference.refuse = (503, [], b'{"error": "full", "reason": "queue_full"}')
+    with pytest.raises(ModelBusy):
+        await ask(servers, call)
+    assert len(inference.calls) + len(second_inference.calls) == asked + 1
+
+
+async def test_a_model_that_no_pod_has_is_unavailable(
+    connect: Any, inference: Any, second_inference: Any, call: Any
+) -> None:
+    servers, _ = connect(inference.port, second_inference.port)
+    context = call()
+    for _ in range(2):
+        with pytest.raises(ModelUnavailable, match="model 'nope' is not served"):
+            await servers.bind(context, Ledger(context.trace)).infer("nope", {"x": ROW})
