@@ -5,6 +5,7 @@ import gc
 import logging
 import socket
 import sys
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from oriel_logic.definition import Definition
 from oriel_logic.deploying import Deployer
 from oriel_logic.envelope import Envelope
 from oriel_logic.ingress import Dispatch
-from oriel_logic.listing import read_listing
+from oriel_logic.listing import Listing, read_listing
 from oriel_logic.loading import load, one_line
 from oriel_logic.metrics import Metrics
 from oriel_logic.openapi import DOCS, OPENAPI, Description
@@ -48,13 +49,18 @@ __all__ = ["Unit", "serve_unit"]
 _log = logging.getLogger(__name__)
 
 
-async def serve_unit(settings: Settings, server: ForkServer, stop: asyncio.Event, dev: "Session | None" = None) -> None:
-    """Run until `stop` is set, then drain. Raises StartFailed (a port is taken). dev: of `oriel logic dev`."""
+async def serve_unit(
+    settings: Settings, server: ForkServer, listing: Listing, stop: asyncio.Event, dev: "Session | None" = None
+) -> None:
+    """Run until `stop` is set, then drain. Raises StartFailed (a port is taken).
+
+    listing: what lay in the folders before `server` was launched. dev: of `oriel logic dev`.
+    """
     open_port = listen if dev is None else dev.listen
     http = open_port(settings.host, settings.http_port, "logic HTTP")
     admin = listen(settings.host, settings.admin_port, "logic admin")
     sink = open_sink("logic")
-    unit = Unit(settings, server, sink, dev.models if dev is not None else None)
+    unit = Unit(settings, server, listing, sink, dev.models if dev is not None else None)
     admin_stop = asyncio.Event()
     beside = AsyncExitStack()
     try:
@@ -85,22 +91,29 @@ async def serve_unit(settings: Settings, server: ForkServer, stop: asyncio.Event
 class Unit:
     """A logic server without its sockets: `open` gives it one. `envelope` answers requests, with or without.
 
+    server: for the services that share their first processes; listing: of all, from before it was launched.
     models: stand in for inference servers.
     """
 
     def __init__(
-        self, settings: Settings, server: ForkServer, sink: SpanSink, models: "FakeServers | None" = None
+        self,
+        settings: Settings,
+        server: ForkServer,
+        listing: Listing,
+        sink: SpanSink,
+        models: "FakeServers | None" = None,
     ) -> None:
         self.metrics = Metrics()
         self.registry = Registry()
         self._settings = settings
         self._files = server.files
+        self._listing = listing
         self._services = Services()
         self.pool = WorkerPool(
             server,
             pool_limits(settings, 0),
             launch=lambda: ForkServer.launch(self._files, max_frame_bytes=settings.max_frame_bytes),
-            on_problems=self._report,
+            on_problems=lambda problems: self._report(self._together, problems),
         )
         self._upstreams = models or Upstreams(settings.inference, settings.inference_grpc)
         self._peers = TrustedPeers(settings.trusted_peers)
@@ -114,6 +127,7 @@ class Unit:
                 limits=lambda workers: pool_limits(settings, workers),
                 make_pipeline=self._pipeline,
                 serve=self.dispatch.serve,
+                report=self._report,
                 sample_timeout_s=settings.sample_timeout_s,
                 max_sample_bytes=settings.max_body_bytes,
             ),
@@ -145,7 +159,6 @@ class Unit:
 
     async def start(self) -> None:
         """Set services up and begin to start workers; requests that come before they are ready wait for them."""
-        listing = read_listing(self._settings.services)
         await self._upstreams.start()
         self._watchdog.start()
         await self.pool.start()
@@ -157,11 +170,13 @@ class Unit:
                 if problem:
                     failed.append((loaded.name, problem))
                 elif loaded.definition is not None:
-                    releases.append(Release(loaded.definition, file, self._together))
+                    source = self._listing.sources.get(file.origin)
+                    definition = source.config.applied(loaded.definition) if source is not None else loaded.definition
+                    releases.append(Release(definition, file, self._together))
             self.registry.publish(file.origin, releases)
             for name, problem in failed:
                 self.registry.fail(file, name, problem)
-        self.updates.begin(listing, self._together)
+        self.updates.begin(self._listing, self._together)
         self._serve_openai()
         if self._settings.watch:
             self._watch = asyncio.create_task(self.updates.run(), name="watch over the services folders")
@@ -195,7 +210,6 @@ class Unit:
             self.envelope,
             sock,
             peers=self._peers,
-            max_body_bytes=settings.max_body_bytes,
             max_held_bytes=settings.max_held_bytes,
         )
 
@@ -240,9 +254,9 @@ class Unit:
         metrics.watch_by("oriel_logic_releases", "Releases of services, by state", "state", updates.states)
         self._totals.offer(metrics, lambda: [pool.tally for pool in pools()])
 
-    def _report(self, problems: dict[str, str]) -> None:
-        """What a worker of the pool that is shared could not set up."""
-        for release in self._together.releases:
+    def _report(self, deployment: Deployment, problems: Mapping[str, str]) -> None:
+        """What a worker of this deployment could not set up: {service or file: why}."""
+        for release in deployment.releases:
             problem = problems.get(release.name) or problems.get(release.file.name)
             if problem:
                 self.registry.break_down(release, problem)

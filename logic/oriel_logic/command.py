@@ -11,6 +11,7 @@ from oriel_wire.errors import StartFailed
 
 if TYPE_CHECKING:
     from oriel_logic.dev.session import Session
+    from oriel_logic.listing import Listing
     from oriel_logic.settings import Settings
     from oriel_logic.sources import HandlerFile
 
@@ -90,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 
 def launch(settings: "Settings", dev: "Session | None" = None) -> int:
     """Run a server until it is asked to stop; the exit code. dev: for `oriel logic dev`. Raises StartFailed."""
-    files = at_start(settings)
+    listing, files = at_start(settings)
     # Array work belongs to the workers; without this numpy starts a thread per core in every process.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, "1")
@@ -106,26 +107,27 @@ def launch(settings: "Settings", dev: "Session | None" = None) -> int:
         dev.configure_logging()
 
     async def main(stop: asyncio.Event) -> None:
-        await serve_unit(settings, server, stop, dev)
+        await serve_unit(settings, server, listing, stop, dev)
 
     return run_unit(main, unit="logic")
 
 
-def at_start(settings: "Settings") -> "list[HandlerFile]":
-    """The handlers that share the first worker processes. Raises StartFailed."""
+def at_start(settings: "Settings") -> "tuple[Listing, list[HandlerFile]]":
+    """What lies in the folders, and the handlers that share the first worker processes. Raises StartFailed."""
     from oriel_logic.listing import read_listing, together
     from oriel_logic.sources import installed_files, named_file
 
     try:
         named = [named_file(text) for text in settings.named]
-        files = [*together(read_listing(settings.services)), *named, *installed_files()]
+        listing = read_listing(settings.services)
+        files = [*together(listing), *named, *installed_files()]
     except ValueError as error:
         raise StartFailed(f"--service: {error}") from error
     except OSError as error:
         raise StartFailed(f"a folder of services cannot be read: {error.strerror}") from error
     if not files and not settings.services:
         raise StartFailed("there is nothing to serve: pass --services DIR with a folder of handler files")
-    return files
+    return listing, files
 
 
 def folder(path: Path) -> Path:

@@ -48,6 +48,7 @@ MAX_PROBLEM = 500
 # It may be well by the next try, without anybody having changed the handler.
 PASSING = (ModelBusy, ModelUnavailable, ModelUnreachable, Saturated)
 
+Report = Callable[[Deployment, Mapping[str, str]], None]
 Serve = Callable[[Release, Inbound, Visit], Awaitable[Reply]]
 
 
@@ -71,7 +72,8 @@ class NoService(SetUpFailed):
 class Deployer:
     """limits: makes those of a pool with so many workers. make_pipeline: for the services and workers of a deployment.
 
-    serve: answers a request with a release, as for a caller.
+    serve: answers a request with a release, as for a caller. report: told what a worker that came later could not set
+    up: {service: why}.
     """
 
     def __init__(
@@ -80,12 +82,14 @@ class Deployer:
         limits: Callable[[int], PoolLimits],
         make_pipeline: Callable[[Services, WorkerPool], Pipeline],
         serve: Serve,
+        report: Report,
         sample_timeout_s: float,
         max_sample_bytes: int,
     ) -> None:
         self._limits = limits
         self._make_pipeline = make_pipeline
         self._serve = serve
+        self._report = report
         self._sample_timeout_s = sample_timeout_s
         self._max_sample_bytes = max_sample_bytes
 
@@ -102,7 +106,7 @@ class Deployer:
             raise SetUpFailed(str(error)) from error
 
     async def _set_up(self, source: Source, try_it: bool) -> Deployment:
-        trial = Trial(source, self._limits(source.config.workers))
+        trial = Trial(source, self._limits(source.config.workers), self._report)
         await trial.start()
         try:
             try:
@@ -115,8 +119,9 @@ class Deployer:
                 left = f"import and setup took longer than {source.config.setup_timeout_s:g} s"
                 raise SetUpFailed(f"{left}: make them quicker, or set setup_timeout_s in [tool.oriel]") from error
             deployment = Deployment([source.file], trial.pool, self._make_pipeline(services, trial.pool))
+            trial.deployment = deployment
             for definition in definitions.values():
-                Release(definition, source.file, deployment)
+                Release(source.config.applied(definition), source.file, deployment)
             if try_it:
                 for release in deployment.releases:
                     sample = find_sample(source, release.definition, limit_bytes=self._max_sample_bytes)
@@ -227,19 +232,21 @@ def why_of(error: LogicError, path: Path | None) -> str:
 class Trial:
     """A pool that is given one chance to come up."""
 
-    def __init__(self, source: Source, limits: PoolLimits) -> None:
+    def __init__(self, source: Source, limits: PoolLimits, report: Report) -> None:
         self._file: HandlerFile = source.file
         self._python = str(source.python) if source.python is not None else None
         self._limits = limits
+        self._report = report
         self._problems: dict[str, str] = {}
         self._is_lost = False
         self._was_ready = False
         self.pool: WorkerPool
+        self.deployment: Deployment | None = None
 
     async def start(self) -> None:
         """Raises OSError."""
         server = await asyncio.to_thread(self._launch)
-        self.pool = WorkerPool(server, self._limits, launch=self._relaunch, on_problems=self._problems.update)
+        self.pool = WorkerPool(server, self._limits, launch=self._relaunch, on_problems=self._told)
         await self.pool.start()
 
     async def until_ready(self) -> None:
@@ -253,13 +260,18 @@ class Trial:
                     raise SetUpFailed(problem, service=service if service in self.pool.descriptions else "")
                 if self.pool.problem:
                     raise SetUpFailed(self.pool.problem)
-                if self._is_lost or self.pool.stillborn:
+                if self._is_lost or self.pool.tally.died:
                     raise SetUpFailed("its process ended while it was imported or set up: the log has its last words")
         finally:
             ready.cancel()
             with suppress(asyncio.CancelledError):
                 await ready
         self._was_ready = True
+
+    def _told(self, problems: dict[str, str]) -> None:
+        self._problems.update(problems)
+        if self.deployment is not None:
+            self._report(self.deployment, problems)
 
     def _launch(self) -> ForkServer:
         if self._python is None:

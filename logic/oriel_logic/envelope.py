@@ -4,8 +4,10 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec.structs import replace
 
 from oriel_logic.errors import ClientLeft, DeadlineExceeded, HandlerFailed, LogicError, Outcome, Saturated
 from oriel_logic.inbound import Inbound
@@ -99,7 +101,14 @@ class Envelope:
                 streams = True
                 pieces = Watched(reply.pieces, visit, self._stream_idle_s, self._streamed(visit))
                 reply = replace(reply, pieces=pieces)
-            return replace(reply, headers=(*reply.headers, *self._stamp(visit, self._clock() - visit.started_s)))
+            stamp = self._stamp(visit, self._clock() - visit.started_s, streams=streams)
+            return Reply(
+                status=reply.status,
+                body=reply.body,
+                content_type=reply.content_type,
+                headers=(*reply.headers, *stamp),
+                pieces=reply.pieces,
+            )
         except (ClientLeft, asyncio.CancelledError):
             visit.outcome = Outcome.CLIENT_LEFT
             raise
@@ -154,7 +163,7 @@ class Envelope:
 
         return ended
 
-    def _stamp(self, visit: Visit, seconds: float) -> list[tuple[str, str]]:
+    def _stamp(self, visit: Visit, seconds: float, *, streams: bool = False) -> list[tuple[str, str]]:
         ledger = visit.ledger
         stages = ledger.timings()
         timing = server_timing([("logic", seconds), *[(f"logic-{name}", duration) for name, duration in stages]])
@@ -167,7 +176,7 @@ class Envelope:
         ]
         if visit.release is not None:
             stamp.append(visit.release.stamp)
-        if ledger.cost_us:
+        if ledger.cost_us and not streams:  # of a stream most is still to come: the gateway charges it by its time
             stamp.append((COST_US, str(ledger.cost_us)))
         if visit.status == 503 and any(name == STAGE for name, _ in stages):
             stamp.append(("x-oriel-retry", "spent"))  # the reason may be one of not executed, but a model was asked

@@ -5,17 +5,23 @@
     workers = 4                       # worker processes of its own
     weights = { "1" = 90, "2" = 10 }  # which versions take which part of the requests that name none
     sample = "sample.json"            # what a new version has to answer before it takes requests
-    setup_timeout_s = 120             # how long import, setup and sample may take
+    setup_timeout_s = 120             # how long import and setup may take
+    timeout_s = 10                    # as in @service, and going before it: of a request,
+    memory_mb = 2000                  # of a worker that runs it,
+    max_body_bytes = 1000000          # of a request's body
 
 All are optional. A folder without the file, or a file without the table, means all defaults.
 """
 
 import os
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+
+from oriel_logic.definition import Definition
 
 __all__ = ["BadConfig", "FolderConfig", "interpreter", "read_config"]
 
@@ -38,11 +44,20 @@ class FolderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     weights: dict[Version, Weight] = {}
     sample: str = ""
     setup_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 60.0
+    timeout_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    memory_mb: Annotated[int, msgspec.Meta(gt=0)] | None = None
+    max_body_bytes: Annotated[int, msgspec.Meta(gt=0)] | None = None
 
     @property
     def stands_alone(self) -> bool:
         """Whether its processes are nobody else's."""
         return bool(self.python or self.workers)
+
+    def applied(self, definition: Definition) -> Definition:
+        """The same service within the limits that are said here."""
+        said = {name: getattr(self, name) for name in ("timeout_s", "memory_mb", "max_body_bytes")}
+        limits = {name: value for name, value in said.items() if value is not None}
+        return replace(definition, options=replace(definition.options, **limits)) if limits else definition
 
 
 def read_config(folder: Path) -> FolderConfig:

@@ -3,11 +3,12 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from oriel_logic.errors import InputTooLarge, LogicError, Saturated
 
-__all__ = ["Body", "Inbound", "full"]
+__all__ = ["Body", "Inbound", "full", "too_large"]
 
 AHEAD_BYTES = 256 * 1024
 
@@ -129,8 +130,7 @@ def too_large(limit_bytes: int) -> InputTooLarge:
     return InputTooLarge(f"the body is larger than the {limit_bytes} bytes that are read here")
 
 
-@dataclass(slots=True, kw_only=True)
-class Inbound:
+class Inbound(msgspec.Struct, kw_only=True):
     """headers: lower-case names, the first value of each. size_bytes: the declared length, None if none is declared.
 
     path: as sent, not percent-decoded.
@@ -139,9 +139,9 @@ class Inbound:
     method: str
     path: str
     query: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     size_bytes: int | None = None
-    body: Body = field(default_factory=lambda: Body(b""))
+    body: Body = msgspec.field(default_factory=lambda: Body(b""))
 
     async def read(self, limit_bytes: int) -> bytes:
         """The whole body. Raises InputTooLarge, before it is read where its length says so."""

@@ -19,6 +19,8 @@ __all__ = ["Dispatch", "Handler", "read_body"]
 
 Handler = Callable[[Inbound, Visit], Awaitable[Reply]]
 PRIVATE = frozenset({"authorization", "proxy-authorization", "cookie"})
+MAX_NAMED = 1024
+MAX_NAMED_PATH = 256
 SERVICE = re.compile(r"/v1/services/([^/]+)(?:/versions/([^/]+))?\Z")
 
 
@@ -28,6 +30,7 @@ class Dispatch:
     def __init__(self, registry: Registry, *, max_body_bytes: int) -> None:
         self._registry = registry
         self._max_body_bytes = max_body_bytes
+        self._named: dict[str, tuple[str, str]] = {}  # path -> (service, version): taken apart once
         self.routes: dict[tuple[str, str], Handler] = {("GET", "/v1/services"): self._list}
 
     async def __call__(self, inbound: Inbound, visit: Visit) -> Reply:
@@ -36,21 +39,25 @@ class Dispatch:
         found = self.routes.get((method, path))
         if found is not None:
             return await found(inbound, visit)
-        match = SERVICE.match(path)
-        if match is None:
-            allowed = sorted(known for known, at in self.routes if at == path)
-            return wrong_method(visit, *allowed) if allowed else nothing_here(visit)
-        name, version = unquote(match[1]), unquote(match[2] or "")
+        named = self._named.get(path)
+        if named is None:
+            match = SERVICE.match(path)
+            if match is None:
+                allowed = sorted(known for known, at in self.routes if at == path)
+                return wrong_method(visit, *allowed) if allowed else nothing_here(visit)
+            named = unquote(match[1]), unquote(match[2] or "")
+            if len(path) <= MAX_NAMED_PATH:
+                if len(self._named) >= MAX_NAMED:
+                    self._named.clear()
+                self._named[path] = named
+        name, version = named
         if method == "POST":
-            return await self._serve(name, version, inbound, visit)
+            release = self._registry.find(name, version, visit.call.request_id)
+            visit.begin(release)
+            return await self.serve(release, inbound, visit)
         if method == "GET":
             return reply_of(self._registry.describe_one(name))
         return wrong_method(visit, "GET", "POST")
-
-    async def _serve(self, name: str, version: str, inbound: Inbound, visit: Visit) -> Reply:
-        release = self._registry.find(name, version, visit.call.request_id)
-        visit.begin(release)
-        return await self.serve(release, inbound, visit)
 
     async def serve(self, release: Release, inbound: Inbound, visit: Visit) -> Reply:
         """Answer with this release. Raises LogicError."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from oriel_logic.folder_config import BadConfig, FolderConfig, interpreter, read_config
-from oriel_logic.sources import HandlerFile, in_place, with_own_modules
+from oriel_logic.sources import HandlerFile, entries, in_entry, with_own_modules
 
 __all__ = ["Listing", "Source", "read_listing", "together"]
 
@@ -48,10 +48,12 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """sources: by origin. weights: by service, of those that say some."""
+    """sources: by origin. weights: by service, of those that say some. unread: entries of the folders that could not
+    be read: nothing is known of what lies there, least of all that it is gone."""
 
     sources: Mapping[str, Source] = field(default_factory=dict)
     weights: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    unread: Mapping[str, str] = field(default_factory=dict)
 
     def stamps(self) -> dict[str, Hashable]:
         """Of the sources."""
@@ -59,16 +61,22 @@ class Listing:
 
 
 def read_listing(folders: Iterable[Path]) -> Listing:
-    """Raises OSError if a folder cannot be read: nothing is known then, least of all that services are gone."""
+    """Raises OSError if one of the folders cannot be read: nothing is known then of any."""
     sources: dict[str, Source] = {}
     weights: dict[str, Mapping[str, int]] = {}
+    unread: dict[str, str] = {}
     for folder in folders:
-        for file in in_place(folder):
-            source = source_of(file)
-            sources[file.origin] = source
-            if source.config.weights:
-                weights.setdefault(file.name, source.config.weights)
-    return Listing(sources=sources, weights=weights)
+        for entry in entries(folder):
+            try:
+                found = [source_of(file) for file in in_entry(entry)]
+            except OSError as error:
+                unread[str(entry)] = str(error.strerror)
+                continue
+            for source in found:
+                sources[source.file.origin] = source
+                if source.config.weights:
+                    weights.setdefault(source.file.name, source.config.weights)
+    return Listing(sources=sources, weights=weights, unread=unread)
 
 
 def together(listing: Listing) -> list[HandlerFile]:

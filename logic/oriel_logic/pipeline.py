@@ -8,7 +8,6 @@ What a service gives is negotiated before it runs. Reading a request and encodin
 does both in its worker; for an `async def` stage small ones are done here, large ones and pictures in a worker.
 """
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Protocol
@@ -16,6 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from oriel_logic.context import Context, Workers
+from oriel_logic.deadline import Deadline
 from oriel_logic.definition import Definition
 from oriel_logic.encoding import as_json, encode, framing, is_heavy
 from oriel_logic.errors import DeadlineExceeded, HandlerFailed, LogicError, NotAcceptable
@@ -96,7 +96,7 @@ class Pipeline:
             values = run.streamed(call, self._clock)
             return Streamed(content_type=media or "application/octet-stream", pieces=values)
         try:
-            async with asyncio.timeout(call.remaining_s(self._clock())) as limit:
+            with Deadline(call.remaining_s(self._clock())) as limit:
                 if definition.is_direct:
                     handler = self._services.serving(definition.name).direct
                     value = await definition.plan.call(handler, (request, models, context))
@@ -113,7 +113,7 @@ class Pipeline:
         except LogicError:
             raise
         except (Exception, SystemExit) as error:  # the handler's own: its log entry is written where the answer is made
-            if isinstance(error, TimeoutError) and limit.expired():
+            if isinstance(error, TimeoutError) and limit.is_past:
                 raise DeadlineExceeded(ledger.interrupted) from error
             raise failed(error) from error
 

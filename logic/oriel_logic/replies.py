@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -38,8 +37,7 @@ STATUS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """An answer as it goes out; `headers` without content-type and content-length.
 
     pieces: of an answer that is streamed instead of `body`; closed early when the client leaves.

@@ -19,8 +19,9 @@ __all__ = [
     "FIRST_VERSION",
     "PACKAGE",
     "HandlerFile",
+    "entries",
     "handler_files",
-    "in_place",
+    "in_entry",
     "installed_files",
     "module_name",
     "named_file",
@@ -99,7 +100,7 @@ def module_name(stem: str, turn: int = 1) -> str:
 
 def handler_files(folders: Iterable[Path]) -> list[HandlerFile]:
     """Every handler of `folders`, in order of folder, then name, then version. One of them may be a service itself."""
-    return with_own_modules(found for folder in folders for found in in_place(folder))
+    return with_own_modules(file for folder in folders for entry in entries(folder) for file in in_entry(entry))
 
 
 def with_own_modules(files: Iterable[HandlerFile]) -> list[HandlerFile]:
@@ -128,22 +129,22 @@ def installed_files() -> list[HandlerFile]:
     return [HandlerFile(module=each.module, attribute=each.attr, name=each.name) for each in found if each.attr]
 
 
-def in_place(place: Path) -> Iterator[HandlerFile]:
-    """A services folder, or one service alone: its file, or its own folder."""
-    if place.is_file():
-        yield HandlerFile(module=module_name(place.stem), path=place, folder=place.parent, name=place.stem)
-    elif (place / HANDLER).is_file():
-        yield from of_service(place)
-    else:
-        yield from in_folder(place)
+def entries(place: Path) -> list[Path]:
+    """What may hold services at `place`: a services folder, or one service alone, its file or its own folder.
+
+    Raises OSError if it cannot be read.
+    """
+    if place.is_file() or (place / HANDLER).is_file():
+        return [place]
+    return sorted(each for each in visible(place) if each.name != "pyproject.toml")
 
 
-def in_folder(folder: Path) -> Iterator[HandlerFile]:
-    for entry in sorted(visible(folder)):
-        if entry.suffix in SUFFIXES and entry.is_file():
-            yield HandlerFile(module=module_name(entry.stem), path=entry, folder=folder, name=entry.stem)
-        elif entry.is_dir():
-            yield from of_service(entry)
+def in_entry(entry: Path) -> Iterator[HandlerFile]:
+    """The handlers of one of these. Raises OSError."""
+    if entry.is_dir():
+        yield from of_service(entry)
+    elif entry.suffix in SUFFIXES and entry.is_file():
+        yield HandlerFile(module=module_name(entry.stem), path=entry, folder=entry.parent, name=entry.stem)
 
 
 def of_service(folder: Path) -> Iterator[HandlerFile]:

@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Hashable, Iterable
 from dataclasses import replace
+from pathlib import Path
 
 from oriel_logic.changes import Changes, plan
 from oriel_logic.deploying import Deployer, NoService, SetUpFailed
@@ -125,7 +126,10 @@ class Updates:
         for origin in [each for each, (when, _) in self._retries.items() if when <= self._clock()]:
             if origin not in self._busy:
                 self._done.pop(origin, None)
-        found = plan(self._done, self._before.stamps(), listing.stamps(), busy=self._busy)
+        for entry in listing.unread.keys() - self._before.unread.keys():
+            _log.error("services: %s cannot be read (%s)", Path(entry).name, listing.unread[entry])
+        unread = {origin for origin in self._done if any(is_within(origin, entry) for entry in listing.unread)}
+        found = plan(self._done, self._before.stamps(), listing.stamps(), busy=self._busy | unread)
         self._before = listing
         self._weigh(listing)
         self._act(found, listing)
@@ -163,6 +167,7 @@ class Updates:
 
     def _weigh(self, listing: Listing) -> None:
         unknown = {source.file.name for source in listing.sources.values() if source.problem}
+        unknown |= {Path(entry).name for entry in listing.unread}
         stamps = {name: tuple(sorted(weights.items())) for name, weights in listing.weights.items()}
         for name in {*stamps, *self._weighed} - unknown:
             if self._weighed.get(name) != stamps.get(name):
@@ -274,3 +279,7 @@ class Updates:
                 await deployment.pool.close()
                 self.deployments.remove(deployment)
                 self._closed(deployment.pool)
+
+
+def is_within(origin: str, entry: str) -> bool:
+    return origin == entry or origin.startswith(f"{entry}/")

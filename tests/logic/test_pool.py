@@ -22,7 +22,7 @@ from oriel_logic.errors import (
     Saturated,
     WorkerDied,
 )
-from oriel_logic.workers import worker
+from oriel_logic.workers import keeper, worker
 from oriel_logic.workers.pool import WorkerPool
 from oriel_wire.context import CallContext
 
@@ -381,6 +381,23 @@ async def test_a_generator_where_one_value_belongs_fails(pool: PoolMaker, call: 
     made = await pool()
     with pytest.raises(HandlerFailed):
         await value(made, call(), "count", 3)
+
+
+async def test_where_set_up_takes_long_a_spare_worker_steps_in(
+    pool: PoolMaker, call: CallMaker, gate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "SPARE_FROM_S", 0.0)
+    made = await pool()
+    while len(made.pids) < 2:
+        await asyncio.sleep(0.01)
+    doomed, waiting = submit(made, call(), "announce_and_hold", gate), submit(made, call(), "pid")
+    pid = int(await read(gate))
+    assert made.busy == 1 and made.waiting == 1, "a spare one does not work beside the others"
+    (spare,) = [each for each in made.pids if each != pid]
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerDied):
+        await doomed
+    assert await waiting == spare
 
 
 async def test_closing_fails_what_waits(pool: PoolMaker, call: CallMaker, gate: str) -> None:

@@ -96,5 +96,6 @@ def ran(command: str, folder: Path, environ: dict[str, str]) -> str:
 
 
 def test_every_setting_is_on_the_page() -> None:
-    named = re.findall(r"^\| `(\w+)` \|", PAGE, flags=re.MULTILINE)
+    table = PAGE.partition("| setting | default |")[2].partition("\n\n")[0]
+    named = [name for line in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", line.split("|")[1])]
     assert sorted(named) == sorted(FolderConfig.__struct_fields__)

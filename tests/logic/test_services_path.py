@@ -53,7 +53,7 @@ async def test_a_real_digit_is_read(stack: Any) -> None:
         (b"no image", "image/png", 422, "input_refused", "not an image this service can read (PNG or JPEG)"),
         (b"no image", "text/plain", 415, "media_unsupported", "send application/json, image/png, image/jpeg or"),
         (b"{}", "application/json", 422, "input_refused", "missing required field `image`"),
-        (b"x" * 20_000, "image/png", 413, "input_too_large", "larger than 10000 bytes"),
+        (b"x" * 20_000, "image/png", 413, "input_too_large", "larger than the 10000 bytes"),
     ],
 )
 async def test_what_cannot_be_read_is_refused_with_a_sentence(
@@ -429,6 +429,27 @@ async def test_a_handler_may_read_a_body_while_it_comes(stack: Any, services: An
     logic.unit.dispatch.routes["POST", "/upload"] = serve
     answer = await logic.client.post("/upload", content=b"x" * (8 << 20))
     assert answer.text == str(8 << 20) and len(sizes) > 3
+
+
+async def test_a_service_has_a_limit_of_its_own_for_what_it_reads_and_for_files(stack: Any, services: Any) -> None:
+    source = """
+        from oriel_logic import Upload, service
+
+        @service(max_body_bytes=3_000_000)
+        async def keep(file: Upload):
+            return sum([len(piece) async for piece in file])
+
+        @service(max_body_bytes=10)
+        def short(text: str):
+            return len(text)
+    """
+    logic = await stack(services(keep=source), max_body_bytes=1_000_000)
+    kind = "application/octet-stream"
+    assert (await logic.post("keep", b"x" * 2_000_000, content_type=kind)).json() == 2_000_000
+    answer = await logic.post("keep", b"x" * 3_000_001, content_type=kind)
+    assert (answer.status_code, answer.json()["error"]["reason"]) == (413, "input_too_large")
+    assert (await logic.post("short", b"x" * 11, content_type="text/plain")).status_code == 413
+    assert (await logic.post("short", b"x" * 10, content_type="text/plain")).json() == 10
 
 
 async def test_bodies_that_wait_are_bounded_together(stack: Any, services: Any) -> None:

@@ -17,6 +17,7 @@ def test_files_folders_and_versions_are_found(tmp_path: Path) -> None:
         tmp_path,
         "sentiment.py",
         "review.toml",
+        "pyproject.toml",
         "_helper.py",
         ".hidden.py",
         "notes.md",

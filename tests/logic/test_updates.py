@@ -189,6 +189,22 @@ async def test_services_come_and_go(stack: Any, services: Any) -> None:
     assert logic.unit.updates.deployments == []
 
 
+async def test_a_folder_may_set_the_limits_of_its_service(stack: Any, services: Any) -> None:
+    folder = services()
+    source = "from oriel_logic import service\n@service(max_body_bytes=5)\ndef f(request): return 1\n"
+    write(folder / "small/handler.py", source)
+    logic = await stack(folder)
+    assert [(await logic.post("small", b"x" * size)).status_code for size in (5, 6)] == [200, 413]
+    for turn, extra in enumerate(("", "workers = 1\n"), 2):  # shared processes, own ones
+        write(folder / "small/pyproject.toml", f"[tool.oriel]\nmax_body_bytes = 3\n{extra}")
+        await turns(logic)
+        assert (await row(logic, "small"))["release"] == turn
+        assert [(await logic.post("small", b"x" * size)).status_code for size in (3, 4)] == [200, 413]
+    again = await stack(folder)
+    await again.unit.updates.settled()
+    assert (await again.post("small", b"x" * 4)).status_code == 413
+
+
 async def test_a_name_that_is_taken_stays_where_it_is(stack: Any, services: Any) -> None:
     source = "from oriel_logic import service\n@service(name='same')\ndef f(request): return {0}\n"
     folder = services(a=source.format(1))
@@ -327,3 +343,31 @@ async def test_two_are_set_up_at_a_time(stack: Any, services: Any, tmp_path: Pat
     (tmp_path / "go").touch()
     await logic.unit.updates.settled()
     assert logic.unit.updates.states()["serving"] == 4
+
+
+async def test_a_service_that_cannot_be_read_goes_on_and_so_do_the_others(
+    stack: Any, services: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = "from oriel_logic import service\n@service\ndef f(request): return {0}\n"
+    folder = services(other=source.format(1))
+    for version in ("1", "2"):
+        write(folder / f"hidden/{version}/handler.py", source.format(version))
+    write(folder / "hidden/pyproject.toml", '[tool.oriel]\nweights = { "1" = 1 }\n')
+    logic = await stack(folder)
+    await logic.unit.updates.settled()
+    real = Path.iterdir
+
+    def iterdir(path: Path) -> Any:
+        if path.name == "hidden":
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    write(folder / "other.py", source.format(2))
+    await turns(logic, 3)
+    assert (await logic.post("other")).json() == 2
+    assert (await logic.post("hidden")).json() == 1 and (await logic.post("hidden/versions/2")).json() == 2
+    assert caplog.text.count("hidden cannot be read (Permission denied)") == 1
+    monkeypatch.undo()
+    await turns(logic, 3)
+    assert (await row(logic, "hidden"))["versions"][0]["release"] == 1

@@ -25,8 +25,8 @@ from oriel_gateway.limits import EmbeddedLimiter
 from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.model import TensorInfo
 from oriel_logic.app import Unit as LogicUnit
+from oriel_logic.listing import read_listing, together
 from oriel_logic.settings import Settings as LogicSettings
-from oriel_logic.sources import handler_files
 from oriel_logic.workers.launch import ForkServer
 from oriel_policies.documents import compile_documents
 from oriel_wire.engine.limits import HttpLimits
@@ -78,8 +78,9 @@ keys = [{{ sha256 = "{sha256(b"key").hexdigest()}" }}]
 async def logic(folder: Path, inference_port: int) -> AsyncIterator[tuple[LogicUnit, int]]:
     (folder / "double.py").write_text(SERVICE)
     settings = LogicSettings(services=(folder,), inference=(("127.0.0.1", inference_port),), workers=1)
-    server = ForkServer.launch(handler_files((folder,)), max_frame_bytes=settings.max_frame_bytes)
-    unit = LogicUnit(settings, server, ListSink())
+    listing = read_listing((folder,))
+    server = ForkServer.launch(together(listing), max_frame_bytes=settings.max_frame_bytes)
+    unit = LogicUnit(settings, server, listing, ListSink())
     sock = socket.create_server(("127.0.0.1", 0))
     await unit.start()
     await unit.pool.wait_ready()

@@ -74,7 +74,7 @@ class LanguageModel(Served):
     def locate(self, folder: Path) -> None:
         super().locate(folder)
         if self.chat_template not in ("", chat.CHATML):
-            self.chat_template = str(folder / self.chat_template)
+            self.chat_template = str((folder / self.chat_template).absolute())
 
     def problem(self) -> str:
         return super().problem() or chat.missing(self.chat_template)

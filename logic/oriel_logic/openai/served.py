@@ -80,7 +80,7 @@ class Served:
 
     def locate(self, folder: Path) -> None:
         """Files are named relative to the handler file's folder."""
-        self.tokenizer = folder / self.tokenizer
+        self.tokenizer = (folder / self.tokenizer).absolute()
 
     def problem(self) -> str:
         """Why this cannot be served here, "" if it can."""

@@ -322,3 +322,6 @@ async def test_what_a_loop_of_calls_leaves_behind_is_bounded(served: Maker) -> N
     answer = await stack.client.post("/v1/completions", json=asked)
     assert answer.headers["server-timing"].count("compute;dur") == 1, "only the first call speaks for itself"
     assert int(answer.headers["x-oriel-cost-us"]) >= 40 * 250, "all of them are charged"
+    async with stack.client.stream("POST", "/v1/completions", json={**asked, "stream": True}) as streamed:
+        assert streamed.status_code == 200
+        assert "x-oriel-cost-us" not in streamed.headers, "what is known at the head is not what it costs"
