@@ -116,8 +116,8 @@ class Definition:
         # Called with the request as it came, on the loop, and whatever it returns is the answer.
         on_loop = [each.where for each in self.facts.values()] == ["loop"]
         is_streamed = any(each.streams for each in self.facts.values())
-        is_direct = on_loop and not is_streamed and self.target is not None and self.signature.body == "raw"
-        object.__setattr__(self, "is_direct", is_direct)
+        plain = self.signature.body == "raw" and not self.schemas.gives_media
+        object.__setattr__(self, "is_direct", plain and on_loop and not is_streamed and self.target is not None)
         object.__setattr__(self, "is_streamed", is_streamed)
 
     def stages(self) -> tuple[str, ...]:

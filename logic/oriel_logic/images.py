@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 from oriel_logic.errors import MediaUnsupported, Refused
 from oriel_logic.messages import Request
 
-__all__ = ["MAX_PIXELS", "grey", "image_bytes", "read"]
+__all__ = ["MAX_PIXELS", "TooManyPixels", "grey", "image_bytes", "read"]
 
 MAX_PIXELS = 24_000_000
 FORMATS = ("PNG", "JPEG")
@@ -73,8 +73,14 @@ def read(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
         raise Refused("the image is damaged: it cannot be decoded to the end") from error
 
 
-def too_large(what: str, max_pixels: int) -> Refused:
-    return Refused(f"the image has {what} pixels, at most {max_pixels // 1_000_000} megapixels are read: scale it down")
+class TooManyPixels(Refused):
+    """Judged by the header, before anything is unpacked."""
+
+
+def too_large(what: str, max_pixels: int) -> TooManyPixels:
+    return TooManyPixels(
+        f"the image has {what} pixels, at most {max_pixels // 1_000_000} megapixels are read: scale it down"
+    )
 
 
 def grey(picture: Image.Image) -> NDArray[Any]:

@@ -19,7 +19,7 @@ from oriel_logic.deadline import Deadline
 from oriel_logic.definition import Definition
 from oriel_logic.encoding import as_json, encode, framing, is_heavy
 from oriel_logic.errors import DeadlineExceeded, HandlerFailed, LogicError, NotAcceptable
-from oriel_logic.messages import Request
+from oriel_logic.messages import Answer, Request
 from oriel_logic.models import Models
 from oriel_logic.negotiate import choose
 from oriel_logic.offloaded import encode_there, read_there
@@ -101,11 +101,9 @@ class Pipeline:
                     handler = self._services.serving(definition.name).direct
                     value = await definition.plan.call(handler, (request, models, context))
                     body = as_json(value, media)
-                    return (
-                        Reply(status=200, body=body)
-                        if body is not None
-                        else await encoded(value, media, definition.name, context)
-                    )
+                    if body is not None:
+                        return Reply(status=200, body=body)
+                    return await encoded(value, media, definition, context)
                 run = Run(self._services, definition, request, media, context, models, pieces, limit_bytes)
                 if definition.shape == "chain":
                     return await run.chain(ledger)
@@ -214,7 +212,7 @@ class Run:
             return (request, self.models, self.context)
         if self._pieces is not None:
             inputs = await reader.open(request, self._pieces, self._limit_bytes)
-        elif reader.is_heavy(request):
+        elif reader.is_heavy(request) and serving.is_importable:
             assert self._definition.target is not None  # it runs here
             where = for_function(self._definition.target)
             inputs = await self.context.work(for_function(read_there), (where, request), "read")
@@ -236,15 +234,17 @@ class Run:
         return {"models": self.models, "run_s": options.timeout_s, "memory_mb": options.memory_mb or 0}
 
     async def _answer(self, value: Any) -> Reply:
-        body = as_json(value, self._media)
-        if body is not None:
-            return Reply(status=200, body=body)
-        return await encoded(value, self._media, self._definition.name, self.context)
+        if not self._definition.schemas.gives_media:
+            body = as_json(value, self._media)
+            if body is not None:
+                return Reply(status=200, body=body)
+        return await encoded(value, self._media, self._definition, self.context)
 
 
-async def encoded(value: Any, media: str, service: str, context: Context) -> Reply:
+async def encoded(value: Any, media: str, definition: Definition, context: Context) -> Reply:
     """What is not JSON, or costs so much to encode that a worker does it."""
-    if is_heavy(value):
+    service = definition.name
+    if not isinstance(value, Answer) and (definition.schemas.gives_media or is_heavy(value)):
         value = await context.work(for_function(encode_there), (value, media, service), "encode")
     return reply_of(encode(value, media, service=service))
 

@@ -7,7 +7,8 @@ Every contender is the same service: JSON {"image": [64 floats]} in, one call of
 (tests/bench/peers/logic). All of them call one `oriel inference` (one process, the committed model): Oriel over HTTP
 with binary tensors, as it always does, the others over gRPC with Triton's asyncio client, or grpc.aio itself.
 
-    oriel                      tests/bench/peers/logic/services/label.py under `oriel logic`
+    oriel                      typed: `label(image: list[float], models) -> Label` under `oriel logic`
+    oriel, untyped             the same with the request as it came
     fastapi+tritonclient.aio   pydantic in and out, uvicorn on uvloop and httptools
     asgi+grpc.aio              no framework at all: json, numpy, protobuf
     litserve                   LitAPI(enable_async=True), one worker

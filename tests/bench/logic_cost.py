@@ -19,7 +19,7 @@ import time
 
 import numpy as np
 import uvloop
-from logic_bench.contenders import FILES, picture
+from logic_bench.request import FILES, picture
 
 from oriel_logic.app import Unit
 from oriel_logic.command import at_start

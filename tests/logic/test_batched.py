@@ -232,6 +232,19 @@ async def test_a_pool_without_room_refuses_the_batch_and_does_not_spin() -> None
     assert made.is_idle
 
 
+async def test_closing_tells_everybody_who_waits_or_is_in_a_batch() -> None:
+    pool = FakePool()
+    made = batcher(pool, max_rows=2)
+    calls = [call_of(made, [1]), call_of(made, [2]), call_of(made, [3])]
+    await settled()
+    assert pool.queued.pop()[0].prepare() == [[1], [2]]
+    made.close()
+    await settled()
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(each) for each in found] == [WorkerDied] * 3
+    assert made.is_idle
+
+
 async def test_a_batch_whose_callers_have_all_left_is_called_off() -> None:
     pool = FakePool()
     made = batcher(pool, max_rows=2)

@@ -65,6 +65,21 @@ SOURCE = """
     async def doubled(rows: NDArray[np.float32], models: Models) -> NDArray[np.float32]:
         return (await models.infer("double", {"x": rows}))["y"]
 
+    @dataclass
+    class Labelled:
+        label: str
+        image: Image.Image | None = None
+
+    @service
+    async def labelled(image: Image.Image) -> Labelled:
+        return Labelled("white", image)
+
+    @service
+    def blocking(rows: list[list[float]], models: Models, *, ctx: Context) -> dict[str, object]:
+        with ctx.stage("inside"):
+            outputs = models.infer("double", {"x": rows})
+        return {"rows": outputs["y"], "tier": ctx.tier, "in_time": ctx.remaining_s > 0}
+
     @service
     async def tensors(given: Tensors) -> Tensors:
         return Tensors({"y": given["x"] + 1})
@@ -181,6 +196,18 @@ async def test_pictures_in_and_out(logic: Any) -> None:
     answer = await post(logic, "mean", json={"image": "aGVsbG8="})
     assert refusal(answer) == (422, "input_refused", "$.image")
     assert refusal(await post(logic, "mean", content=b"x", headers={"content-type": "video/mp4"}))[0] == 415
+
+
+async def test_pictures_within_an_answer_are_encoded_in_a_worker(logic: Any) -> None:
+    answer = await post(logic, "labelled", files={"image": ("a.png", picture(), "image/png")})
+    found = answer.json()
+    assert found["label"] == "white" and "logic-encode" in answer.headers["server-timing"]
+    assert Image.open(BytesIO(base64.b64decode(found["image"]))).size == (4, 4)
+
+
+async def test_a_typed_function_in_a_worker_calls_models(logic: Any) -> None:
+    answer = await post(logic, "blocking", json={"rows": [[1, 2]]}, headers={"x-oriel-tier": "gold"})
+    assert answer.json() == {"rows": [[2, 4]], "tier": "gold", "in_time": True}
 
 
 async def test_sounds_arrays_and_tensors_in_and_out(logic: Any) -> None:

@@ -116,7 +116,7 @@ async def test_a_dead_fork_server_is_replaced_with_its_workers(pool: PoolMaker, 
     before = list(made.pids)
     assert made._keeper.server is not None
     os.kill(made._keeper.server.pid, signal.SIGKILL)
-    while not made.pids or made.pids == before:
+    while not made.pids or set(before) <= set(made.pids):
         await asyncio.sleep(0.01)
     assert await value(made, call(), "echo", "still here") == "still here"
 
@@ -262,7 +262,7 @@ async def test_a_coroutine_that_nobody_waits_for_ends_and_its_worker_lives(pool:
     await settled()
     left.cancel()
     assert await value(made, call(), "echo", "next") == "next"
-    assert made.pids == before
+    assert set(before) <= set(made.pids)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA")
@@ -273,7 +273,7 @@ async def test_a_job_over_its_memory_says_so_and_the_next_has_a_new_process(pool
     with pytest.raises(MemoryExceeded, match="in its stage 'pre'"):
         await made.call(ref("greedy"), (100,), call=call(), stage="pre", memory_mb=50)
     assert await value(made, call(), "greedy", 100) == 100 << 20, "without a limit there is none"
-    assert made.pids != before
+    assert before[0] not in made.pids
 
 
 # -- models and ctx in a worker -------------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ async def test_a_caller_that_leaves_ends_the_call_of_a_model(pool: PoolMaker, ca
     await models.stuck.wait()
     task.cancel()
     assert await value(made, call(), "echo", "next") == "next"
-    assert made.pids == before, "its worker lives: what blocked there was told"
+    assert set(before) <= set(made.pids), "its worker lives: what blocked there was told"
 
 
 # -- streams ---------------------------------------------------------------------------------------------------------
@@ -364,7 +364,7 @@ async def test_a_generator_runs_only_a_few_pieces_ahead_and_is_closed_when_its_r
     assert await anext(pieces) == 0
     await pieces.aclose()  # type: ignore[attr-defined]
     assert await value(made, call(), "echo", "next") == "next"
-    assert (tmp_path / "closed").exists() and made.pids == before
+    assert (tmp_path / "closed").exists() and set(before) <= set(made.pids)
     assert made.tally.jobs == 2
 
 

@@ -22,7 +22,7 @@ from math import inf
 from typing import Any, Protocol
 
 from oriel_logic.batching import BatchLimits
-from oriel_logic.errors import DeadlineExceeded, LogicError, Saturated
+from oriel_logic.errors import DeadlineExceeded, LogicError, Saturated, WorkerDied
 from oriel_logic.workers.frames import Kind
 from oriel_logic.workers.job import Done, Job
 from oriel_logic.workers.outcomes import failure, raised
@@ -35,6 +35,7 @@ __all__ = ["Batcher", "Jobs"]
 
 _log = logging.getLogger(__name__)
 NOBODY = Done([], 0)
+STOPPING = "the server is stopping"
 
 
 class Jobs(Protocol):
@@ -104,6 +105,7 @@ class Batcher:
         self._released: list[Batch] = []  # that no worker has taken yet
         self._running: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._closing = False
 
     @property
     def waiting(self) -> int:
@@ -145,13 +147,20 @@ class Batcher:
                 self._jobs.tally.dropped["left"] += 1
 
     def close(self) -> None:
+        """Everybody who waits is told WorkerDied; nothing more is released."""
+        self._closing = True
         if self._timer is not None:
             self._timer.cancel()
+        while (ticket := self._queue.pop()) is not None:
+            self._left(ticket.payload)
+            fail(ticket.payload, WorkerDied(STOPPING))
         for task in list(self._running):
             task.cancel()
 
     def consider(self) -> None:
         """Release what is due, drop what is late, and look again in time."""
+        if self._closing:
+            return
         now = self._clock()
         for ticket in self._queue.expire(now):
             self._drop(ticket.payload, DeadlineExceeded(ticket.payload.stage), "expired")
@@ -235,6 +244,9 @@ class Batcher:
                     fail(member, error)
             await self._again(batch.members, error)
         finally:
+            if self._closing:
+                for member in batch.members:
+                    fail(member, WorkerDied(STOPPING))
             if batch in self._released:
                 self._released.remove(batch)
             self.consider()
