@@ -68,7 +68,8 @@ def read(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
         raise too_large(f"{picture.width} x {picture.height}", max_pixels)
     try:
         picture.load()
-        return ImageOps.exif_transpose(picture)
+        ImageOps.exif_transpose(picture, in_place=True)  # else it is copied, also where it is upright
+        return picture
     except Exception as error:  # likewise for pictures that break off or lie about themselves
         raise Refused("the image is damaged: it cannot be decoded to the end") from error
 

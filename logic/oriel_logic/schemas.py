@@ -213,7 +213,8 @@ class Writer:
             raise
         except Exception as error:  # msgspec and pydantic have many words for types they cannot read
             shown = getattr(found, "__name__", str(found))
-            raise NotAService(f"the type {shown[:80]} cannot be read from or written as JSON: {error}") from error
+            what = "an input" if shown == "input" else f"the type {shown[:80]}"
+            raise NotAService(f"{what} cannot be read from or written as JSON: {error}") from error
         for name, component in components.items():
             self.components[f"{self._service}.{name}"] = component
         return schema
