@@ -152,6 +152,7 @@ class Registry:
 
     def fail(self, file: HandlerFile, name: str, problem: str) -> None:
         """What `file` now says cannot be served; whoever serves `name` goes on. Logged."""
+        self._forgive(file.origin, lambda failure: not failure.problem)
         service = self._note(file, name, problem)
         goes_on = service.releases.get(file.version)
         kept = f"; release {goes_on.number} goes on serving" if goes_on is not None else ""
@@ -159,12 +160,14 @@ class Registry:
         self.news(file, service.name, problem)
 
     def expect(self, file: HandlerFile, name: str) -> None:
-        """What `file` now says is being set up."""
+        """What `file` now says is being set up; what failed before is no longer of interest."""
+        self._forgive(file.origin)
         self._note(file, name, "")
 
     def _note(self, file: HandlerFile, name: str, problem: str) -> Service:
-        self._forgive(file.origin)
         service = self._services.setdefault(name or file.name, Service(name or file.name))
+        for known in [each for each in service.failures if each.origin == file.origin]:
+            del service.failures[known]
         at = datetime.now(UTC).isoformat(timespec="seconds")
         service.failures[file] = Failure(file=file, problem=problem, at=at)
         return service
@@ -184,10 +187,11 @@ class Registry:
         service.weights = dict(weights)
         self._settle()
 
-    def _forgive(self, origin: str) -> None:
+    def _forgive(self, origin: str, which: Callable[[Failure], bool] = lambda failure: True) -> None:
         for service in self._services.values():
-            for file in [each for each in service.failures if each.origin == origin]:
-                del service.failures[file]
+            for file, failure in list(service.failures.items()):
+                if file.origin == origin and which(failure):
+                    del service.failures[file]
 
     def _settle(self) -> None:
         for service in self._services.values():

@@ -191,3 +191,15 @@ async def test_what_is_being_set_up_is_told_from_what_is_broken() -> None:
     assert registry.describe_one("digits")["update"]["state"] == "setting up" and registry.failed == 0
     registry.fail(a_file(), "digits", "no")
     assert registry.describe_one("digits")["update"]["state"] == "failed" and registry.failed == 1
+
+
+async def test_all_services_of_a_file_that_fail_are_listed_until_it_changes() -> None:
+    registry = Registry()
+    file = a_file("many", path="/services/many.py")
+    registry.fail(file, "a", "no disk")
+    registry.fail(file, "b", "no network")
+    assert [(row["name"], row["problem"]) for row in registry.describe()] == [("a", "no disk"), ("b", "no network")]
+    registry.expect(file, "")
+    assert [(row["name"], row["state"]) for row in registry.describe()] == [("many", "setting up")]
+    registry.fail(file, "a", "still no disk")
+    assert [(row["name"], row["problem"]) for row in registry.describe()] == [("a", "still no disk")]
