@@ -77,6 +77,7 @@ async def serve_unit(
             front = await unit.open(http)
             if dev is not None:
                 await unit.pool.wait_ready()
+                await unit.updates.settled()  # services in environments of their own
                 await dev.greet(unit.registry, "http://{}:{}".format(*http.getsockname()[:2]))
             await stop.wait()
             await front.drain(settings.drain_s)

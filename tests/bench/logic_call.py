@@ -88,7 +88,7 @@ def main() -> None:
         sys.exit("wrk is not on PATH; on Debian: apt-get install wrk")
     figures, memory = measure(args.only, args.connections, args.seconds, args.rounds)
     used = {what: said for what, said in versions(list(ENVIRONMENTS)).items() if what not in ("onnxruntime", "h2load")}
-    used |= dict(package.split("==") for package in (*UVICORN, *TRITON))
+    used |= {f"the others' {what}": said for what, said in (package.split("==") for package in (*UVICORN, *TRITON))}
     resident = ", ".join(f"{name} {f['pss_mb']:.0f}" for name, f in memory[0].items() if name != DIRECT)
     text = f"{as_markdown(figures)}\nMemory of the logic processes afterwards (PSS, MB): {resident}.\n"
     print(text)

@@ -28,8 +28,8 @@ LENT = {each.__name__: each.__path__[0] for each in (msgspec, np, python_multipa
 
 # One worker is one core's work; threads would also make the fork server's forks unsafe.
 SINGLE_THREADED = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-# glibc gives the buffers of pictures and arrays back to the kernel after each job and faults them in again for the
-# next, page by page: a quarter of what decoding a photograph costs. A worker keeps up to 64 MiB of what it has freed.
+# glibc gives the buffers of pictures back to the kernel after each job and faults them in again for the next one,
+# page by page: a quarter of what decoding a photograph costs. So a worker keeps up to 64 MiB of what it has freed.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
 OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 

@@ -20,16 +20,7 @@ from oriel_wire.v2.messages import InferRequest, RequestedOutput, tensor
 __all__ = ["CONTENDERS", "DIRECT", "EXPECTED", "Running", "inference", "start"]
 
 DIRECT = "model, called directly"
-CONTENDERS = (
-    "oriel",
-    "oriel, untyped",
-    "oriel compiled",
-    "fastapi+tritonclient.aio",
-    "asgi+grpc.aio",
-    "litserve",
-    "bentoml",
-    DIRECT,
-)
+CONTENDERS = ("oriel", "oriel, untyped", "fastapi+tritonclient.aio", "asgi+grpc.aio", "litserve", "bentoml", DIRECT)
 EXPECTED = 7
 OURS = {
     "oriel": "/v1/services/label",
@@ -133,7 +124,7 @@ def _command(name: str, port: int, http_port: int) -> Sequence[str]:
         serve = ["serve", "bentoml_app:Label", "--working-dir", str(FILES), "--host", "127.0.0.1"]
         # Started through its interpreter: the script's first line would name where the environment was made.
         return [str(python), str(python.parent / "bentoml"), *serve, "--port", str(port)]
-    app = "fastapi_app" if name == "fastapi+tritonclient.aio" else "asgi_app"
+    app = {"fastapi+tritonclient.aio": "fastapi_app", "asgi+grpc.aio": "asgi_app"}[name]
     python = python_of("logic-fastapi" if app == "fastapi_app" else "logic-asgi")
     return [
         *(str(python), "-m", "uvicorn", f"{app}:app", "--app-dir", str(FILES), "--no-access-log"),
