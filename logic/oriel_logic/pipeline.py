@@ -8,6 +8,7 @@ What a service gives is negotiated before it runs. Reading a request and encodin
 does both in its worker; for an `async def` stage small ones are done here, large ones and pictures in a worker.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Protocol
@@ -110,7 +111,12 @@ class Pipeline:
                 return await run.function()
         except LogicError:
             raise
-        except (Exception, SystemExit) as error:  # the handler's own: its log entry is written where the answer is made
+        except asyncio.CancelledError as error:
+            if was_cancelled():
+                raise
+            raise failed(error) from error
+        except (Exception, SystemExit, GeneratorExit) as error:
+            # The handler's own: its log entry is written where the answer is made.
             if isinstance(error, TimeoutError) and limit.is_past:
                 raise DeadlineExceeded(ledger.interrupted) from error
             raise failed(error) from error
@@ -186,6 +192,10 @@ class Run:
                     self.models.rebind(call)
         except LogicError:
             raise
+        except asyncio.CancelledError as error:
+            if was_cancelled():
+                raise
+            raise failed(error) from error
         except (Exception, SystemExit) as error:  # the handler's own
             raise failed(error) from error
         finally:
@@ -263,6 +273,13 @@ def negotiated(definition: Definition, request: Request) -> str:
 
 def shorter(call: CallContext, deadline: float) -> CallContext:
     return with_deadline(call, deadline) if deadline < call.deadline else call
+
+
+def was_cancelled() -> bool:
+    """In an `except CancelledError`: whether it is this request that was cancelled, and not something that its handler
+    awaits, which is the handler's failure."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 def longer(call: CallContext, deadline: float) -> CallContext:
