@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 
+from oriel_logic.contained import contained
 from oriel_logic.definition import Definition
 from oriel_logic.deploying import Deployer
 from oriel_logic.envelope import Envelope
@@ -56,6 +57,7 @@ async def serve_unit(
 
     listing: what lay in the folders before `server` was launched. dev: of `oriel logic dev`.
     """
+    asyncio.get_running_loop().set_task_factory(contained)
     open_port = listen if dev is None else dev.listen
     http = open_port(settings.host, settings.http_port, "logic HTTP")
     admin = listen(settings.host, settings.admin_port, "logic admin")
@@ -77,6 +79,7 @@ async def serve_unit(
             front = await unit.open(http)
             if dev is not None:
                 await unit.pool.wait_ready()
+                await unit.updates.settled()  # services in environments of their own
                 await dev.greet(unit.registry, "http://{}:{}".format(*http.getsockname()[:2]))
             await stop.wait()
             await front.drain(settings.drain_s)

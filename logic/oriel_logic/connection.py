@@ -129,7 +129,8 @@ class ServiceConnection(ServerConnection):
             size_bytes=None if head.chunked else size or 0,
             body=body,
         )
-        self._task = self.server.loop.create_task(self._serve(inbound, visit))
+        # Not through the loop's task factory: handlers are contained where they are called.
+        self._task = asyncio.Task(self._serve(inbound, visit), loop=self.server.loop)
 
     async def _serve(self, inbound: Inbound, visit: Visit) -> None:
         task = self._task

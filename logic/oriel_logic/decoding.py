@@ -13,7 +13,7 @@ import msgspec
 from oriel_logic.bodies import lines, multipart, npy, tensors
 from oriel_logic.bodies.json import decode, invalid
 from oriel_logic.bodies.upload import Upload
-from oriel_logic.bodies.values import converted, from_bytes
+from oriel_logic.bodies.values import begin, converted, from_bytes
 from oriel_logic.errors import MediaUnsupported, Refused
 from oriel_logic.messages import Request
 from oriel_logic.schemas import JSON, MEDIA_IN, MULTIPART, fields_type, lead_input, reads_json, schemas_of
@@ -75,6 +75,8 @@ class Reader:
         """In the order of the signature. Raises Refused, MediaUnsupported, InputTooLarge."""
         if not self._inputs:
             return ()
+        if self._is_costly:
+            begin()
         media = self._media(request)
         if media == JSON and self._reads_json:
             body = request.body or (b"" if self._needs_a_body else b"{}")
@@ -99,9 +101,12 @@ class Reader:
         if self._item is None or media not in MEDIA_IN[Form.LINES]:
             raise self._unsupported(request)
         item = self._item
-        return lines.items(
-            pieces, lambda text: decode(text, item), events=media == "text/event-stream", limit_bytes=limit_bytes
-        )
+
+        def one(text: bytes) -> Any:
+            begin()
+            return decode(text, item)
+
+        return lines.items(pieces, one, events=media == "text/event-stream", limit_bytes=limit_bytes)
 
     async def open(self, request: Request, pieces: AsyncIterator[bytes], limit_bytes: int) -> tuple[Any, ...]:
         """The inputs of a signature that reads a stream: all else is read before the stream is.

@@ -26,7 +26,9 @@ import json
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from importlib import import_module
 from typing import Any, Literal, TypeVar, cast, overload
 
 from oriel_logic.schemas import Schemas, schemas_of
@@ -116,8 +118,8 @@ class Definition:
         # Called with the request as it came, on the loop, and whatever it returns is the answer.
         on_loop = [each.where for each in self.facts.values()] == ["loop"]
         is_streamed = any(each.streams for each in self.facts.values())
-        is_direct = on_loop and not is_streamed and self.target is not None and self.signature.body == "raw"
-        object.__setattr__(self, "is_direct", is_direct)
+        plain = self.signature.body == "raw" and not self.schemas.gives_media
+        object.__setattr__(self, "is_direct", plain and on_loop and not is_streamed and self.target is not None)
         object.__setattr__(self, "is_streamed", is_streamed)
 
     def stages(self) -> tuple[str, ...]:
@@ -244,6 +246,8 @@ def define(target: Callable[..., Any], name: str = "", options: Options | None =
     facts = {stage: facts_of(function) for stage, function in stages.items()}
     if signature.streams_in is not None and any(each.where == "worker" for each in facts.values()):
         raise NotAService(f"'{signature.streams_in.name}' is read while it comes: make `{own}` an `async def`")
+    schemas = schemas_of(signature, chosen)
+    load_for(signature, schemas)
     return Definition(
         name=chosen,
         target=target,
@@ -254,10 +258,23 @@ def define(target: Callable[..., Any], name: str = "", options: Options | None =
         description=(inspect.getdoc(target) or "").split("\n\n", 1)[0][:500],
         signature=signature,
         plan=plan_of(signature),
-        schemas=schemas_of(signature, chosen),
+        schemas=schemas,
         facts=facts,
         options=options or Options(),
     )
+
+
+def load_for(signature: Signature, schemas: Schemas) -> None:
+    """Load what requests will need now: workers are forked later and share it, else each would load it for its first
+    one. In an environment without msgspec or numpy nothing of it is needed."""
+    modules = ["encoding"]
+    if signature.body != "raw":
+        modules.append("decoding")
+    if schemas.gives_media or "image/png" in schemas.input or "contentMediaType" in str(schemas.components):
+        modules.append("images")
+    for each in modules:
+        with suppress(ImportError):
+            import_module(f"oriel_logic.{each}")
 
 
 def checked(name: str) -> str:

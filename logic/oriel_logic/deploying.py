@@ -24,6 +24,7 @@ from oriel_logic.errors import (
     ModelUnavailable,
     ModelUnreachable,
     Saturated,
+    ServiceBroken,
 )
 from oriel_logic.folder_config import BadConfig
 from oriel_logic.inbound import Body, Inbound
@@ -260,11 +261,14 @@ class Trial:
                     raise SetUpFailed(problem, service=service if service in self.pool.descriptions else "")
                 if self.pool.problem:
                     raise SetUpFailed(self.pool.problem)
-                if self._is_lost or self.pool.tally.died:
+                if self._is_lost or self.pool.stillborn:
                     raise SetUpFailed("its process ended while it was imported or set up: the log has its last words")
+            ready.result()
+        except ServiceBroken as error:
+            raise SetUpFailed(error.message) from error
         finally:
             ready.cancel()
-            with suppress(asyncio.CancelledError):
+            with suppress(asyncio.CancelledError, ServiceBroken):
                 await ready
         self._was_ready = True
 

@@ -60,7 +60,7 @@ def encode(value: Any, media: str, *, service: str) -> Answer:
         return sendable(value)
     if isinstance(value, BYTES):
         return Answer(body=bytes(value), content_type="application/octet-stream")
-    chosen = media or natural(value)
+    chosen = JSON if value is None else media or natural(value)
     try:
         if chosen == JSON and not isinstance(value, Tensors):
             return Answer(body=json_text(value), content_type=JSON)

@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 from oriel_logic.errors import MediaUnsupported, Refused
 from oriel_logic.messages import Request
 
-__all__ = ["MAX_PIXELS", "grey", "image_bytes", "read"]
+__all__ = ["MAX_PIXELS", "TooManyPixels", "grey", "image_bytes", "read"]
 
 MAX_PIXELS = 24_000_000
 FORMATS = ("PNG", "JPEG")
@@ -68,13 +68,20 @@ def read(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
         raise too_large(f"{picture.width} x {picture.height}", max_pixels)
     try:
         picture.load()
-        return ImageOps.exif_transpose(picture)
+        ImageOps.exif_transpose(picture, in_place=True)  # else it is copied, also where it is upright
+        return picture
     except Exception as error:  # likewise for pictures that break off or lie about themselves
         raise Refused("the image is damaged: it cannot be decoded to the end") from error
 
 
-def too_large(what: str, max_pixels: int) -> Refused:
-    return Refused(f"the image has {what} pixels, at most {max_pixels // 1_000_000} megapixels are read: scale it down")
+class TooManyPixels(Refused):
+    """Judged by the header, before anything is unpacked."""
+
+
+def too_large(what: str, max_pixels: int) -> TooManyPixels:
+    return TooManyPixels(
+        f"the image has {what} pixels, at most {max_pixels // 1_000_000} megapixels are read: scale it down"
+    )
 
 
 def grey(picture: Image.Image) -> NDArray[Any]:

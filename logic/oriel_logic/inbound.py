@@ -49,6 +49,11 @@ class Body:
         self._error: LogicError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
+    @property
+    def whole(self) -> bytes | None:
+        """All of it, if it came with the head."""
+        return self._whole if self._error is None else None
+
     def feed(self, data: bytes) -> None:
         """Some bytes have come."""
         self._parts.append(data)

@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from urllib.parse import unquote
 
 from oriel_logic.envelope import Visit
@@ -21,6 +21,7 @@ Handler = Callable[[Inbound, Visit], Awaitable[Reply]]
 PRIVATE = frozenset({"authorization", "proxy-authorization", "cookie"})
 MAX_NAMED = 1024
 MAX_NAMED_PATH = 256
+MAX_SEEN = 256
 SERVICE = re.compile(r"/v1/services/([^/]+)(?:/versions/([^/]+))?\Z")
 
 
@@ -31,6 +32,7 @@ class Dispatch:
         self._registry = registry
         self._max_body_bytes = max_body_bytes
         self._named: dict[str, tuple[str, str]] = {}  # path -> (service, version): taken apart once
+        self._seen: dict[int, tuple[Mapping[str, str], Mapping[str, str]]] = {}  # by identity, of the latest heads
         self.routes: dict[tuple[str, str], Handler] = {("GET", "/v1/services"): self._list}
 
     async def __call__(self, inbound: Inbound, visit: Visit) -> Reply:
@@ -67,20 +69,31 @@ class Dispatch:
         if encoding is not None and encoding.strip().lower() not in ("", "identity"):
             raise MediaUnsupported("send the body without a content encoding, as it is")
         limit_bytes = definition.options.max_body_bytes or self._max_body_bytes
-        body = b"" if definition.reads_stream else await read_body(inbound, visit, limit_bytes)
+        body = b"" if definition.reads_stream else inbound.body.whole
+        if body is None or len(body) > limit_bytes:
+            body = await read_body(inbound, visit, limit_bytes)
         request = Request(
             body=body,
             content_type=headers.get("content-type", "").partition(";")[0].strip().lower(),
             query=inbound.query,
-            headers={
-                name: value
-                for name, value in headers.items()
-                if name not in PRIVATE and not name.startswith("x-oriel-")
-            },
+            headers=self._public(headers),
         )
         pieces = inbound.pieces() if definition.reads_stream else None
         answer = await release.pipeline.run(definition, request, visit.call, visit.ledger, pieces, limit_bytes)
         return streamed_reply(answer, visit) if isinstance(answer, Streamed) else answer
+
+    def _public(self, headers: Mapping[str, str]) -> Mapping[str, str]:
+        """Those that a handler sees. Heads that repeat bring the same mapping along, so it is gone through once."""
+        known = self._seen.get(id(headers))
+        if known is not None and known[0] is headers:
+            return known[1]
+        public = {
+            name: value for name, value in headers.items() if name not in PRIVATE and not name.startswith("x-oriel-")
+        }
+        if len(self._seen) >= MAX_SEEN:
+            self._seen.clear()
+        self._seen[id(headers)] = (headers, public)
+        return public
 
     async def _list(self, inbound: Inbound, visit: Visit) -> Reply:
         return reply_of({"services": self._registry.describe()})
@@ -96,7 +109,10 @@ def streamed_reply(answer: Streamed, visit: Visit) -> Reply:
 
 
 async def read_body(inbound: Inbound, visit: Visit, limit_bytes: int) -> bytes:
-    """The whole body, under the request's deadline, as its stage "body". Raises InputTooLarge, DeadlineExceeded."""
+    """The whole body, under the request's deadline, as its stage "body": one that came with its head needs no reading.
+
+    Raises InputTooLarge, DeadlineExceeded.
+    """
     with visit.ledger.stage("body"):
         if inbound.body.complete:
             return await inbound.read(limit_bytes)

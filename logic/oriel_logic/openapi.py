@@ -138,6 +138,7 @@ def content(found: Mapping[str, Any]) -> dict[str, Any]:
 def with_sample(definition: Definition) -> dict[str, Any]:
     made = content(definition.schemas.input)
     options = definition.options
-    if options.sample is not None and not isinstance(options.sample, bytes) and options.sample_type in made:
-        made[options.sample_type]["example"] = options.sample
+    if options.sample is not None and not isinstance(options.sample, bytes):
+        if options.sample_type in made or "*/*" in made:
+            made.setdefault(options.sample_type, {})["example"] = options.sample
     return made

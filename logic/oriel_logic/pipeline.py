@@ -8,6 +8,7 @@ What a service gives is negotiated before it runs. Reading a request and encodin
 does both in its worker; for an `async def` stage small ones are done here, large ones and pictures in a worker.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ from oriel_logic.deadline import Deadline
 from oriel_logic.definition import Definition
 from oriel_logic.encoding import as_json, encode, framing, is_heavy
 from oriel_logic.errors import DeadlineExceeded, HandlerFailed, LogicError, NotAcceptable
-from oriel_logic.messages import Request
+from oriel_logic.messages import Answer, Request
 from oriel_logic.models import Models
 from oriel_logic.negotiate import choose
 from oriel_logic.offloaded import encode_there, read_there
@@ -101,18 +102,21 @@ class Pipeline:
                     handler = self._services.serving(definition.name).direct
                     value = await definition.plan.call(handler, (request, models, context))
                     body = as_json(value, media)
-                    return (
-                        Reply(status=200, body=body)
-                        if body is not None
-                        else await encoded(value, media, definition.name, context)
-                    )
+                    if body is not None:
+                        return Reply(status=200, body=body)
+                    return await encoded(value, media, definition, context)
                 run = Run(self._services, definition, request, media, context, models, pieces, limit_bytes)
                 if definition.shape == "chain":
                     return await run.chain(ledger)
                 return await run.function()
         except LogicError:
             raise
-        except (Exception, SystemExit) as error:  # the handler's own: its log entry is written where the answer is made
+        except asyncio.CancelledError as error:
+            if was_cancelled():
+                raise
+            raise failed(error) from error
+        except (Exception, SystemExit, GeneratorExit) as error:
+            # The handler's own: its log entry is written where the answer is made.
             if isinstance(error, TimeoutError) and limit.is_past:
                 raise DeadlineExceeded(ledger.interrupted) from error
             raise failed(error) from error
@@ -188,6 +192,10 @@ class Run:
                     self.models.rebind(call)
         except LogicError:
             raise
+        except asyncio.CancelledError as error:
+            if was_cancelled():
+                raise
+            raise failed(error) from error
         except (Exception, SystemExit) as error:  # the handler's own
             raise failed(error) from error
         finally:
@@ -214,7 +222,7 @@ class Run:
             return (request, self.models, self.context)
         if self._pieces is not None:
             inputs = await reader.open(request, self._pieces, self._limit_bytes)
-        elif reader.is_heavy(request):
+        elif reader.is_heavy(request) and serving.is_importable:
             assert self._definition.target is not None  # it runs here
             where = for_function(self._definition.target)
             inputs = await self.context.work(for_function(read_there), (where, request), "read")
@@ -236,15 +244,17 @@ class Run:
         return {"models": self.models, "run_s": options.timeout_s, "memory_mb": options.memory_mb or 0}
 
     async def _answer(self, value: Any) -> Reply:
-        body = as_json(value, self._media)
-        if body is not None:
-            return Reply(status=200, body=body)
-        return await encoded(value, self._media, self._definition.name, self.context)
+        if not self._definition.schemas.gives_media:
+            body = as_json(value, self._media)
+            if body is not None:
+                return Reply(status=200, body=body)
+        return await encoded(value, self._media, self._definition, self.context)
 
 
-async def encoded(value: Any, media: str, service: str, context: Context) -> Reply:
+async def encoded(value: Any, media: str, definition: Definition, context: Context) -> Reply:
     """What is not JSON, or costs so much to encode that a worker does it."""
-    if is_heavy(value):
+    service = definition.name
+    if not isinstance(value, Answer) and (definition.schemas.gives_media or is_heavy(value)):
         value = await context.work(for_function(encode_there), (value, media, service), "encode")
     return reply_of(encode(value, media, service=service))
 
@@ -263,6 +273,13 @@ def negotiated(definition: Definition, request: Request) -> str:
 
 def shorter(call: CallContext, deadline: float) -> CallContext:
     return with_deadline(call, deadline) if deadline < call.deadline else call
+
+
+def was_cancelled() -> bool:
+    """In an `except CancelledError`: whether it is this request that was cancelled, and not something that its handler
+    awaits, which is the handler's failure."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 def longer(call: CallContext, deadline: float) -> CallContext:

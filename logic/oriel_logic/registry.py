@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why the newest state of a file serves nothing. at: when that was found."""
+    """Why the newest state of a file serves nothing: "" while it is being set up. at: when that was found, or begun."""
 
     file: HandlerFile
     problem: str
@@ -53,12 +53,21 @@ class Service:
         self.shares = Shares(self.name, weighted) if weighted else None
         self.only = self.releases[self.shares.only] if self.shares is not None and self.shares.only else None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to say of it but weights for versions that may come."""
+        return not (self.releases or self.failures)
+
     def refusal(self, version: str) -> LogicError:
+        if self.is_empty:
+            return ServiceUnknown(f"there is no service '{self.name}'")
         if version and self.releases:
             versions = ", ".join(sorted(self.releases, key=natural)[:16])
             if not any(file.version == version for file in self.failures):
                 return ServiceUnknown(f"the service '{self.name}' has no version {version[:64]!r}, it has {versions}")
             return ServiceBroken(f"version {version[:64]!r} of the service '{self.name}' cannot run")
+        if not any(failure.problem for failure in self.failures.values()):
+            return ServiceBroken(f"the service '{self.name}' is being set up: try again later", retry_after_s=1.0)
         return ServiceBroken(f"the service '{self.name}' cannot run: GET /v1/services says why")
 
 
@@ -105,7 +114,8 @@ class Registry:
     @property
     def failed(self) -> int:
         """Files whose newest state serves nothing."""
-        return len({file.origin for service in self._services.values() for file in service.failures})
+        failures = [each for service in self._services.values() for each in service.failures.values()]
+        return len({each.file.origin for each in failures if each.problem})
 
     def holder(self, name: str, version: str) -> Release | None:
         """Who serves this name and version now."""
@@ -142,16 +152,25 @@ class Registry:
 
     def fail(self, file: HandlerFile, name: str, problem: str) -> None:
         """What `file` now says cannot be served; whoever serves `name` goes on. Logged."""
-        service = self._services.setdefault(name or file.name, Service(name or file.name))
-        known = {each.origin: each for each in service.failures}.get(file.origin)
-        if known is not None:
-            del service.failures[known]
-        at = datetime.now(UTC).isoformat(timespec="seconds")
-        service.failures[file] = Failure(file=file, problem=problem, at=at)
+        self._forgive(file.origin, lambda failure: not failure.problem)
+        service = self._note(file, name, problem)
         goes_on = service.releases.get(file.version)
         kept = f"; release {goes_on.number} goes on serving" if goes_on is not None else ""
         _log.error("services: '%s' (%s) cannot run: %s%s", service.name, file.label, problem, kept)
         self.news(file, service.name, problem)
+
+    def expect(self, file: HandlerFile, name: str) -> None:
+        """What `file` now says is being set up; what failed before is no longer of interest."""
+        self._forgive(file.origin)
+        self._note(file, name, "")
+
+    def _note(self, file: HandlerFile, name: str, problem: str) -> Service:
+        service = self._services.setdefault(name or file.name, Service(name or file.name))
+        for known in [each for each in service.failures if each.origin == file.origin]:
+            del service.failures[known]
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        service.failures[file] = Failure(file=file, problem=problem, at=at)
+        return service
 
     def break_down(self, release: Release, problem: str) -> None:
         """A release that was published turns out not to work: it takes no more requests."""
@@ -168,17 +187,17 @@ class Registry:
         service.weights = dict(weights)
         self._settle()
 
-    def _forgive(self, origin: str) -> None:
+    def _forgive(self, origin: str, which: Callable[[Failure], bool] = lambda failure: True) -> None:
         for service in self._services.values():
-            for file in [each for each in service.failures if each.origin == origin]:
-                del service.failures[file]
+            for file, failure in list(service.failures.items()):
+                if file.origin == origin and which(failure):
+                    del service.failures[file]
 
     def _settle(self) -> None:
         for service in self._services.values():
             service.share()
-        for name in [name for name, each in self._services.items() if not (each.releases or each.failures)]:
-            if not self._services[name].weights:
-                del self._services[name]
+        for name in [name for name, each in self._services.items() if each.is_empty and not each.weights]:
+            del self._services[name]
 
     # -- for GET /v1/services ----------------------------------------------------------------------------------------
 
@@ -187,7 +206,7 @@ class Registry:
         rows: list[dict[str, Any]] = []
         for name in sorted(self._services):
             service = self._services[name]
-            if service.releases or service.failures:
+            if not service.is_empty:
                 rows.append(self.describe_one(name))
                 rows += shadowed(service)
         return rows
@@ -195,11 +214,10 @@ class Registry:
     def describe_one(self, name: str) -> dict[str, Any]:
         """Raises ServiceUnknown."""
         service = self._services.get(name)
-        if service is None or not (service.releases or service.failures):
+        if service is None or service.is_empty:
             raise ServiceUnknown(f"there is no service {name[:128]!r}")
         if not service.releases:
-            failure = next(iter(service.failures.values()))
-            return {"name": name, "file": failure.file.label, "state": "broken", "problem": failure.problem}
+            return describe_unserved(name, next(iter(service.failures.values())))
         versions = sorted(service.releases, key=natural)
         newest = service.releases[versions[-1]]
         facts: dict[str, Any] = {
@@ -238,13 +256,15 @@ def is_update(service: Service, failure: Failure) -> bool:
 
 
 def describe_failure(failure: Failure) -> dict[str, Any]:
-    return {
-        "state": "failed",
-        "file": failure.file.label,
-        "version": failure.file.version,
-        "problem": failure.problem,
-        "at": failure.at,
-    }
+    facts = {"state": "failed" if failure.problem else "setting up", "file": failure.file.label}
+    facts |= {"version": failure.file.version, "at": failure.at}
+    return facts | {"problem": failure.problem} if failure.problem else facts
+
+
+def describe_unserved(name: str, failure: Failure) -> dict[str, Any]:
+    if not failure.problem:
+        return {"name": name, "file": failure.file.label, "state": "setting up"}
+    return {"name": name, "file": failure.file.label, "state": "broken", "problem": failure.problem}
 
 
 def shadowed(service: Service) -> list[dict[str, Any]]:
@@ -253,6 +273,4 @@ def shadowed(service: Service) -> list[dict[str, Any]]:
         others = list(service.failures.values())[1:]
     else:
         others = [each for each in service.failures.values() if not is_update(service, each)]
-    return [
-        {"name": service.name, "file": each.file.label, "state": "broken", "problem": each.problem} for each in others
-    ]
+    return [describe_unserved(service.name, each) for each in others]

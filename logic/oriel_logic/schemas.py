@@ -66,12 +66,14 @@ V2_TENSORS = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schemas:
     """JSON-able. input, output: media type -> {"schema": ...}. query: inputs that may stand in the URL beside a body
-    of another kind. components: named schemas, their names begin with the service's."""
+    of another kind. components: named schemas, their names begin with the service's.
+    gives_media: whether there may be pictures or sounds in an answer."""
 
     input: Mapping[str, Any]
     output: Mapping[str, Any]
     query: tuple[Mapping[str, Any], ...] = ()
     components: Mapping[str, Any]
+    gives_media: bool = False
 
 
 def fields_type(signature: Signature) -> Any:
@@ -135,9 +137,15 @@ def schemas_of(signature: Signature, name: str) -> Schemas:
         takes[MULTIPART] = {"schema": multipart_schema(signature, writer)}
     if signature.body == "raw" and signature.injects("request"):
         takes["*/*"] = {}
-    writer.is_lenient = True  # what is given has the handler as its witness
-    gives = output_content(signature, writer)
-    return Schemas(input=takes, output=gives, query=tuple(query), components=writer.components)
+    given = Writer(name, is_lenient=True)  # what is given has the handler as its witness
+    gives = output_content(signature, given)
+    return Schemas(
+        input=takes,
+        output=gives,
+        query=tuple(query),
+        components=writer.components | given.components,
+        gives_media="contentMediaType" in str((gives, given.components)),
+    )
 
 
 def lead_input(signature: Signature) -> Parameter | None:
@@ -181,9 +189,9 @@ class Writer:
     is_lenient: types without a JSON form are described as anything.
     """
 
-    def __init__(self, service: str) -> None:
+    def __init__(self, service: str, *, is_lenient: bool = False) -> None:
         self.components: dict[str, Any] = {}
-        self.is_lenient = False
+        self.is_lenient = is_lenient
         self._service = service
 
     def schema(self, found: Any) -> dict[str, Any]:
@@ -205,7 +213,8 @@ class Writer:
             raise
         except Exception as error:  # msgspec and pydantic have many words for types they cannot read
             shown = getattr(found, "__name__", str(found))
-            raise NotAService(f"the type {shown[:80]} cannot be read from or written as JSON: {error}") from error
+            what = "an input" if shown == "input" else f"the type {shown[:80]}"
+            raise NotAService(f"{what} cannot be read from or written as JSON: {error}") from error
         for name, component in components.items():
             self.components[f"{self._service}.{name}"] = component
         return schema

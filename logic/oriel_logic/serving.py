@@ -16,14 +16,17 @@ __all__ = ["Serving"]
 
 
 class Serving:
-    """`set_up` has run. reader: None for a service without typed inputs. direct: the function of its first stage."""
+    """`set_up` has run. reader: None for a service without typed inputs. direct: the function of its first stage.
+    is_importable: whether a worker can find the service by its name in its module."""
 
-    __slots__ = ("_jobs", "_takes_ctx", "definition", "direct", "functions", "reader")
+    __slots__ = ("_jobs", "_takes_ctx", "definition", "direct", "functions", "is_importable", "reader")
 
     def __init__(self, definition: Definition, instance: Any) -> None:
         self.definition = definition
         self.functions = {stage: definition.function(instance, stage) for stage in definition.stages()}
         self.direct = next(iter(self.functions.values()))
+        # One that a test defines inside a function is known to no worker.
+        self.is_importable = "<" not in getattr(definition.target, "__qualname__", "<")
         post = self.functions.get("post")
         self._takes_ctx = post is not None and "ctx" in inspect.signature(post).parameters
         self.reader = None

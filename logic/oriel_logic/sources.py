@@ -7,7 +7,7 @@
         ranker/1/handler.py             versions side by side
         ranker/2/handler.py
 
-Names that begin with "." or "_" are left out.
+Names that begin with "." or "_" are left out, and what is for tests (`test_*.py`, `conftest.py`, `fakes.py`).
 """
 
 import re
@@ -35,6 +35,7 @@ HANDLER = "handler.py"
 SUFFIXES = (".py", ".toml")
 FIRST_VERSION = "1"
 VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
+NO_HANDLER = re.compile(r"pyproject\.toml|(?:test_.*|conftest|fakes)\.py\Z")
 UNFIT = re.compile(r"[^A-Za-z0-9_]")
 
 
@@ -136,7 +137,7 @@ def entries(place: Path) -> list[Path]:
     """
     if place.is_file() or (place / HANDLER).is_file():
         return [place]
-    return sorted(each for each in visible(place) if each.name != "pyproject.toml")
+    return sorted(each for each in visible(place) if not NO_HANDLER.match(each.name))
 
 
 def in_entry(entry: Path) -> Iterator[HandlerFile]:

@@ -176,7 +176,11 @@ class Updates:
 
     def _start(self, origin: str, source: Source, *, try_it: bool = True) -> None:
         self._busy.add(origin)
+        self._registry.expect(source.file, next(iter(self._served_from(origin)), ""))
         self._spawn(self._update(origin, source, try_it))
+
+    def _served_from(self, origin: str) -> list[str]:
+        return [each.name for each in self._registry.releases() if each.file.origin == origin]
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -242,7 +246,7 @@ class Updates:
         return now is None or now.stamp != source.stamp
 
     def _fail(self, origin: str, source: Source, failure: SetUpFailed) -> None:
-        serving = [each.name for each in self._registry.releases() if each.file.origin == origin]
+        serving = self._served_from(origin)
         if isinstance(failure, NoService) and source.file.is_plain and not serving:
             self._registry.withdraw(origin)  # what was said of it before
             return

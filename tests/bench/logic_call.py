@@ -7,7 +7,8 @@ Every contender is the same service: JSON {"image": [64 floats]} in, one call of
 (tests/bench/peers/logic). All of them call one `oriel inference` (one process, the committed model): Oriel over HTTP
 with binary tensors, as it always does, the others over gRPC with Triton's asyncio client, or grpc.aio itself.
 
-    oriel                      tests/bench/peers/logic/services/label.py under `oriel logic`
+    oriel                      typed: `label(image: list[float], models) -> Label` under `oriel logic`
+    oriel, untyped             the same with the request as it came
     fastapi+tritonclient.aio   pydantic in and out, uvicorn on uvloop and httptools
     asgi+grpc.aio              no framework at all: json, numpy, protobuf
     litserve                   LitAPI(enable_async=True), one worker
@@ -87,7 +88,7 @@ def main() -> None:
         sys.exit("wrk is not on PATH; on Debian: apt-get install wrk")
     figures, memory = measure(args.only, args.connections, args.seconds, args.rounds)
     used = {what: said for what, said in versions(list(ENVIRONMENTS)).items() if what not in ("onnxruntime", "h2load")}
-    used |= dict(package.split("==") for package in (*UVICORN, *TRITON))
+    used |= {f"the others' {what}": said for what, said in (package.split("==") for package in (*UVICORN, *TRITON))}
     resident = ", ".join(f"{name} {f['pss_mb']:.0f}" for name, f in memory[0].items() if name != DIRECT)
     text = f"{as_markdown(figures)}\nMemory of the logic processes afterwards (PSS, MB): {resident}.\n"
     print(text)

@@ -19,7 +19,7 @@ import time
 
 import numpy as np
 import uvloop
-from logic_bench.contenders import FILES, picture
+from logic_bench.request import FILES, picture
 
 from oriel_logic.app import Unit
 from oriel_logic.command import at_start
@@ -129,8 +129,9 @@ async def measure(args: argparse.Namespace) -> None:
     settings = Settings(
         services=(FILES / "services",), inference=(("127.0.0.1", 1),), http_port=0, admin_port=0, watch=False
     )
-    server = ForkServer.launch(at_start(settings), max_frame_bytes=settings.max_frame_bytes)
-    unit = Unit(settings, server, NullSink())
+    listing, files = at_start(settings)
+    server = ForkServer.launch(files, max_frame_bytes=settings.max_frame_bytes)
+    unit = Unit(settings, server, listing, NullSink())
     await unit.start()
     keep_connections(unit, args.connections)
     front = HttpServer(HttpLimits())

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from oriel_logic.messages import Request
-from oriel_logic.registry import load
+from oriel_logic import images as pictures
+from oriel_logic.loading import load
+from oriel_logic.sources import handler_files
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 MODEL = EXAMPLES / "models" / "digits" / "1" / "model.onnx"
@@ -29,12 +30,15 @@ def example(name: str) -> Any:
 @pytest.fixture
 def digits() -> Iterator[Any]:
     """The service's class, loaded as a logic server loads it."""
-    path = list(sys.path)
-    (loaded,) = load([EXAMPLES / "services"])
-    assert loaded.definition is not None
-    yield loaded.definition.target
+    path, modules = list(sys.path), set(sys.modules)
+    found = load(handler_files([EXAMPLES / "services"]))
+    (definition,) = [each.definition for each in found if each.name == "digits"]
+    assert definition is not None
+    yield definition.target
     sys.path[:] = path
-    del sys.modules["oriel_services.digits"]
+    for name in set(sys.modules) - modules:
+        if name.startswith("oriel_services."):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +74,7 @@ def test_training_never_sees_what_is_held_out() -> None:
 @pytest.mark.parametrize("digit", range(10))
 def test_every_picture_is_read_right_in_both_polarities(digits: Any, session: Any, digit: int) -> None:
     picture = (EXAMPLES / "digits" / f"{digit}.png").read_bytes()
-    inputs = digits().pre(Request(body=picture, content_type="image/png"))
+    inputs = digits().pre(pictures.read(picture))
     label, probabilities = session.run(None, inputs)
     assert label.tolist() == [[digit]] and probabilities[0, digit] > 0.5
     module = sys.modules["oriel_services.digits"]

@@ -137,6 +137,12 @@ def forgotten_services() -> Iterator[None]:
         del sys.modules[name]
 
 
+@pytest.fixture(autouse=True)
+def no_spare_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A set-up that is slow because the machine is busy brings no further process; who wants one sets it himself."""
+    monkeypatch.setattr("oriel_logic.workers.keeper.SPARE_FROM_S", float("inf"))
+
+
 @pytest.fixture
 def services(tmp_path: Path) -> Callable[..., Path]:
     """services(name="source", ...) writes handler files and gives their folder."""

@@ -9,11 +9,14 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 from pydantic import BaseModel
 
-from oriel_logic.bodies import audio, npy
+from oriel_logic import images as pictures
+from oriel_logic.bodies import audio, npy, values
 from oriel_logic.bodies.audio import Audio
 from oriel_logic.bodies.tensors import Tensors
 from oriel_logic.bodies.upload import Upload
@@ -135,6 +138,19 @@ def test_pictures_may_be_several_or_within_an_object() -> None:
     assert item.image.size == (3, 2)
 
 
+def test_many_small_files_may_not_unpack_to_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body of 16 MiB has room for hundreds of pictures of 24 megapixels each."""
+    monkeypatch.setattr(values, "MAX_PIXELS", 20)  # PNG has 6
+    monkeypatch.setattr(pictures, "MAX_PIXELS", 8)
+    reader = Reader(read(several))
+    three = form(files=[("images", ("a", PNG))] * 3)
+    for _ in range(2):  # of each request, not of the process
+        assert len(reader.inputs(three)[0]) == 3
+    with pytest.raises(Refused, match="megapixels together") as refused:
+        reader.inputs(form(files=[("images", ("a", PNG))] * 4))
+    assert refused.value.field == "$.images[3]"
+
+
 def test_sounds_and_arrays() -> None:
     for kind in ("audio/wav", "audio/x-wav", "application/octet-stream", ""):
         assert inputs(heard, WAV, kind)[0].samples.shape == (4, 1)
@@ -251,3 +267,46 @@ async def test_a_stream_of_items_comes_in(kind: str) -> None:
 async def test_a_stream_of_another_kind_is_refused() -> None:
     with pytest.raises(MediaUnsupported, match="application/x-ndjson or text/event-stream, not image/png"):
         await Reader(read(streamed)).open(request(b"", "image/png"), pieces(), 1000)
+
+
+KINDS = st.sampled_from(
+    ["", JSON, FORM, "multipart/form-data; boundary=x", "multipart/form-data", "text/plain", "image/png", "audio/wav"]
+    + ["application/x-npy", "application/octet-stream", "application/x-ndjson", "a/b", "\x00", "application/+json"]
+)
+NAMES = st.sampled_from(
+    ["text", "top", "tags", "price", "image", "images", "rows", "name", "inputs", "other", "threshold"]
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5) | st.just(PNG64),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=8,
+)
+PART = b'--x\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n--x--\r\n'
+BODIES = (
+    st.binary(max_size=60)
+    | VALUES.map(lambda value: json.dumps(value).encode())
+    | st.dictionaries(NAMES, VALUES, max_size=4).map(lambda value: json.dumps(value).encode())
+    | st.tuples(NAMES, st.binary(max_size=30)).map(lambda part: PART % (part[0].encode(), part[1]))
+    | st.sampled_from([PNG, WAV, npy.encode(ROWS), b"text=a&text=b&top=1", PNG[:40], WAV[:30], npy.encode(ROWS)[:50]])
+)
+EVERY = {each: Reader(read(each)) for each in (plain, whole, person, seen, heard, rows, named, data, several, bounded)}
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.sampled_from(list(EVERY)),
+    BODIES,
+    KINDS,
+    st.text("atp=&%1\xe9", max_size=12),
+    st.none() | st.text("059x", max_size=4),
+)
+def test_whatever_comes_is_read_or_refused(
+    function: Any, body: bytes, kind: str, query: str, length: str | None
+) -> None:
+    more = {} if length is None else {"inference_header_content_length": length}
+    try:
+        found = EVERY[function].inputs(request(body, kind, query, **more))
+    except Refused as refused:
+        assert refused.message and (refused.field == "" or refused.field.startswith("$"))
+    else:
+        assert len(found) == len(read(function).inputs)

@@ -1,3 +1,6 @@
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -135,3 +138,22 @@ def test_names_must_fit_in_a_path(name: str) -> None:
             define(given, name)
     else:
         assert define(given, name).name == "given"
+
+
+@pytest.mark.parametrize(
+    ("source", "loaded"),
+    [
+        ("def f(request): ...", {"encoding"}),
+        ("def f(text: str): ...", {"encoding", "decoding"}),
+        ("from PIL.Image import Image\ndef f(image: Image): ...", {"encoding", "decoding", "images"}),
+        ("from PIL.Image import Image\ndef f(request) -> list[Image]: ...", {"encoding", "images"}),
+    ],
+)
+def test_what_requests_need_is_loaded_before_workers_are_forked(source: str, loaded: set[str]) -> None:
+    """Each worker loaded it for its first request, which took a tenth of a second."""
+    script = f"import sys\nfrom oriel_logic.definition import define\n{source}\ndefine(f)\n"
+    script += "print(*[name for name in sys.modules if name.startswith('oriel_logic.')])"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+    found = {name.removeprefix("oriel_logic.") for name in done.stdout.split()}
+    assert found & {"encoding", "decoding", "images"} == loaded

@@ -64,6 +64,7 @@ def test_values_are_json_unless_something_else_is_said(value: Any, text: Any) ->
 def test_a_value_in_each_of_its_media_types() -> None:
     assert sent("größe", "text/plain") == ("größe".encode(), "text/plain; charset=utf-8")
     assert sent("a", "application/json") == (b'"a"', "application/json")
+    assert sent(None, "image/png") == (b"null", "application/json")
     assert sent(b"\x00") == (b"\x00", "application/octet-stream")
     assert sent(SOUND)[0] == audio.encode(SOUND)
     assert npy.decode(sent(ROWS, "application/x-npy")[0]).tolist() == ROWS.tolist()

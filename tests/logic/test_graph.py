@@ -15,7 +15,9 @@ from oriel_logic.errors import HandlerFailed
 from oriel_logic.graph.document import GraphError, parse
 from oriel_logic.graph.plan import Plan, Progress, plan_of
 from oriel_logic.graph.references import Condition, Fixed, Reference, parse_condition, parse_source
+from oriel_logic.graph.schema import input_of, output_of
 from oriel_logic.testing import AsyncClient, Client, FakeClock, FakeModels
+from oriel_logic.testing.client import loaded_file
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 CHAIN = """
@@ -300,6 +302,21 @@ def test_each_step_is_a_stage_and_a_span(shop: Path) -> None:
     timing = client.post(json={"text": [1]}).headers["server-timing"]
     assert all(f"logic-{name};dur=" in timing for name in ("guard", "left", "rank", "infer"))
     assert {"logic.guard", "logic.left", "logic.rank"} <= {span.name for span in client.spans}
+
+
+def test_its_fields_are_in_the_openapi_document(shop: Path) -> None:
+    plan = planned("\n".join(line.strip() for line in SHOP.splitlines()))
+    assert input_of(plan) == {
+        "application/json": {"schema": {"type": "object", "properties": {"text": {}}, "required": ["text"]}}
+    }
+    refused, ranked = output_of(plan)["application/json"]["schema"]["anyOf"]
+    assert (refused["required"], ranked["required"]) == (["refused", "why"], ["score", "tier"])
+    (loaded,) = loaded_file(shop)
+    assert loaded.definition is not None and loaded.definition.schemas.input == input_of(plan)
+    deep = planned(CHAIN.replace("request.json.x", "request.json.a.b"))
+    schema = (input_of(deep) or {})["application/json"]["schema"]
+    assert schema["properties"]["a"] == {"type": "object", "properties": {"b": {}}, "required": ["b"]}
+    assert input_of(planned(CHAIN.replace("request.json.x", "request.text"))) is None
 
 
 def test_what_a_step_does_not_give_is_said(shop: Path) -> None:

@@ -1,4 +1,4 @@
-"""Inputs and answers of every kind, through a running server and its workers."""
+"""Inputs and answers of every kind, from HTTP to the handler and back: in this process, and once through real ones."""
 
 import asyncio
 import base64
@@ -14,6 +14,7 @@ from PIL import Image
 
 from oriel_logic.bodies import audio, npy
 from oriel_logic.bodies.audio import Audio
+from oriel_logic.testing import AsyncClient
 
 SOURCE = """
     import asyncio, os
@@ -65,6 +66,21 @@ SOURCE = """
     async def doubled(rows: NDArray[np.float32], models: Models) -> NDArray[np.float32]:
         return (await models.infer("double", {"x": rows}))["y"]
 
+    @dataclass
+    class Labelled:
+        label: str
+        image: Image.Image | None = None
+
+    @service
+    async def labelled(image: Image.Image) -> Labelled:
+        return Labelled("white", image)
+
+    @service
+    def blocking(rows: list[list[float]], models: Models, *, ctx: Context) -> dict[str, object]:
+        with ctx.stage("inside"):
+            outputs = models.infer("double", {"x": rows})
+        return {"rows": outputs["y"], "tier": ctx.tier, "in_time": ctx.remaining_s > 0}
+
     @service
     async def tensors(given: Tensors) -> Tensors:
         return Tensors({"y": given["x"] + 1})
@@ -114,13 +130,35 @@ def picture(colour: str = "white", size: tuple[int, int] = (4, 4)) -> bytes:
 
 
 @pytest.fixture
-async def logic(stack: Any, services: Any) -> Any:
-    return await stack(services(kinds=SOURCE))
+def logic(services: Any) -> AsyncClient:
+    """Threads instead of worker processes."""
+    return AsyncClient(services(kinds=SOURCE) / "kinds.py", models={"double": lambda x: {"y": x * 2}})
 
 
-async def post(logic: Any, service: str, **more: Any) -> httpx.Response:
-    answer: httpx.Response = await logic.client.post(f"/v1/services/{service}", **more)
-    return answer
+async def post(logic: AsyncClient, service: str, **more: Any) -> httpx.Response:
+    return await logic.post(service, **more)
+
+
+async def test_the_same_through_real_processes(stack: Any, services: Any) -> None:
+    real = await stack(services(kinds=SOURCE))
+
+    async def call(service: str, **more: Any) -> httpx.Response:
+        answer: httpx.Response = await real.client.post(f"/v1/services/{service}", **more)
+        return answer
+
+    answer = await call("there", json={"items": [{"price": 1}]})
+    assert answer.json()["pid"] == real.unit.pool.pids[0]
+    assert refusal(await call("there", json={"items": [{}]})) == (422, "input_refused", "$.items[0].price")
+    answer = await call("total", json={"items": [{"price": 1.0}] * 6000})
+    assert answer.json() == {"total": 6000.0} and "logic-read" in answer.headers["server-timing"]
+    answer = await call("small", files={"image": ("a.png", picture(), "image/png")}, data={"width": "3"})
+    assert Image.open(BytesIO(answer.content)).size == (3, 3)
+    answer = await call("labelled", content=picture(), headers={"content-type": "image/png"})
+    assert answer.json()["label"] == "white" and "logic-encode" in answer.headers["server-timing"]
+    assert (await call("words", json={"text": "a b c"})).text == '"a"\n"b"\n"c"\n'
+    answer = await call("blocking", json={"rows": [[1, 2]]}, headers={"x-oriel-tier": "gold"})
+    assert answer.json() == {"rows": [[2, 4]], "tier": "gold", "in_time": True}
+    await answered_while_it_comes(real.port)
 
 
 def refusal(answer: httpx.Response) -> tuple[int, str, str | None]:
@@ -183,6 +221,18 @@ async def test_pictures_in_and_out(logic: Any) -> None:
     assert refusal(await post(logic, "mean", content=b"x", headers={"content-type": "video/mp4"}))[0] == 415
 
 
+async def test_pictures_within_an_answer_are_encoded_in_a_worker(logic: Any) -> None:
+    answer = await post(logic, "labelled", files={"image": ("a.png", picture(), "image/png")})
+    found = answer.json()
+    assert found["label"] == "white" and "logic-encode" in answer.headers["server-timing"]
+    assert Image.open(BytesIO(base64.b64decode(found["image"]))).size == (4, 4)
+
+
+async def test_a_typed_function_in_a_worker_calls_models(logic: Any) -> None:
+    answer = await post(logic, "blocking", json={"rows": [[1, 2]]}, tier="gold")
+    assert answer.json() == {"rows": [[2, 4]], "tier": "gold", "in_time": True}
+
+
 async def test_sounds_arrays_and_tensors_in_and_out(logic: Any) -> None:
     sound = Audio(np.full((4, 1), 0.25, np.float32), 8000)
     answer = await post(
@@ -227,9 +277,9 @@ async def test_a_stream_that_fails_says_so_at_its_end(logic: Any) -> None:
     assert refusal(await post(logic, "count", json={"upto": "x"})) == (422, "input_refused", "$.upto")
 
 
-async def test_a_stream_in_is_answered_while_it_comes(logic: Any) -> None:
+async def answered_while_it_comes(port: int) -> None:
     """By hand: httpx sends all before it reads anything."""
-    reader, writer = await asyncio.open_connection(logic.client.base_url.host, logic.client.base_url.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
 
     def send(text: bytes) -> None:
         writer.write(b"%x\r\n%s\r\n" % (len(text), text))

@@ -138,6 +138,15 @@ async def test_a_broken_version_beside_one_that_serves_is_an_update_that_failed(
     assert row["update"]["version"] == "2"
 
 
+async def test_weights_alone_make_no_service() -> None:
+    registry = Registry()
+    registry.weigh("digits", {"1": 1})
+    assert registry.describe() == []
+    with pytest.raises(ServiceUnknown):
+        registry.find("digits")
+    assert published(registry, a_file()) is registry.find("digits")
+
+
 async def test_two_files_of_one_name_are_both_listed() -> None:
     registry = Registry()
     published(registry, a_file("same", path="/services/a.py"))
@@ -168,3 +177,29 @@ async def test_versions_are_listed_with_their_shares() -> None:
         ("2", 0, "/v1/services/digits/versions/2"),
         ("10", 10, "/v1/services/digits/versions/10"),
     ]
+
+
+async def test_what_is_being_set_up_is_told_from_what_is_broken() -> None:
+    registry = Registry()
+    registry.expect(a_file(), "")
+    with pytest.raises(ServiceBroken, match="is being set up: try again") as refused:
+        registry.find("digits")
+    assert refused.value.retry_after_s == 1.0
+    assert registry.describe() == [{"name": "digits", "file": "digits/1/handler.py", "state": "setting up"}]
+    published(registry, a_file())
+    registry.expect(a_file(), "digits")
+    assert registry.describe_one("digits")["update"]["state"] == "setting up" and registry.failed == 0
+    registry.fail(a_file(), "digits", "no")
+    assert registry.describe_one("digits")["update"]["state"] == "failed" and registry.failed == 1
+
+
+async def test_all_services_of_a_file_that_fail_are_listed_until_it_changes() -> None:
+    registry = Registry()
+    file = a_file("many", path="/services/many.py")
+    registry.fail(file, "a", "no disk")
+    registry.fail(file, "b", "no network")
+    assert [(row["name"], row["problem"]) for row in registry.describe()] == [("a", "no disk"), ("b", "no network")]
+    registry.expect(file, "")
+    assert [(row["name"], row["state"]) for row in registry.describe()] == [("many", "setting up")]
+    registry.fail(file, "a", "still no disk")
+    assert [(row["name"], row["problem"]) for row in registry.describe()] == [("a", "still no disk")]

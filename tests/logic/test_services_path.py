@@ -36,7 +36,14 @@ async def test_a_real_digit_is_read(stack: Any) -> None:
     assert len(found["probabilities"]) == 10 and max(found["probabilities"]) == found["confidence"]
     assert answer.headers["x-request-id"] == "abc-1"
     stages = [entry.partition(";")[0] for entry in answer.headers["server-timing"].split(", ")]
-    assert stages == ["logic", "logic-body", "logic-pre", "logic-infer", "logic-post", "queue", "compute"]
+    assert [each for each in stages if each != "logic-body"] == [
+        "logic",
+        "logic-pre",
+        "logic-infer",
+        "logic-post",
+        "queue",
+        "compute",
+    ]
     assert int(answer.headers["x-oriel-cost-us"]) >= 250
     response = parse_traceparent(answer.headers["traceresponse"])
     root, *children = logic.sink.spans

@@ -75,3 +75,9 @@ def test_entry_points_are_services(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "shop-1.dist-info/entry_points.txt").write_text("[oriel.services]\nranking = shop.ranking:Ranker\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert HandlerFile(module="shop.ranking", attribute="Ranker", name="ranking") in installed_files()
+
+
+def test_what_is_for_tests_is_no_handler(tmp_path: Path) -> None:
+    for name in ("one.py", "test_one.py", "conftest.py", "fakes.py", "contest.py", "pyproject.toml", "chain.toml"):
+        (tmp_path / name).touch()
+    assert [file.name for file in handler_files([tmp_path])] == ["chain", "contest", "one"]

@@ -6,6 +6,7 @@
 import base64
 import binascii
 import typing
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,12 @@ from oriel_logic.errors import Refused
 from oriel_logic.models import Array
 from oriel_logic.signature import Form, form_of, is_pydantic
 
-__all__ = ["array_of", "converted", "from_base64", "from_bytes"]
+__all__ = ["MAX_PIXELS", "array_of", "begin", "converted", "from_base64", "from_bytes"]
 
 NUMBERS = "biuf"
+MAX_PIXELS = 48_000_000
+"""Of all pictures of one request."""
+PIXELS_LEFT = ContextVar("pixels left", default=MAX_PIXELS)
 ABSTRACT = (np.generic, np.number, np.integer, np.signedinteger, np.unsignedinteger, np.inexact, np.floating)
 
 
@@ -44,14 +48,32 @@ def converted(wanted: Any, value: Any) -> Any:
 def from_bytes(form: Form, data: bytes) -> Any:
     """A picture, a sound or an array from its file. Raises Refused."""
     if form is Form.IMAGE:
-        from oriel_logic import images  # only services that read pictures load Pillow
-
-        return images.read(data)
+        return picture(data)
     if form is Form.AUDIO:
         return audio.decode(data)
     if form is Form.ARRAY:
         return npy.decode(data)
     return data
+
+
+def picture(data: bytes) -> Any:
+    """Raises Refused, also when the pictures of one request are too large together."""
+    from oriel_logic import images  # only services that read pictures load Pillow
+
+    left = PIXELS_LEFT.get()
+    try:
+        found = images.read(data, max_pixels=min(images.MAX_PIXELS, left))
+    except images.TooManyPixels as error:
+        if left >= images.MAX_PIXELS:
+            raise
+        raise Refused(f"the images of one request may have {MAX_PIXELS // 1_000_000} megapixels together") from error
+    PIXELS_LEFT.set(left - found.width * found.height)
+    return found
+
+
+def begin() -> None:
+    """A request begins: a small body may hold many pictures that unpack to much more than it."""
+    PIXELS_LEFT.set(MAX_PIXELS)
 
 
 def from_base64(text: str) -> bytes:

@@ -10,6 +10,7 @@ from types import TracebackType
 
 from oriel_logic.definition import Definition
 from oriel_logic.dev.curl import curl_line
+from oriel_logic.errors import HandlerFailed
 
 __all__ = ["Shown", "TracebackOfOwnFiles", "banner", "place_of", "service_lines", "shown_path"]
 
@@ -68,8 +69,8 @@ class TracebackOfOwnFiles(logging.Formatter):
 
 
 def explain(error: BaseException, root: str) -> str:
-    """The innermost cause with those of its frames that lie below `root`; with all of them if none does."""
-    while error.__cause__ is not None:
+    """What a handler raised, with those of its frames that lie below `root`; with all of them if none does."""
+    while isinstance(error, HandlerFailed) and error.__cause__ is not None:
         error = error.__cause__
     found = traceback.TracebackException.from_exception(error)
     own = [frame for frame in found.stack if frame.filename.startswith(root)]

@@ -4,7 +4,7 @@ import asyncio
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from oriel_logic.context import Context
-from oriel_logic.definition import marked
+from oriel_logic.definition import MARK, definition_of, marked
 from oriel_logic.errors import HandlerFailed, Refused
 from oriel_logic.graph.document import RUN, GraphError, StepTable, parse
 from oriel_logic.graph.plan import Plan, Progress, Step, plan_of
 from oriel_logic.graph.references import Reference
+from oriel_logic.graph.schema import input_of, output_of
 from oriel_logic.loading import BESIDE
 from oriel_logic.messages import Request
 from oriel_logic.models import Models
@@ -47,7 +48,16 @@ def handler_of(path: Path, module: ModuleType) -> Callable[..., Any]:
     handler.__name__ = handler.__qualname__ = path.stem
     handler.__module__ = module.__name__
     handler.__doc__ = document.description
-    return marked(handler, path.stem, options)
+    return described(marked(handler, path.stem, options), plan)
+
+
+def described(handler: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
+    """Its definition with the fields that the file names, which a signature that takes the request cannot say."""
+    found = definition_of(handler)
+    assert found is not None
+    schemas = replace(found.schemas, input=input_of(plan) or found.schemas.input, output=output_of(plan))
+    setattr(handler, MARK, replace(found, schemas=schemas))
+    return handler
 
 
 def function_of(step: StepTable, module: ModuleType, where: str) -> Function:

@@ -31,7 +31,7 @@ from oriel_logic.openai.embeddings import Embeddings
 from oriel_logic.openai.language import LanguageModel
 from oriel_logic.openai.schema import ChatRequest, CompletionRequest, EmbeddingRequest, parse
 from oriel_logic.openai.served import Desk, Served, StepModels
-from oriel_logic.pipeline import ModelServers
+from oriel_logic.pipeline import STREAM_STEP_S, ModelServers, longer
 from oriel_logic.replies import Reply
 from oriel_logic.stages import Ledger
 from oriel_logic.streaming import first_logic_error
@@ -145,11 +145,19 @@ class OpenAI:
 
     def _desk(self, visit: Visit) -> Desk:
         steps = Ledger(visit.ledger.root, clock=self._clock)
+        models, of_steps = self._inference.bind(visit.call, visit.ledger), self._inference.bind(visit.call, steps)
+
+        def go_on() -> None:
+            call = longer(visit.call, self._clock() + STREAM_STEP_S)
+            models.rebind(call)
+            of_steps.rebind(call)
+
         return Desk(
             visit=visit,
             context=Context(visit.call, visit.ledger, self._workers, clock=self._clock),
-            models=self._inference.bind(visit.call, visit.ledger),
-            steps=StepModels(self._inference.bind(visit.call, steps), steps, visit.ledger),
+            models=models,
+            steps=StepModels(of_steps, steps, visit.ledger),
+            go_on=go_on,
         )
 
     def _as_openai(self, label: str, work: Work) -> Handler:

@@ -231,6 +231,7 @@ class Run:
                             if told:
                                 begun = True
                                 yield b"".join([event(each) for each in told])
+                                self._desk.go_on()
             yield (event(form.last(self.usage())) if tells_usage else b"") + DONE
         except Exception as error:
             if not begun:

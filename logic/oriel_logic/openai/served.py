@@ -3,7 +3,7 @@
 import logging
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,12 +27,16 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Desk:
-    """One request's tools. models: timed one by one; steps: for the many calls of a decode loop."""
+    """One request's tools. models: timed one by one; steps: for the many calls of a decode loop.
+
+    go_on: a streamed answer has begun, or gone on: from now on the next step has a time of its own.
+    """
 
     visit: "Visit"
     context: "Context"
     models: Models
     steps: Steps
+    go_on: Callable[[], None]
 
 
 class StepModels:

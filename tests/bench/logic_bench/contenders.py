@@ -9,19 +9,23 @@ from pathlib import Path
 
 import httpx
 import numpy as np
-from gateway_bench.contenders import PEERS, ROOT, free_port, free_ports
+from gateway_bench.contenders import ROOT, free_port, free_ports
 from inference_bench.environments import python_of
 from inference_bench.processes import serving
 
+from logic_bench.request import FILES, picture
 from oriel_wire.v2.http import encode_request
 from oriel_wire.v2.messages import InferRequest, RequestedOutput, tensor
 
 __all__ = ["CONTENDERS", "DIRECT", "EXPECTED", "Running", "inference", "start"]
 
-FILES = PEERS / "logic"
 DIRECT = "model, called directly"
-CONTENDERS = ("oriel", "fastapi+tritonclient.aio", "asgi+grpc.aio", "litserve", "bentoml", DIRECT)
+CONTENDERS = ("oriel", "oriel, untyped", "fastapi+tritonclient.aio", "asgi+grpc.aio", "litserve", "bentoml", DIRECT)
 EXPECTED = 7
+OURS = {
+    "oriel": "/v1/services/label",
+    "oriel, untyped": "/v1/services/untyped",
+}
 START_S = 20.0
 
 
@@ -51,12 +55,6 @@ class Running:
             time.sleep(0.2)
         if answer.status_code != 200 or not right:
             sys.exit(f"{self.url} answers {answer.status_code} {answer.text[:500]!r} and not {EXPECTED}")
-
-
-def picture() -> list[float]:
-    """The 64 floats of a 7, as the example's v2 request has them."""
-    document = json.loads((ROOT / "examples" / "digits" / "7.v2.json").read_text())
-    return [float(value) for value in np.asarray(document["inputs"][0]["data"]).ravel()]
 
 
 def binary_request() -> tuple[bytes, dict[str, str]]:
@@ -100,11 +98,11 @@ def start(name: str, servers: tuple[int, int, int], folder: Path) -> Iterator[Ru
         yield running
         return
     port = free_port()
-    home = folder / name.replace("+", "-")
+    home = folder / name.replace("+", "-").replace(", ", "-")
     home.mkdir()
     command = list(_command(name, port, http_port))
     environment = {"TARGET": f"127.0.0.1:{grpc_port}", "BENTOML_HOME": str(home), "BENTOML_DO_NOT_TRACK": "True"}
-    path = "/v1/services/label" if name == "oriel" else "/label"
+    path = OURS.get(name, "/label")
     with serving(command, environment, lambda: status_of(f"http://127.0.0.1:{port}{path}") > 0) as started:
         body = json.dumps({"image": picture()}).encode()
         url = f"http://127.0.0.1:{port}{path}"
@@ -114,7 +112,7 @@ def start(name: str, servers: tuple[int, int, int], folder: Path) -> Iterator[Ru
 
 
 def _command(name: str, port: int, http_port: int) -> Sequence[str]:
-    if name == "oriel":
+    if name in OURS:
         return [
             *(sys.executable, "-m", "oriel_cli.main", "logic", "--services", str(FILES / "services")),
             *("--inference", f"127.0.0.1:{http_port}", "--http-port", str(port), "--admin-port", str(free_port())),
@@ -126,7 +124,7 @@ def _command(name: str, port: int, http_port: int) -> Sequence[str]:
         serve = ["serve", "bentoml_app:Label", "--working-dir", str(FILES), "--host", "127.0.0.1"]
         # Started through its interpreter: the script's first line would name where the environment was made.
         return [str(python), str(python.parent / "bentoml"), *serve, "--port", str(port)]
-    app = "fastapi_app" if name == "fastapi+tritonclient.aio" else "asgi_app"
+    app = {"fastapi+tritonclient.aio": "fastapi_app", "asgi+grpc.aio": "asgi_app"}[name]
     python = python_of("logic-fastapi" if app == "fastapi_app" else "logic-asgi")
     return [
         *(str(python), "-m", "uvicorn", f"{app}:app", "--app-dir", str(FILES), "--no-access-log"),

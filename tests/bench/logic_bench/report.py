@@ -97,4 +97,4 @@ def as_html(figures: Figures, about: str) -> str:
 
 
 def _bars(by_name: Mapping[str, Mapping[str, float]], names: Sequence[str], what: str) -> list[Bar]:
-    return [Bar(label=name, value=by_name[name][what], own=name == "oriel") for name in names]
+    return [Bar(label=name, value=by_name[name][what], own=name.startswith("oriel")) for name in names]

@@ -8,6 +8,7 @@ import pytest
 
 from oriel_logic.definition import define
 from oriel_logic.dev.console import Shown, TracebackOfOwnFiles, banner, place_of
+from oriel_logic.errors import HandlerFailed
 
 
 async def label(text: str, models: object) -> str:
@@ -62,8 +63,8 @@ def failing(path: Path, source: str) -> BaseException:
         exec(compile(source, str(path), "exec"), {"fail": lambda: 1 / 0})
     except Exception as error:
         try:
-            raise RuntimeError("what the server makes of it") from error
-        except RuntimeError as wrapped:
+            raise HandlerFailed("what the server makes of it") from error
+        except HandlerFailed as wrapped:
             return wrapped
     raise AssertionError
 
@@ -73,7 +74,7 @@ def test_a_traceback_is_of_their_own_files(tmp_path: Path) -> None:
     error = failing(tmp_path / "mine.py", "def inner():\n    fail()\ninner()\n")
     text = TracebackOfOwnFiles(tmp_path).format(record(error))
     assert text.startswith("ERROR it failed\nTraceback") and text.endswith("ZeroDivisionError: division by zero")
-    assert text.count("mine.py") == 2 and "test_console" not in text and "RuntimeError" not in text
+    assert text.count("mine.py") == 2 and "test_console" not in text and "HandlerFailed" not in text
 
 
 def test_a_syntax_error_has_no_frames_of_ours(tmp_path: Path) -> None:

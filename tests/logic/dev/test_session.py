@@ -15,6 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
+from oriel_cli.main import main
+
 ROOT = Path(__file__).resolve().parents[3]
 LABEL = """
 from oriel_logic import service
@@ -181,8 +183,11 @@ def test_without_models_it_says_how_to_get_some(dev: Callable[..., Process]) -> 
         (["label.py", "--workers", "0"], "pass --workers N"),
     ],
 )
-def test_wrong_words_are_one_line_with_the_mend(dev: Callable[..., Process], words: list[str], said: str) -> None:
-    process = dev(*words)
-    assert process.popen.wait(30) == 2
-    text = process.log.read_text()
+def test_wrong_words_are_one_line_with_the_mend(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "label.py").write_text(LABEL)
+    monkeypatch.chdir(tmp_path)
+    assert main(["logic", "dev", *words]) == 2
+    text = capsys.readouterr().err
     assert said in text and text.count("\n") == 1

@@ -240,7 +240,10 @@ async def test_a_model_without_a_template_is_for_completions(served: Maker) -> N
         await client.chat.completions.create(model="base", messages=[{"role": "user", "content": "a"}])
 
 
-async def test_time_that_ends_in_mid_stream_is_said_in_the_last_event(served: Maker, inference: Any) -> None:
+async def test_time_that_ends_in_mid_stream_is_said_in_the_last_event(
+    served: Maker, inference: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oriel_logic.openai.dispatch.STREAM_STEP_S", 0.5)
     client, stack = await served()
     behind_step: list[int] = []
 
@@ -271,6 +274,24 @@ async def test_time_that_ends_in_mid_stream_is_said_in_the_last_event(served: Ma
     with pytest.raises(openai.InternalServerError) as late:
         await stream
     assert late.value.status_code == 504, "before the first token there is still a status"
+
+
+async def test_the_deadline_of_a_stream_bounds_its_first_token(served: Maker, inference: Any) -> None:
+    client, _ = await served()
+    asked = {"model": "tiny", "prompt": PROMPT, "max_tokens": 4, "logit_bias": {"0": -100, "2": -100}}
+    asked["extra_headers"] = {"x-request-timeout-ms": "20000"}
+
+    def left() -> list[int]:
+        told = [int(call.head.get("x-oriel-timeout-ms")) for call in inference.calls]
+        inference.calls.clear()
+        return told
+
+    await client.completions.create(**asked)
+    assert all(ms <= 20_000 for ms in left()), "an answer that is sent whole has one deadline"
+    async for _ in await client.completions.create(**asked, stream=True):
+        pass
+    first, *others = left()
+    assert first <= 20_000 and len(others) >= 2 and all(20_000 < ms <= 60_000 for ms in others)
 
 
 async def test_a_client_that_leaves_ends_the_decoding_within_a_step(served: Maker, behind: Behind) -> None:

@@ -1,0 +1,88 @@
+"""What a handler's tasks do wrong is their request's failure, and nobody else's."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from oriel_logic.contained import TaskExited, contained
+
+HANDLERS = """
+    import asyncio, sys
+    from oriel_logic import service
+
+    async def leave():
+        sys.exit(4)
+
+    @service
+    async def exits(request, models, ctx):
+        task = asyncio.create_task(leave())
+        await asyncio.sleep(0.01)
+        await task
+
+    @service
+    async def group(request, models, ctx):
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(leave())
+
+    @service
+    async def cancels(request, models, ctx):
+        task = asyncio.create_task(asyncio.sleep(60))
+        task.cancel()
+        await task
+
+    @service
+    async def closes(request, models, ctx):
+        raise GeneratorExit
+
+    @service
+    async def cancels_midway(request, models, ctx):
+        yield 1
+        raise asyncio.CancelledError
+
+    @service
+    async def well(request, models, ctx):
+        return "well"
+"""
+
+
+@pytest.mark.parametrize("service", ["exits", "group", "cancels", "closes"])
+async def test_a_handler_that_ends_its_tasks_fails_its_own_request(stack: Any, services: Any, service: str) -> None:
+    logic = await stack(services(handlers=HANDLERS))
+    asyncio.get_running_loop().set_task_factory(contained)
+    answer = await asyncio.wait_for(logic.post(service), 20)
+    assert (answer.status_code, answer.json()["error"]["reason"]) == (500, "handler_failed")
+    assert (await logic.post("well")).json() == "well"
+
+
+async def test_a_stream_that_cancels_itself_says_so(stack: Any, services: Any) -> None:
+    logic = await stack(services(handlers=HANDLERS))
+    answer = await asyncio.wait_for(logic.post("cancels_midway"), 20)
+    first, last = answer.text.splitlines()
+    assert first == "1" and "handler_failed" in last
+    assert logic.unit.envelope.in_flight == 0
+
+
+async def test_a_contained_task_is_a_task() -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(contained)
+
+    async def value(gate: asyncio.Event) -> int:
+        await gate.wait()
+        return 3
+
+    async def leave() -> None:
+        raise SystemExit(2)
+
+    gate = asyncio.Event()
+    kept, cancelled, never = (asyncio.create_task(value(gate)) for _ in range(3))
+    never.cancel()  # before it has begun
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    gate.set()
+    assert await kept == 3
+    for task in (cancelled, never):
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    with pytest.raises(TaskExited, match="SystemExit: 2"):
+        await asyncio.create_task(leave())
