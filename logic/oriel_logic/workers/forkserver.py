@@ -35,6 +35,10 @@ from oriel_logic.workers.references import Services
 
 __all__ = ["main"]
 
+# The loop answers everybody, a worker one caller: where both want a core the loop goes first. That took the 99th
+# percentile of its lag, beside two busy workers on two cores, from 4 ms to 1. Nice counts inside a container, or a
+# session where the kernel groups by them, so it takes nothing from other units.
+NICENESS = 10
 LOG_FORMAT = "%(asctime)s %(levelname)s logic-worker %(name)s: %(message)s"
 
 
@@ -134,6 +138,7 @@ def become_worker(server: int, control: socket.socket, *pipes: int) -> None:
     for descriptor in pipes:
         os.close(descriptor)
     die_with_parent(server)
+    os.nice(NICENESS)
     random.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
