@@ -26,6 +26,7 @@ from oriel_logic.errors import (
     ModelUnreachable,
     Saturated,
     ServiceBroken,
+    WorkerDied,
 )
 from oriel_logic.folder_config import BadConfig
 from oriel_logic.inbound import Body, Inbound
@@ -114,8 +115,8 @@ class Deployer:
             try:
                 async with asyncio.timeout(source.config.setup_timeout_s) as limit:
                     await trial.until_ready()
-                    if source.python is None and any(map(sets_up_on_loop, trial.pool.descriptions.values())):
-                        await self._rehearse(source)
+                    if source.python is None and any(map(is_on_loop, trial.pool.descriptions.values())):
+                        await self._rehearse(source, try_it)
                     definitions, services = await self._definitions(source, trial.pool)
             except TimeoutError as error:
                 if not limit.expired():
@@ -137,15 +138,30 @@ class Deployer:
             forget(source.file.module)
             raise
 
-    async def _rehearse(self, source: Source) -> None:
-        """Set up in a process of its own what is set up in this one next: it may take its process down with it.
+    async def _rehearse(self, source: Source, try_it: bool) -> None:
+        """Do in a process of its own what is done in this one next: it may take its process down with it.
 
-        Raises SetUpFailed.
+        Raises SetUpFailed. What a sample is answered says nothing yet: workers cannot do all that the loop can.
         """
         rehearsal = Trial(source, self._limits(1), self._report, sets_up_all=True)
         await rehearsal.start()
         try:
             await rehearsal.until_ready()
+            pipeline = self._make_pipeline(Services(), rehearsal.pool)
+            deployment = Deployment([source.file], rehearsal.pool, pipeline)
+            for described in rehearsal.pool.descriptions.values() if try_it else ():
+                if not is_on_loop(described):
+                    continue
+                release = Release(Definition.from_description(described), source.file, deployment)
+                sample = find_sample(source, release.definition, limit_bytes=self._max_sample_bytes)
+                if sample is None:
+                    continue
+                try:
+                    await self._try(release, sample)
+                except SetUpFailed as failed:
+                    if isinstance(failed.__cause__, WorkerDied):
+                        why = f"its self-test with {sample.label} failed: it ended its process: the log says more"
+                        raise SetUpFailed(why, service=release.name) from failed
         finally:
             await rehearsal.pool.close()
 
@@ -166,10 +182,9 @@ class Deployer:
         for name, definition in found.items():
             if all(map(definition.runs_in_worker, definition.stages())):
                 continue
-            try:
-                await asyncio.to_thread(services.set_up, definition)
-            except (Exception, SystemExit) as error:  # user code: whatever it raises is its problem
-                raise SetUpFailed(f"its setup failed: {one_line(error, source.file.path)}", service=name) from error
+            failure = await asyncio.to_thread(failure_of, services, definition)
+            if failure is not None:
+                raise SetUpFailed(f"its setup failed: {one_line(failure, source.file.path)}", service=name) from failure
         return found, services
 
     async def _try(self, release: Release, sample: Sample) -> None:
@@ -214,9 +229,18 @@ class Deployer:
             raise SetUpFailed(f"its self-test with {sample.label} failed: {why}", service=release.name)
 
 
-def sets_up_on_loop(described: Mapping[str, Any]) -> bool:
-    """Whether this service is a class with a stage that runs in the logic process."""
-    return described["shape"] != "function" and any(each["where"] == "loop" for each in described["stages"].values())
+def failure_of(services: Services, definition: Definition) -> BaseException | None:
+    """What the setup of a service raised: user code, of which nothing may get out of its thread."""
+    try:
+        services.set_up(definition)
+    except BaseException as error:
+        return error
+    return None
+
+
+def is_on_loop(described: Mapping[str, Any]) -> bool:
+    """Whether a stage of this service runs in the logic process."""
+    return any(each["where"] == "loop" for each in described["stages"].values())
 
 
 def serves_openai(file: HandlerFile) -> bool:

@@ -115,8 +115,7 @@ class Pipeline:
             if was_cancelled():
                 raise
             raise failed(error) from error
-        except (Exception, SystemExit, GeneratorExit) as error:
-            # The handler's own: its log entry is written where the answer is made.
+        except BaseException as error:  # the handler's own: its log entry is written where the answer is made
             if isinstance(error, TimeoutError) and limit.is_past:
                 raise DeadlineExceeded(ledger.interrupted) from error
             raise failed(error) from error
@@ -196,7 +195,7 @@ class Run:
             if was_cancelled():
                 raise
             raise failed(error) from error
-        except (Exception, SystemExit) as error:  # the handler's own
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # the handler's own
             raise failed(error) from error
         finally:
             await close(values)

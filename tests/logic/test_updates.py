@@ -377,7 +377,7 @@ DEADLY = """
     import os
     from oriel_logic import service
 
-    @service
+    @service(sample={"text": "x"})
     class Echo:
         def setup(self):
             os._exit(1)
@@ -387,14 +387,32 @@ DEADLY = """
 """
 
 
-async def test_a_setup_that_takes_its_process_down_takes_down_its_own(stack: Any, services: Any) -> None:
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (DEADLY, "its process ended while it was imported or set up"),
+        (DEADLY.replace("os._exit(1)", "raise KeyboardInterrupt"), "its setup failed: KeyboardInterrupt"),
+        (
+            DEADLY.replace("os._exit(1)", "pass").replace("return text", "os._exit(1)"),
+            "failed: it ended its process",
+        ),
+        (DEADLY.replace("os._exit(1)", "pass").replace("return text", "raise KeyboardInterrupt"), "KeyboardInterrupt"),
+        (
+            DEADLY.replace("os._exit(1)", "pass").replace("return text", "raise BaseException('no')"),
+            "BaseException: no",
+        ),
+    ],
+)
+async def test_what_takes_its_process_down_takes_down_its_own(
+    stack: Any, services: Any, broken: str, said: str
+) -> None:
     """It was run in the logic process at once, and ended the server."""
     folder = services(echo=GOOD.format(1), helper="WHO = 'a'")
     logic = await stack(folder)
-    write(folder / "echo.py", DEADLY)
+    write(folder / "echo.py", broken)
     await turns(logic)
     assert (await logic.post("echo", b"x")).json() == [1, "a", "X"]
-    assert "its process ended while it was imported or set up" in str(await row(logic, "echo"))
+    assert said in str(await row(logic, "echo"))
     write(folder / "echo.py", DEADLY.replace("os._exit(1)", "pass"))
     await turns(logic)
     assert (await logic.post("echo", b'{"text": "x"}', content_type="application/json")).text == "x"

@@ -68,6 +68,6 @@ def set_up(services: Services, definitions: Sequence[Definition]) -> dict[str, s
     for definition in definitions:
         try:
             services.set_up(definition)
-        except (Exception, SystemExit) as error:  # user code: it concerns this service only
+        except BaseException as error:  # user code: it concerns this service only
             problems[definition.name] = f"its setup failed: {one_line(error)}"
     return problems

@@ -88,7 +88,7 @@ class Desk:
             if self._link.is_gone(error):
                 raise
             return Kind.FAILED, (Outcome.HANDLER_FAILED.value, *described(error))
-        except (Exception, SystemExit) as error:  # user code: whatever it raises is this job's answer
+        except BaseException as error:  # user code: whatever it raises is this job's answer
             return Kind.FAILED, (Outcome.HANDLER_FAILED.value, *described(error))
 
     def _result(self, reference: str, arguments: tuple[Any, ...], terms: Terms) -> Result:
