@@ -237,7 +237,9 @@ class Unit:
     @property
     def is_ready(self) -> bool:
         """Whether everything that was there at start has been set up, or cannot be."""
-        return self.pool.is_ready and self.updates.has_begun
+        # What hung at start, and was replaced by something that does not, keeps nobody waiting.
+        is_up = self.pool.is_ready or self._together not in self.updates.deployments
+        return is_up and self.updates.has_begun
 
     def _pipeline(self, services: Services, pool: WorkerPool) -> Pipeline:
         return Pipeline(services, pool, self._upstreams.servers)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from oriel_logic.declared import breach
 from oriel_logic.definition import Definition
@@ -113,6 +114,8 @@ class Deployer:
             try:
                 async with asyncio.timeout(source.config.setup_timeout_s) as limit:
                     await trial.until_ready()
+                    if source.python is None and any(map(sets_up_on_loop, trial.pool.descriptions.values())):
+                        await self._rehearse(source)
                     definitions, services = await self._definitions(source, trial.pool)
             except TimeoutError as error:
                 if not limit.expired():
@@ -133,6 +136,18 @@ class Deployer:
             await trial.pool.close()
             forget(source.file.module)
             raise
+
+    async def _rehearse(self, source: Source) -> None:
+        """Set up in a process of its own what is set up in this one next: it may take its process down with it.
+
+        Raises SetUpFailed.
+        """
+        rehearsal = Trial(source, self._limits(1), self._report, sets_up_all=True)
+        await rehearsal.start()
+        try:
+            await rehearsal.until_ready()
+        finally:
+            await rehearsal.pool.close()
 
     async def _definitions(self, source: Source, pool: WorkerPool) -> tuple[Mapping[str, Definition], Services]:
         """What the file serves, and the instances of what runs on the loop. Raises SetUpFailed."""
@@ -199,6 +214,11 @@ class Deployer:
             raise SetUpFailed(f"its self-test with {sample.label} failed: {why}", service=release.name)
 
 
+def sets_up_on_loop(described: Mapping[str, Any]) -> bool:
+    """Whether this service is a class with a stage that runs in the logic process."""
+    return described["shape"] != "function" and any(each["where"] == "loop" for each in described["stages"].values())
+
+
 def serves_openai(file: HandlerFile) -> bool:
     """Whether this file, imported before, has something for clients of the OpenAI API. Raises SetUpFailed if it cannot
     run."""
@@ -231,11 +251,12 @@ def why_of(error: LogicError, path: Path | None) -> str:
 
 
 class Trial:
-    """A pool that is given one chance to come up."""
+    """A pool that is given one chance to come up. sets_up_all: see ForkServer."""
 
-    def __init__(self, source: Source, limits: PoolLimits, report: Report) -> None:
+    def __init__(self, source: Source, limits: PoolLimits, report: Report, *, sets_up_all: bool = False) -> None:
         self._file: HandlerFile = source.file
-        self._python = str(source.python) if source.python is not None else None
+        self._python = str(source.python) if source.python is not None else sys.executable
+        self._sets_up_all = sets_up_all
         self._limits = limits
         self._report = report
         self._problems: dict[str, str] = {}
@@ -278,9 +299,12 @@ class Trial:
             self._report(self.deployment, problems)
 
     def _launch(self) -> ForkServer:
-        if self._python is None:
-            return ForkServer.launch([self._file], max_frame_bytes=self._limits.max_frame_bytes)
-        return ForkServer.launch([self._file], python=self._python, max_frame_bytes=self._limits.max_frame_bytes)
+        return ForkServer.launch(
+            [self._file],
+            python=self._python,
+            sets_up_all=self._sets_up_all,
+            max_frame_bytes=self._limits.max_frame_bytes,
+        )
 
     def _relaunch(self) -> ForkServer:
         """The pool lost its fork server."""

@@ -1,15 +1,20 @@
 """Health and metrics of a unit."""
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from oriel_logic.app import Unit
 from oriel_logic.errors import Outcome
+from oriel_logic.listing import read_listing, together
 from oriel_logic.metrics import MAX_STAGES, MAX_TIERS, Metrics
+from oriel_logic.settings import Settings
 from oriel_logic.stages import Ledger
-from oriel_wire.trace import new_trace
+from oriel_logic.workers.launch import ForkServer
+from oriel_wire.trace import ListSink, new_trace
 
 SERVICE = "from oriel_logic import service\n@service\ndef plain(request): return 1\n"
 
@@ -24,6 +29,26 @@ async def test_health_follows_the_unit(stack: Any, services: Any) -> None:
         stopping = await admin.get("/health/ready")
         assert (stopping.status_code, stopping.json()["reason"]) == (503, "the server is stopping")
         assert (await admin.get("/health/live")).status_code == 200
+
+
+async def test_what_hung_at_start_and_was_mended_keeps_nobody_waiting(services: Any) -> None:
+    folder = services()
+    hangs_in_workers = SERVICE + f"import os, time\nif os.getpid() != {os.getpid()}: time.sleep(60)\n"
+    (folder / "plain.py").write_text(hangs_in_workers)
+    settings = Settings(services=(folder,), inference=(("127.0.0.1", 1),), workers=1, watch=False)
+    listing = read_listing(settings.services)
+    server = ForkServer.launch(together(listing), max_frame_bytes=settings.max_frame_bytes)
+    unit = Unit(settings, server, listing, ListSink())
+    try:
+        await unit.start()
+        assert not unit.is_ready
+        (folder / "plain.py").write_text(SERVICE)
+        for _ in range(2):
+            await unit.updates.look()
+        await unit.updates.settled()
+        assert unit.is_ready
+    finally:
+        await unit.close()
 
 
 async def test_metrics_count_requests_by_service_and_outcome(stack: Any, services: Any) -> None:

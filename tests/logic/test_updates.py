@@ -371,3 +371,30 @@ async def test_a_service_that_cannot_be_read_goes_on_and_so_do_the_others(
     monkeypatch.undo()
     await turns(logic, 3)
     assert (await row(logic, "hidden"))["versions"][0]["release"] == 1
+
+
+DEADLY = """
+    import os
+    from oriel_logic import service
+
+    @service
+    class Echo:
+        def setup(self):
+            os._exit(1)
+
+        async def predict(self, text: str) -> str:
+            return text
+"""
+
+
+async def test_a_setup_that_takes_its_process_down_takes_down_its_own(stack: Any, services: Any) -> None:
+    """It was run in the logic process at once, and ended the server."""
+    folder = services(echo=GOOD.format(1), helper="WHO = 'a'")
+    logic = await stack(folder)
+    write(folder / "echo.py", DEADLY)
+    await turns(logic)
+    assert (await logic.post("echo", b"x")).json() == [1, "a", "X"]
+    assert "its process ended while it was imported or set up" in str(await row(logic, "echo"))
+    write(folder / "echo.py", DEADLY.replace("os._exit(1)", "pass"))
+    await turns(logic)
+    assert (await logic.post("echo", b'{"text": "x"}', content_type="application/json")).text == "x"

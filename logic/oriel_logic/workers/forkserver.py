@@ -58,7 +58,7 @@ def main(settings: dict[str, Any]) -> None:
         link = serve(control)
         if link is not None:  # this is a forked worker
             # What the logic process cannot import runs here as a whole, `async def` too.
-            mine = [each for each in definitions if settings["is_foreign"] or child.has_stage_here(each)]
+            mine = [each for each in definitions if settings["sets_up_all"] or child.has_stage_here(each)]
             child.run(link, Services(), mine, report, limit_bytes=settings["max_frame_bytes"])
     except Exception:  # the process ends here; its parent sees end-of-file
         traceback.print_exc()

@@ -75,12 +75,18 @@ class ForkServer:
 
     @classmethod
     def launch(
-        cls, files: Sequence[HandlerFile], *, python: str = sys.executable, max_frame_bytes: int
+        cls,
+        files: Sequence[HandlerFile],
+        *,
+        python: str = sys.executable,
+        sets_up_all: bool = False,
+        max_frame_bytes: int,
     ) -> "ForkServer":
         """Start the process; it imports the services meanwhile. Blocks for the exec only. Raises OSError.
 
-        python: the interpreter of the workers. Another one than ours sees its own environment's packages, Oriel's own
-        code with the two packages it needs, and nothing else of our environment.
+        sets_up_all: also what runs on the logic process's loop. python: the interpreter of the workers. Another one
+        than ours sees its own environment's packages, Oriel's own code with the packages it needs, and nothing else of
+        our environment.
         """
         control, theirs = socket.socketpair()
         with theirs:
@@ -92,7 +98,7 @@ class ForkServer:
                 "build": build(),
                 "max_frame_bytes": max_frame_bytes,
                 "broken_record": BROKEN,
-                "is_foreign": python != sys.executable,
+                "sets_up_all": sets_up_all or python != sys.executable,
             }
             environment = {name: value for name, value in os.environ.items() if name not in OURS}
             environment["PYTHONSAFEPATH"] = "1"
