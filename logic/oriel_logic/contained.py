@@ -52,8 +52,6 @@ def exited(error: BaseException) -> TaskExited:
     return TaskExited(f"a task ended by {type(error).__name__}: {error}"[:300])
 
 
-def contained(
-    loop: asyncio.AbstractEventLoop, coroutine: Any, context: Context | None = None
-) -> "asyncio.Task[Any]":
+def contained(loop: asyncio.AbstractEventLoop, coroutine: Any, context: Context | None = None) -> "asyncio.Task[Any]":
     """A task factory."""
     return asyncio.Task(Contained(coroutine), loop=loop, context=context)
