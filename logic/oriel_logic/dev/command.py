@@ -1,6 +1,7 @@
 """`oriel logic dev FILE_OR_FOLDER`: one service, run while it is being written."""
 
 import argparse
+import os
 from pathlib import Path
 
 from oriel_logic.command import address, launch, worker_count
@@ -53,4 +54,5 @@ def run(args: argparse.Namespace) -> int:
         drain_s=2.0,
         poll_s=0.1,
     )
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")  # what workers print
     return launch(settings, session)

@@ -1,5 +1,6 @@
 """One `oriel logic dev`: what runs beside the server, and what is printed when."""
 
+import io
 import logging
 import socket
 import sys
@@ -44,7 +45,9 @@ class Session:
         self.models = FakeServers(self._fakes) if self._fakes is not None else None
 
     def configure_logging(self) -> None:
-        """Warnings and errors on stderr, for a person."""
+        """Warnings and errors on stderr, for a person; what a handler prints comes at once, also into a file."""
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(line_buffering=True)
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(TracebackOfOwnFiles(self._target.root))
         logging.getLogger().handlers[:] = [handler]
