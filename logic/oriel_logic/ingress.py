@@ -26,7 +26,7 @@ SERVICE = re.compile(r"/v1/services/([^/]+)(?:/versions/([^/]+))?\Z")
 
 
 class Dispatch:
-    """`routes` may be added to before the server starts: (method, exact path) -> handler."""
+    """`routes`: (method, path) -> handler; a path that ends in "/" stands for all below it."""
 
     def __init__(self, registry: Registry, *, max_body_bytes: int) -> None:
         self._registry = registry
@@ -45,8 +45,10 @@ class Dispatch:
         if named is None:
             match = SERVICE.match(path)
             if match is None:
-                allowed = sorted(known for known, at in self.routes if at == path)
-                return wrong_method(visit, *allowed) if allowed else nothing_here(visit)
+                fitting = {known: each for (known, at), each in self.routes.items() if is_at(at, path)}
+                if method in fitting:
+                    return await fitting[method](inbound, visit)
+                return wrong_method(visit, *sorted(fitting)) if fitting else nothing_here(visit)
             named = unquote(match[1]), unquote(match[2] or "")
             if len(path) <= MAX_NAMED_PATH:
                 if len(self._named) >= MAX_NAMED:
@@ -106,6 +108,10 @@ def streamed_reply(answer: Streamed, visit: Visit) -> Reply:
     request_id = visit.call.request_id
     pieces = ended_well(answer, lambda error: body_of(error, request_id), note, request_id)
     return Reply(status=200, content_type=answer.content_type, pieces=pieces)
+
+
+def is_at(known: str, path: str) -> bool:
+    return path.startswith(known) if known.endswith("/") else path == known
 
 
 async def read_body(inbound: Inbound, visit: Visit, limit_bytes: int) -> bytes:

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 import msgspec
 
@@ -88,9 +89,8 @@ class OpenAI:
             ("POST", "/v1/completions"): self._as_openai("completions", self._completions),
             ("POST", "/v1/chat/completions"): self._as_openai("chat.completions", self._chat),
             ("GET", "/v1/models"): self._as_openai("models", self._models),
+            ("GET", "/v1/models/"): self._as_openai("models", self._one_model),
         }
-        for name in self._served:
-            own["GET", f"/v1/models/{name}"] = self._as_openai("models", self._one_model)
         self._own = set(own) if self._served else set()
         self._routes.update(own if self._served else {})
         return [each for each in self._broken if each not in before]
@@ -112,7 +112,7 @@ class OpenAI:
         return Reply(status=200, body=msgspec.json.encode({"object": "list", "data": data}))
 
     async def _one_model(self, inbound: Inbound, visit: Visit) -> Reply:
-        name = inbound.path.removeprefix("/v1/models/")
+        name = unquote(inbound.path.removeprefix("/v1/models/"))
         if not self._is_there(name, visit):
             raise absent(name)
         return Reply(status=200, body=msgspec.json.encode(self._fact(name)))

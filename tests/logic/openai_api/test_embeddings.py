@@ -142,9 +142,12 @@ async def test_a_model_of_others_is_absent_in_the_same_words(served: Maker) -> N
     assert [each.id async for each in client.models.list(extra_headers=mine)] == ["words"]
     assert sorted([each.id async for each in client.models.list()]) == ["tiny", "words"]
     assert (await client.models.retrieve("words", extra_headers=mine)).id == "words"
-    for headers in (others, {}):
-        with pytest.raises(openai.NotFoundError):
-            await client.models.retrieve("words" if headers else "nothing", extra_headers=headers)
+    absent = []
+    for name, headers in (("words", others), ("nothing", {}), ("no/thing", others)):
+        with pytest.raises(openai.NotFoundError) as error:
+            await client.models.retrieve(name, extra_headers=headers)
+        absent.append((error.value.message.replace(name, "X"), error.value.code))
+    assert len(set(absent)) == 1 and absent[0][1] == "model_not_found"
 
 
 async def test_an_answer_says_where_its_time_went(served: Maker) -> None:
