@@ -1,13 +1,16 @@
-"""The models of a `fakes.py` in place of inference servers; the file is read again when it was saved."""
+"""The models of `fakes.py` files in place of inference servers; a file is read again when it was saved."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from oriel_logic.dev.console import shown_path
 from oriel_logic.loading import one_line
+from oriel_logic.models import ModelSpec
 from oriel_logic.stages import Ledger
 from oriel_logic.testing.fakes_file import load_fakes
-from oriel_logic.testing.models import BoundFakes
+from oriel_logic.testing.models import BoundFakes, FakeModels
 from oriel_wire.context import CallContext
 from oriel_wire.errors import StartFailed
 
@@ -17,16 +20,22 @@ _log = logging.getLogger(__name__)
 
 
 class FakeServers:
-    """Stands where `InferenceServers` stands. path: a file with a FakeModels `models`; it runs in this process."""
+    """Stands where `InferenceServers` stands. paths: files with a FakeModels `models`; they run in this process.
 
-    def __init__(self, path: Path) -> None:
+    A model that several of them fake is the first one's.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
         """Raises StartFailed with the place in the file."""
-        self._path = path
-        self._stamp = stamp(path)
-        try:
-            self._models = load_fakes(path)
-        except (Exception, SystemExit) as error:  # user code
-            raise StartFailed(f"{shown_path(path)}: {one_line(error, path)}") from error
+        self._paths = paths
+        self._stamps = {path: stamp(path) for path in paths}
+        self._fakes: dict[Path, FakeModels] = {}
+        for path in paths:
+            try:
+                self._fakes[path] = load_fakes(path)
+            except (Exception, SystemExit) as error:  # user code
+                raise StartFailed(f"{shown_path(path)}: {one_line(error, path)}") from error
+        self._models = together(list(self._fakes.values()))
 
     @property
     def names(self) -> list[str]:
@@ -44,15 +53,38 @@ class FakeServers:
         """There is nothing to close."""
 
     def bind(self, call: CallContext, ledger: Ledger) -> BoundFakes:
-        found = stamp(self._path)
-        if found != self._stamp:
-            self._stamp = found
-            try:
-                self._models = load_fakes(self._path)
-                _log.info("%s: read again", shown_path(self._path))
-            except (Exception, SystemExit) as error:  # user code
-                _log.error("%s: %s: the old fakes stay", shown_path(self._path), one_line(error, self._path))
+        for path in self._paths:
+            found = stamp(path)
+            if found != self._stamps[path]:
+                self._stamps[path] = found
+                self._read_again(path)
         return self._models.bind(call, ledger)
+
+    def _read_again(self, path: Path) -> None:
+        try:
+            self._fakes[path] = load_fakes(path)
+            self._models = together([self._fakes[each] for each in self._paths])
+            _log.info("%s: read again", shown_path(path))
+        except (Exception, SystemExit) as error:  # user code
+            _log.error("%s: %s: the old fakes stay", shown_path(path), one_line(error, path))
+
+
+def together(fakes: Sequence[FakeModels]) -> FakeModels:
+    """All of them as one."""
+    if len(fakes) == 1:
+        return fakes[0]
+    models: dict[str, Any] = {}
+    specs: dict[str, ModelSpec] = {}
+    takes_s: dict[str, float] = {}
+    for each in reversed(fakes):  # the first one's count
+        for name in each.models:
+            specs.pop(name, None)
+            takes_s.pop(name, None)
+        models.update(each.models)
+        specs.update(each.specs)
+        takes_s.update(each.takes_s)
+    clock = next((each.clock for each in fakes if each.clock is not None), None)
+    return FakeModels(models, specs=list(specs.values()), takes_s=takes_s, clock=clock)
 
 
 def stamp(path: Path) -> tuple[int, int]:

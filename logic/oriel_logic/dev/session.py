@@ -41,8 +41,8 @@ class Session:
         self.may_move = False
         self._registry: Registry | None = None
         self._url = ""
-        self._fakes = target.fakes if not self.addresses else None
-        self.models = FakeServers(self._fakes) if self._fakes is not None else None
+        self._fakes = target.fakes if not self.addresses else ()
+        self.models = FakeServers(self._fakes) if self._fakes else None
 
     def configure_logging(self) -> None:
         """Warnings and errors on stderr, for a person; what a handler prints comes at once, also into a file."""
@@ -110,8 +110,8 @@ class Session:
         )
 
     async def _models(self) -> str:
-        if self._fakes is not None and self.models is not None:
-            return f"{', '.join(self.models.names) or 'none'}: faked by {shown_path(self._fakes)}"
+        if self.models is not None:
+            return f"{', '.join(self.models.names) or 'none'}: faked by {', '.join(map(shown_path, self._fakes))}"
         address = self.addresses[0] if self.addresses else ("127.0.0.1", 8000)
         where = f"http://{address[0]}:{address[1]}"
         found = await models_of(address)

@@ -15,11 +15,11 @@ __all__ = ["Target", "find", "sample_file"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """root: the file or folder, absolute. files: its handlers. fakes: the file that stands in for models, or None."""
+    """root: the file or folder, absolute. files: its handlers. fakes: the files that stand in for models."""
 
     root: Path
     files: tuple[HandlerFile, ...]
-    fakes: Path | None
+    fakes: tuple[Path, ...]
 
 
 def find(path: Path) -> Target:
@@ -38,10 +38,10 @@ def find(path: Path) -> Target:
     return Target(root=root, files=files, fakes=fakes_of(root, files))
 
 
-def fakes_of(root: Path, files: Iterable[HandlerFile]) -> Path | None:
-    """`fakes.py` beside the handlers, else in the folder that was named."""
+def fakes_of(root: Path, files: Iterable[HandlerFile]) -> tuple[Path, ...]:
+    """Every `fakes.py` beside a handler, and the one in the folder that was named, which counts first."""
     folders = [root if root.is_dir() else root.parent, *(each.folder for each in files if each.folder is not None)]
-    return next((folder / FAKES for folder in folders if (folder / FAKES).is_file()), None)
+    return tuple(dict.fromkeys(folder / FAKES for folder in folders if (folder / FAKES).is_file()))
 
 
 def sample_file(file: HandlerFile, name: str) -> Path | None:

@@ -29,7 +29,7 @@ async def test_they_answer_and_are_read_again_when_saved(
 ) -> None:
     path = tmp_path / "fakes.py"
     path.write_text(FAKES.replace("NUMBER", "1"))
-    servers = FakeServers(path)
+    servers = FakeServers([path])
     assert await answer(servers, call()) == 1
     path.write_text(FAKES.replace("NUMBER", "23"))
     assert await answer(servers, call()) == 23
@@ -48,4 +48,22 @@ async def test_they_answer_and_are_read_again_when_saved(
 def test_fakes_that_cannot_be_loaded_are_said_at_the_start(tmp_path: Path, source: str, words: str) -> None:
     (tmp_path / "fakes.py").write_text(source)
     with pytest.raises(StartFailed, match=words):
-        FakeServers(tmp_path / "fakes.py")
+        FakeServers([tmp_path / "fakes.py"])
+
+
+async def test_the_fakes_of_several_services_stand_in_together(
+    tmp_path: Path, call: Callable[..., CallContext]
+) -> None:
+    paths = [tmp_path / name / "fakes.py" for name in ("a", "b")]
+    for path, number in zip(paths, (1, 2), strict=True):
+        path.parent.mkdir()
+        own = f'models.models["{path.parent.name}"] = {{"y": {number}}}'
+        path.write_text(FAKES.replace("NUMBER", str(number)) + own)
+    servers = FakeServers(paths)
+    assert servers.names == ["a", "any", "b"]
+    assert await answer(servers, call()) == 1, "the first one's"
+    found = await servers.bind(call(), Ledger(call().trace)).infer("b", {"x": 1})
+    assert int(found["y"]) == 2
+    paths[1].write_text(FAKES.replace("any", "b").replace("NUMBER", "34"))
+    found = await servers.bind(call(), Ledger(call().trace)).infer("b", {"x": 1})
+    assert int(found["y"]) == 34

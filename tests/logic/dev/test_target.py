@@ -17,7 +17,7 @@ def write(folder: Path, *names: str) -> Path:
 
 def test_a_file_is_one_service_with_the_fakes_beside_it(tmp_path: Path) -> None:
     target = find(write(tmp_path, "one.py", "two.py", "fakes.py") / "one.py")
-    assert [each.name for each in target.files] == ["one"] and target.fakes == tmp_path / "fakes.py"
+    assert [each.name for each in target.files] == ["one"] and target.fakes == (tmp_path / "fakes.py",)
 
 
 def test_a_folder_with_a_handler_is_one_service_under_its_own_name(
@@ -28,7 +28,7 @@ def test_a_folder_with_a_handler_is_one_service_under_its_own_name(
     for path in (folder, Path("."), Path("handler.py")):
         target = find(path)
         (file,) = target.files
-        assert file.name == "ranker" and target.root == folder and target.fakes == folder / "fakes.py"
+        assert file.name == "ranker" and target.root == folder and target.fakes == (folder / "fakes.py",)
         assert sample_file(file, "ranker") == folder / "sample.json"
     (folder / "pyproject.toml").write_text('[tool.oriel]\nsample = "other.png"\n')
     assert sample_file(file, "ranker") == folder / "sample.json", "what is named is not there"
@@ -39,7 +39,7 @@ def test_a_folder_with_a_handler_is_one_service_under_its_own_name(
 def test_another_folder_is_a_folder_of_services(tmp_path: Path) -> None:
     target = find(write(tmp_path, "one.py", "one.sample.json", "sample.json", "ranker/handler.py", "ranker/fakes.py"))
     assert [each.name for each in target.files] == ["one", "ranker"]
-    assert target.fakes == tmp_path / "ranker" / "fakes.py"
+    assert target.fakes == (tmp_path / "ranker" / "fakes.py",)
     assert sample_file(target.files[0], "one") == tmp_path / "one.sample.json"
     assert sample_file(target.files[0], "other") is None
 
