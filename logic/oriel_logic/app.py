@@ -5,7 +5,7 @@ import gc
 import logging
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -23,6 +23,7 @@ from oriel_logic.metrics import Metrics
 from oriel_logic.openapi import DOCS, OPENAPI, Description
 from oriel_logic.pipeline import Pipeline
 from oriel_logic.registry import Registry
+from oriel_logic.rehearsal import that_come_up
 from oriel_logic.releases import Deployment, Pool, Release
 from oriel_logic.server import open_server
 from oriel_logic.settings import Settings
@@ -45,50 +46,89 @@ if TYPE_CHECKING:
     from oriel_logic.dev.session import Session
     from oriel_logic.openai.dispatch import OpenAI
 
-__all__ = ["Unit", "serve_unit"]
+__all__ = ["Unit", "admin_app", "serve_unit"]
 
 _log = logging.getLogger(__name__)
 
 
 async def serve_unit(
-    settings: Settings, server: ForkServer, listing: Listing, stop: asyncio.Event, dev: "Session | None" = None
+    settings: Settings,
+    server: ForkServer,
+    rehearsal: ForkServer,
+    listing: Listing,
+    stop: asyncio.Event,
+    dev: "Session | None" = None,
 ) -> None:
     """Run until `stop` is set, then drain. Raises StartFailed (a port is taken).
 
-    listing: what lay in the folders before `server` was launched. dev: of `oriel logic dev`.
+    server, rehearsal: launched with the services that share their first processes. listing: what lay in the folders
+    before. dev: of `oriel logic dev`.
     """
     asyncio.get_running_loop().set_task_factory(contained)
     open_port = listen if dev is None else dev.listen
     http = open_port(settings.host, settings.http_port, "logic HTTP")
     admin = listen(settings.host, settings.admin_port, "logic admin")
     sink = open_sink("logic")
-    unit = Unit(settings, server, listing, sink, dev.models if dev is not None else None)
+    metrics = Metrics()
+    units: list[Unit] = []
     admin_stop = asyncio.Event()
     beside = AsyncExitStack()
-    try:
-        if dev is not None:
-            await beside.enter_async_context(dev.running())
+
+    async def serve() -> None:
+        files = await that_come_up(server.files, listing, rehearsal, max_frame_bytes=settings.max_frame_bytes)
+        first = server
+        if len(files) < len(server.files):
+            await asyncio.to_thread(server.close)
+            first = ForkServer.launch(files, max_frame_bytes=settings.max_frame_bytes)
+        unit = Unit(settings, first, listing, sink, dev.models if dev is not None else None, metrics)
+        units.append(unit)
         await unit.start()
         # What exists now lives as long as the process: keep it out of every later collection.
         gc.collect()
         gc.freeze()
+        ports = (*http.getsockname()[:2], *admin.getsockname()[:2])
+        _log.info("services on http://%s:%d/v1/services (health and metrics on http://%s:%d)", *ports)
+        front = await unit.open(http)
+        if dev is not None:
+            await unit.pool.wait_ready()
+            await unit.updates.settled()  # services in environments of their own
+            await dev.greet(unit.registry, "http://{}:{}".format(*http.getsockname()[:2]))
+        await stop.wait()
+        await front.drain(settings.drain_s)
+
+    try:
+        if dev is not None:
+            await beside.enter_async_context(dev.running())
+        health = admin_app(metrics, stop, lambda: bool(units) and units[0].is_ready)
         async with asyncio.TaskGroup() as group:
-            control = group.create_task(serve_control(unit.admin(stop), admin, admin_stop))
-            ports = (*http.getsockname()[:2], *admin.getsockname()[:2])
-            _log.info("services on http://%s:%d/v1/services (health and metrics on http://%s:%d)", *ports)
-            front = await unit.open(http)
-            if dev is not None:
-                await unit.pool.wait_ready()
-                await unit.updates.settled()  # services in environments of their own
-                await dev.greet(unit.registry, "http://{}:{}".format(*http.getsockname()[:2]))
-            await stop.wait()
-            await front.drain(settings.drain_s)
+            control = group.create_task(serve_control(health, admin, admin_stop))
+            serving = group.create_task(serve())
+            stopping = group.create_task(stop.wait())
+            await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if not units or not units[0].has_started:
+                serving.cancel()  # nobody is served yet
+            await asyncio.wait([serving])
+            stopping.cancel()
             admin_stop.set()  # health answers until the last request is done
             await control
     finally:
-        await unit.close()
+        for unit in units:
+            await unit.close()
+        if not units:
+            await asyncio.to_thread(server.close)
         await beside.aclose()
         await asyncio.to_thread(sink.close)
+
+
+def admin_app(metrics: Metrics, stop: asyncio.Event, is_ready: Callable[[], bool]) -> Starlette:
+    """Health and metrics. It is not ready any more once `stop` is set."""
+
+    def ready() -> tuple[bool, str]:
+        if stop.is_set():
+            return False, "the server is stopping"
+        return (True, "") if is_ready() else (False, "the services are being set up")
+
+    return Starlette(routes=health_routes(ready, metrics.registry))
 
 
 class Unit:
@@ -105,8 +145,10 @@ class Unit:
         listing: Listing,
         sink: SpanSink,
         models: "FakeServers | None" = None,
+        metrics: Metrics | None = None,
     ) -> None:
-        self.metrics = Metrics()
+        self.metrics = metrics or Metrics()
+        self.has_started = False
         self.registry = Registry()
         self._settings = settings
         self._files = server.files
@@ -147,7 +189,6 @@ class Unit:
             on_lag=self.metrics.loop_lag.observe,
             on_block=lambda block: self.metrics.count_block(block.service),
         )
-        self._loaded = load(self._files)
         self._openai: OpenAI | None = None
         self.envelope = Envelope(
             self.dispatch,
@@ -165,11 +206,15 @@ class Unit:
         await self._upstreams.start()
         self._watchdog.start()
         await self.pool.start()
-        for file, services in groupby(self._loaded, lambda each: each.file):
+        # In threads: importing and setting up may take a while, and health is asked for meanwhile.
+        loaded_files = await asyncio.to_thread(load, self._files)
+        for file, services in groupby(loaded_files, lambda each: each.file):
             failed = []
             releases = []
             for loaded in services:
-                problem = loaded.problem if loaded.definition is None else self._set_up(loaded.definition)
+                problem = loaded.problem
+                if loaded.definition is not None:
+                    problem = await asyncio.to_thread(self._set_up, loaded.definition)
                 if problem:
                     failed.append((loaded.name, problem))
                 elif loaded.definition is not None:
@@ -183,6 +228,7 @@ class Unit:
         self._serve_openai()
         if self._settings.watch:
             self._watch = asyncio.create_task(self.updates.run(), name="watch over the services folders")
+        self.has_started = True
 
     def _set_up(self, definition: Definition) -> str:
         """Why it cannot run here, "" if it can."""
@@ -190,7 +236,7 @@ class Unit:
             return ""
         try:
             self._services.set_up(definition)
-        except (Exception, SystemExit) as error:  # user code: it concerns this service only
+        except BaseException as error:  # user code: it concerns this service only
             return f"its setup failed: {one_line(error)}"
         return ""
 
@@ -224,15 +270,6 @@ class Unit:
         await self.updates.close()
         await self.pool.close()
         await self._upstreams.close()
-
-    def admin(self, stop: asyncio.Event) -> Starlette:
-        def ready() -> tuple[bool, str]:
-            if stop.is_set():
-                return False, "the server is stopping"
-            is_ready = self.is_ready
-            return is_ready, "" if is_ready else "the services are being set up"
-
-        return Starlette(routes=health_routes(ready, self.metrics.registry))
 
     @property
     def is_ready(self) -> bool:

@@ -97,8 +97,9 @@ def launch(settings: "Settings", dev: "Session | None" = None) -> int:
         os.environ.setdefault(name, "1")
     from oriel_logic.workers.launch import ForkServer
 
-    # Before anything starts threads, and early: it imports the services while this process imports the rest.
+    # Before anything starts threads, and early: they import the services while this process imports the rest.
     server = ForkServer.launch(files, max_frame_bytes=settings.max_frame_bytes)
+    rehearsal = ForkServer.launch(files, sets_up_all=True, max_frame_bytes=settings.max_frame_bytes)
     from oriel_logic.app import serve_unit
     from oriel_wire.engine.process import configure_logging, run_unit
 
@@ -107,7 +108,7 @@ def launch(settings: "Settings", dev: "Session | None" = None) -> int:
         dev.configure_logging()
 
     async def main(stop: asyncio.Event) -> None:
-        await serve_unit(settings, server, listing, stop, dev)
+        await serve_unit(settings, server, rehearsal, listing, stop, dev)
 
     return run_unit(main, unit="logic")
 

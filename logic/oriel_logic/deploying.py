@@ -19,7 +19,9 @@ from oriel_logic.declared import breach
 from oriel_logic.definition import Definition
 from oriel_logic.envelope import Visit, end
 from oriel_logic.errors import (
+    DeadlineExceeded,
     HandlerFailed,
+    HandlerTimedOut,
     LogicError,
     ModelBusy,
     ModelUnavailable,
@@ -159,6 +161,8 @@ class Deployer:
                 try:
                     await self._try(release, sample)
                 except SetUpFailed as failed:
+                    if isinstance(failed.__cause__, TimeoutError | DeadlineExceeded | HandlerTimedOut):
+                        raise
                     if isinstance(failed.__cause__, WorkerDied):
                         why = f"its self-test with {sample.label} failed: it ended its process: the log says more"
                         raise SetUpFailed(why, service=release.name) from failed
@@ -290,8 +294,14 @@ class Trial:
         self.deployment: Deployment | None = None
 
     async def start(self) -> None:
-        """Raises OSError."""
-        server = await asyncio.to_thread(self._launch)
+        """Raises OSError. Cancelled: nothing is left behind."""
+        launching = asyncio.get_running_loop().run_in_executor(None, self._launch)
+        try:
+            server = await asyncio.shield(launching)
+        except asyncio.CancelledError:
+            with suppress(OSError):
+                await asyncio.to_thread((await launching).close)
+            raise
         self.pool = WorkerPool(server, self._limits, launch=self._relaunch, on_problems=self._told)
         await self.pool.start()
 

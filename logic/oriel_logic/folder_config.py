@@ -23,7 +23,9 @@ import msgspec
 
 from oriel_logic.definition import Definition
 
-__all__ = ["BadConfig", "FolderConfig", "interpreter", "read_config"]
+__all__ = ["BadConfig", "FolderConfig", "SETUP_TIMEOUT_S", "interpreter", "read_config"]
+
+SETUP_TIMEOUT_S = 60.0
 
 MAX_BYTES = 64 * 1024
 MAX_WEIGHT = 1_000_000
@@ -43,7 +45,7 @@ class FolderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     workers: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0
     weights: dict[Version, Weight] = {}
     sample: str = ""
-    setup_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 60.0
+    setup_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = SETUP_TIMEOUT_S
     timeout_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
     memory_mb: Annotated[int, msgspec.Meta(gt=0)] | None = None
     max_body_bytes: Annotated[int, msgspec.Meta(gt=0)] | None = None

@@ -8,7 +8,8 @@ Every `poll_s` the folders are listed, in a thread; `changes.plan` says what to 
               it changes, or after a while if the reason lay elsewhere (a model that is not there yet)
     removed   what serves takes no new requests, finishes those it has and is closed
 
-A folder that cannot be read is no news. One handler is worked on once at a time, `MAX_AT_ONCE` of them together.
+A folder that cannot be read is no news. `MAX_AT_ONCE` handlers are worked on together; one that changes again meanwhile
+is begun anew: what hangs must not keep its own mend waiting.
 """
 
 import asyncio
@@ -68,7 +69,7 @@ class Updates:
         self._done: dict[str, Hashable] = {}
         self._weighed: dict[str, Hashable] = {}
         self._before = Listing()
-        self._busy: set[str] = set()
+        self._busy: dict[str, asyncio.Task[None]] = {}
         self._first: set[str] = set()
         self._retries: dict[str, tuple[float, float]] = {}  # origin -> (not before, seconds until then)
         self._turns = itertools.count(2)
@@ -129,7 +130,7 @@ class Updates:
         for entry in listing.unread.keys() - self._before.unread.keys():
             _log.error("services: %s cannot be read (%s)", Path(entry).name, listing.unread[entry])
         unread = {origin for origin in self._done if any(is_within(origin, entry) for entry in listing.unread)}
-        found = plan(self._done, self._before.stamps(), listing.stamps(), busy=self._busy | unread)
+        found = plan(self._done, self._before.stamps(), listing.stamps(), busy=unread)
         self._before = listing
         self._weigh(listing)
         self._act(found, listing)
@@ -151,6 +152,8 @@ class Updates:
 
     def _act(self, changes: Changes, listing: Listing) -> None:
         for origin in changes.removed:
+            self._drop(origin)
+            self._first.discard(origin)
             del self._done[origin]
             self._retries.pop(origin, None)
             gone = self._registry.withdraw(origin)
@@ -175,17 +178,24 @@ class Updates:
         self._weighed = {**{name: self._weighed[name] for name in unknown & set(self._weighed)}, **stamps}
 
     def _start(self, origin: str, source: Source, *, try_it: bool = True) -> None:
-        self._busy.add(origin)
+        self._drop(origin)
         self._registry.expect(source.file, next(iter(self._served_from(origin)), ""))
-        self._spawn(self._update(origin, source, try_it))
+        self._busy[origin] = self._spawn(self._update(origin, source, try_it))
+
+    def _drop(self, origin: str) -> None:
+        """What is being set up from here is not wanted any more."""
+        task = self._busy.pop(origin, None)
+        if task is not None and task.cancel():
+            self._count("superseded")
 
     def _served_from(self, origin: str) -> list[str]:
         return [each.name for each in self._registry.releases() if each.file.origin == origin]
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _update(self, origin: str, source: Source, try_it: bool) -> None:
         try:
@@ -201,8 +211,9 @@ class Updates:
             _log.exception("services: %s cannot be set up", source.file.label)
             self._fail(origin, source, SetUpFailed("the server failed to set it up: its log says why"))
         finally:
-            self._busy.discard(origin)
-            self._first.discard(origin)
+            if self._busy.get(origin) is asyncio.current_task():
+                del self._busy[origin]
+                self._first.discard(origin)
 
     async def _publish(self, origin: str, source: Source, deployment: Deployment) -> None:
         """Raises SetUpFailed if a name is taken. The deployment is closed unless it serves."""

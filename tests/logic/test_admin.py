@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from oriel_logic.app import Unit
+from oriel_logic.app import Unit, admin_app
 from oriel_logic.errors import Outcome
 from oriel_logic.listing import read_listing, together
 from oriel_logic.metrics import MAX_STAGES, MAX_TIERS, Metrics
@@ -22,7 +22,7 @@ SERVICE = "from oriel_logic import service\n@service\ndef plain(request): return
 async def test_health_follows_the_unit(stack: Any, services: Any) -> None:
     logic = await stack(services(plain=SERVICE))
     stop = asyncio.Event()
-    transport = httpx.ASGITransport(logic.unit.admin(stop))
+    transport = httpx.ASGITransport(admin_app(logic.unit.metrics, stop, lambda: logic.unit.is_ready))
     async with httpx.AsyncClient(transport=transport, base_url="http://admin") as admin:
         assert (await admin.get("/health/ready")).status_code == 200
         stop.set()
@@ -55,7 +55,7 @@ async def test_metrics_count_requests_by_service_and_outcome(stack: Any, service
     logic = await stack(services(plain=SERVICE))
     await logic.post("plain")
     await logic.post("made-up-name")
-    transport = httpx.ASGITransport(logic.unit.admin(asyncio.Event()))
+    transport = httpx.ASGITransport(admin_app(logic.unit.metrics, asyncio.Event(), lambda: logic.unit.is_ready))
     async with httpx.AsyncClient(transport=transport, base_url="http://admin") as admin:
         text = (await admin.get("/metrics")).text
     assert 'oriel_logic_requests_total{outcome="ok",service="plain"} 1.0' in text

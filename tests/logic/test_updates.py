@@ -416,3 +416,31 @@ async def test_what_takes_its_process_down_takes_down_its_own(
     write(folder / "echo.py", DEADLY.replace("os._exit(1)", "pass"))
     await turns(logic)
     assert (await logic.post("echo", b'{"text": "x"}', content_type="application/json")).text == "x"
+
+
+async def test_a_newer_save_does_not_wait_for_one_that_hangs(stack: Any, services: Any) -> None:
+    folder = services(echo=GOOD.format(1), helper="WHO = 'a'")
+    logic = await stack(folder)
+    write(folder / "echo.py", "while True: pass")
+    for _ in range(2):
+        await logic.unit.updates.look()
+    assert logic.unit.updates.states()["setting_up"] == 1
+    write(folder / "echo.py", GOOD.format(2))
+    await turns(logic)
+    assert (await logic.post("echo", b"x")).json() == [2, "a", "X"]
+    write(folder / "echo.py", "while True: pass  # again")
+    for _ in range(2):
+        await logic.unit.updates.look()
+    (folder / "echo.py").unlink()
+    await turns(logic, 3)
+    assert (await logic.post("echo", b"x")).status_code in (404, 503)
+
+
+async def test_a_sample_that_never_ends_holds_nobody_up(stack: Any, services: Any) -> None:
+    """It was tried on the loop that serves."""
+    folder = services(echo=GOOD.format(1), helper="WHO = 'a'")
+    logic = await stack(folder, sample_timeout_s=1.0)
+    write(folder / "echo.py", DEADLY.replace("os._exit(1)", "pass").replace("return text", "while True: pass"))
+    await turns(logic)
+    assert (await logic.post("echo", b"x")).json() == [1, "a", "X"]
+    assert "self-test with the sample of @service failed" in str(await row(logic, "echo"))
