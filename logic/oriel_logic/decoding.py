@@ -4,6 +4,8 @@ What depends only on the signature is worked out once, in `Reader`. `inputs` cos
 runs where the stage runs, or in a worker for large bodies and pictures of `async def` stages.
 """
 
+import collections.abc
+import typing
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
@@ -17,7 +19,7 @@ from oriel_logic.bodies.values import begin, converted, from_bytes
 from oriel_logic.errors import MediaUnsupported, Refused
 from oriel_logic.messages import Request
 from oriel_logic.schemas import JSON, MEDIA_IN, MULTIPART, fields_type, lead_input, reads_json, schemas_of
-from oriel_logic.signature import MISSING, Form, Parameter, Signature
+from oriel_logic.signature import MISSING, Form, Parameter, Signature, without_none
 
 __all__ = ["HEAVY_BYTES", "MAX_QUERY_FIELDS", "Reader"]
 
@@ -31,6 +33,17 @@ STARTS = (
     (Form.IMAGE, (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")),
     (Form.AUDIO, (b"RIFF",)),
     (Form.ARRAY, (npy.MAGIC,)),
+)
+LISTS = (
+    list,
+    tuple,
+    set,
+    frozenset,
+    collections.abc.Sequence,
+    collections.abc.MutableSequence,
+    collections.abc.Collection,
+    collections.abc.Set,
+    collections.abc.MutableSet,
 )
 ALIASES = {
     "audio/x-wav": "audio/wav",
@@ -63,7 +76,7 @@ class Reader:
         self._needs_a_body = self._is_whole or any(each.default is MISSING for each in self._inputs)
         self._forms = {} if self._is_whole else {each.name: each.form for each in self._inputs}
         self._is_costly = "contentMediaType" in str(schemas_of(signature, "x"))
-        self._lists = frozenset(each.name for each in self._inputs if is_list(each))
+        self._lists = list_names(signature)
 
     def is_heavy(self, request: Request) -> bool:
         """Whether reading this body holds a loop for long enough that a worker should do it."""
@@ -79,7 +92,11 @@ class Reader:
             begin()
         media = self._media(request)
         if media == JSON and self._reads_json:
-            body = request.body or (b"" if self._needs_a_body else b"{}")
+            if not request.body and self._needs_a_body:
+                raise Refused(f"the body is empty: send {self._kinds()}")
+            if request.query:
+                self._refuse_in_query(request.query)
+            body = request.body or b"{}"
             value = decode(body, self._decoder)
             return (value,) if self._is_whole else self._ordered(value)
         if media == MULTIPART and not self._is_v2:
@@ -199,32 +216,58 @@ class Reader:
             return tuple([getattr(value, name) for name in self._names])
         return tuple([more[name] if name in more else getattr(value, name) for name in self._names])
 
+    def _refuse_in_query(self, query: str) -> None:
+        """Beside JSON the URL is not read: an input there would be lost without a word. Raises Refused."""
+        lost = next((name for name in pairs(query) if name in self._names), None)
+        if lost is not None:
+            raise Refused(f"'{lost}' stands in the URL beside a JSON body: write it in the body", field=f"$.{lost}")
+
     def _unsupported(self, request: Request) -> MediaUnsupported:
-        kinds = [JSON] if self._reads_json or self._is_v2 else []
-        if self._lead is not None:
-            kinds += [each for each in MEDIA_IN[self._lead.form] if each not in kinds]
-        if not self._is_v2 and (self._stream is None or self._stream.form is Form.UPLOAD):
-            kinds.append(MULTIPART)
         sent = (
             f", not {request.content_type[:60]}"
             if request.content_type not in UNSAID
             else " and say so in Content-Type"
         )
-        return MediaUnsupported(f"send {', '.join(kinds[:-1])}{' or ' if kinds[1:] else ''}{kinds[-1]}{sent}")
+        return MediaUnsupported(f"send {self._kinds()}{sent}")
+
+    def _kinds(self) -> str:
+        """The media types that are read, for people."""
+        kinds = [JSON] if self._reads_json or self._is_v2 else []
+        if self._lead is not None:
+            kinds += [each for each in MEDIA_IN[self._lead.form] if each not in kinds]
+        if not self._is_v2 and (self._stream is None or self._stream.form is Form.UPLOAD):
+            kinds.append(MULTIPART)
+        return f"{', '.join(kinds[:-1])}{' or ' if kinds[1:] else ''}{kinds[-1]}"
 
 
-def is_list(parameter: Parameter) -> bool:
-    hint = parameter.type
-    origin = getattr(hint, "__origin__", hint)
-    return origin in (list, tuple, set, frozenset)
+def list_names(signature: Signature) -> frozenset[str]:
+    """The fields of a form that are lists however often they come."""
+    if signature.body != "whole":
+        return frozenset(each.name for each in signature.inputs if is_list(each.type))
+    try:
+        hints = typing.get_type_hints(signature.inputs[0].type, include_extras=True)
+    except Exception:  # whatever evaluating a user's annotations raises
+        return frozenset()
+    return frozenset(name for name, hint in hints.items() if is_list(hint))
+
+
+def is_list(hint: Any) -> bool:
+    """Also one that may be None or has bounds: `list[int] | None`."""
+    while True:
+        bare = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else without_none(hint)[0]
+        if bare is hint:
+            return (typing.get_origin(hint) or hint) in LISTS
+        hint = bare
 
 
 def pairs(text: str) -> dict[str, Any]:
     """Fields of a form or a query, those that come more than once as lists. Raises Refused past MAX_QUERY_FIELDS."""
     try:
         found = parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_QUERY_FIELDS, errors="strict")
+    except UnicodeDecodeError as error:
+        raise Refused("a form or query is percent-encoded UTF-8: this one has bytes that are not") from error
     except ValueError as error:
-        raise Refused(f"a form or query may have {MAX_QUERY_FIELDS} fields of UTF-8 text") from error
+        raise Refused(f"a form or query may have {MAX_QUERY_FIELDS} fields") from error
     values: dict[str, Any] = {}
     for name, value in found:
         if name in values:

@@ -32,6 +32,7 @@ __all__ = [
     "is_pydantic",
     "plan_of",
     "read",
+    "without_none",
 ]
 
 MISSING: Any = inspect.Parameter.empty
@@ -257,6 +258,7 @@ def item_of(hint: Any) -> Any:
 
 
 def without_none(hint: Any) -> tuple[Any, bool]:
+    """(the type beside None where it is one, whether None is allowed)."""
     if typing.get_origin(hint) not in (typing.Union, types.UnionType):
         return hint, False
     members = [each for each in typing.get_args(hint) if each is not type(None)]

@@ -8,6 +8,7 @@ import numpy as np
 
 from oriel_logic.errors import ModelFailed, ModelInputWrong
 from oriel_logic.models import ArrayLike, ModelSpec, TensorSpec
+from oriel_logic.narrowing import numbers_as
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import DATATYPES, name_of
 from oriel_wire.v2.messages import Tensor, tensor
@@ -65,9 +66,10 @@ def check_input(spec: ModelSpec, name: str, value: ArrayLike) -> Tensor:
 
 
 def converted(what: str, expected: TensorSpec, value: Any) -> np.ndarray[Any, Any]:
+    """Raises ModelInputWrong, also for numbers that would become others (narrowing.py says which)."""
     dtype = DATATYPES[expected.datatype].dtype
     try:
-        return np.asarray(value, dtype=dtype)
+        return np.asarray(value, dtype=dtype) if expected.datatype == "BYTES" else numbers_as(value, dtype)
     except (ValueError, TypeError, OverflowError) as error:
         raise ModelInputWrong(f"{what} takes {expected.datatype} values, the given ones are not: {error}") from error
 

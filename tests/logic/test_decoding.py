@@ -43,6 +43,12 @@ class Item:
     image: Image.Image | None = None
 
 
+@dataclass
+class Tags:
+    tags: list[str]
+    top: int = 3
+
+
 class Person(BaseModel):
     name: str
     age: int = 1
@@ -60,6 +66,10 @@ async def several(images: list[Image.Image], note: str = "") -> None: ...
 async def none() -> None: ...
 async def bounded(text: Annotated[str, msgspec.Meta(max_length=3)], ctx: Any, models: Any) -> None: ...
 async def filed(file: Upload, note: str = "-") -> None: ...
+async def listed(
+    a: list[int] | None = None, b: Annotated[list[str], msgspec.Meta(max_length=2)] | None = None
+) -> None: ...
+async def tagged(tags: Tags) -> None: ...
 async def streamed(items: AsyncIterator[Item], scale: int = 1) -> None: ...
 
 
@@ -94,6 +104,9 @@ PNG64 = base64.b64encode(PNG).decode()
         (plain, '{"text": "hi"}', "", "", ("hi", 3, ["x"])),
         (plain, "text=hi+there&top=4&tags=a&tags=b", FORM, "", ("hi there", 4, ["a", "b"])),
         (plain, "text=hi&tags=a", FORM, "", ("hi", 3, ["a"])),
+        (listed, "a=1&b=x", FORM, "", ([1], ["x"])),
+        (listed, "a=1&a=2", FORM, "", ([1, 2], None)),
+        (tagged, "tags=x", FORM, "", (Tags(["x"]),)),
         (plain, "größe", "text/plain", "top=7&tags=y", ("größe", 7, ["y"])),
         (plain, "hi", "", "", ("hi", 3, ["x"])),
         (whole, '{"price": 1}', JSON, "", (Item(1.0),)),
@@ -310,3 +323,23 @@ def test_whatever_comes_is_read_or_refused(
         assert refused.message and (refused.field == "" or refused.field.startswith("$"))
     else:
         assert len(found) == len(read(function).inputs)
+
+
+@pytest.mark.parametrize(
+    ("function", "sent", "sentence"),
+    [
+        (plain, request("text=%ff", FORM), "percent-encoded UTF-8"),
+        (plain, request('{"text": "a"}', JSON, "top=4"), "'top' stands in the URL beside a JSON body"),
+        (seen, request(b""), "the body is empty: send application/json, image/png, image/jpeg or multipart/form-data"),
+        (whole, request(b"", JSON), "the body is empty: send application/json"),
+        (rows, request('{"rows": [[1e39]]}', JSON), "takes float32 values, a given one is larger than"),
+        (rows, request('{"rows": [[1, null]]}', JSON), "takes numbers or booleans"),
+    ],
+)
+def test_a_refusal_says_what_is_wrong(function: Any, sent: Request, sentence: str) -> None:
+    with pytest.raises(Refused, match=sentence):
+        inputs(function, sent)
+
+
+def test_what_the_url_says_beside_json_is_nobodys_business_unless_it_is_an_input() -> None:
+    assert inputs(plain, '{"text": "a"}', JSON, "utm=1") == ("a", 3, ["x"])

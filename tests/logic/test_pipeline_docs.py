@@ -42,6 +42,8 @@ def test_the_page_is_true(page: str, files: int, tests: int, tmp_path: Path) -> 
         for name, function in list(vars(module).items()):
             if name.startswith("test_"):
                 ran += 1
-                assert not inspect.iscoroutinefunction(function), "pytest alone does not run it"
+                assert not inspect.iscoroutinefunction(function), (
+                    "pytest alone does not run it: the page says pip install"
+                )
                 function()
     assert ran == tests

@@ -85,3 +85,41 @@ def test_metadata_is_read_or_refused() -> None:
     for broken in (b"", b"{}", b'{"name": 1}', b"\xff"):
         with pytest.raises(ModelFailed):
             parse_metadata("m", broken)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "value"),
+    [
+        ("FP32", [1e39]),
+        ("FP32", [np.float64(-1e39)]),
+        ("FP16", [70000]),
+        ("FP32", [1.0, None]),
+        ("FP32", ["1.5"]),
+        ("INT64", [1.5]),
+        ("INT32", [2**31]),
+        ("INT64", [2**64]),
+        ("INT64", [float("nan")]),
+        ("UINT8", [-1]),
+        ("UINT8", [np.int64(256)]),
+        ("BOOL", [2]),
+    ],
+)
+def test_no_list_becomes_other_numbers(datatype: str, value: list[float]) -> None:
+    with pytest.raises(ModelInputWrong, match=f"input 'a' of model 'm' takes {datatype} values"):
+        check_inputs(spec(("a", datatype, (-1,))), {"a": value})
+
+
+@pytest.mark.parametrize(
+    ("datatype", "value", "wanted"),
+    [
+        ("FP32", [0.1, 1], [np.float32(0.1), 1]),
+        ("FP32", [float("inf"), True], [np.inf, 1]),
+        ("INT64", [1.0, True], [1, 1]),
+        ("UINT64", [1, 2**64 - 1], [1, 2**64 - 1]),
+        ("BOOL", [0, 1.0], [False, True]),
+        ("INT32", [], []),
+    ],
+)
+def test_lists_that_mean_the_same_numbers_are_taken(datatype: str, value: list[float], wanted: list[float]) -> None:
+    (found,) = check_inputs(spec(("a", datatype, (-1,))), {"a": value})
+    assert found.array.tolist() == wanted

@@ -8,23 +8,34 @@ from oriel_logic.errors import InputTooLarge, Refused
 __all__ = ["MAX_LINE_BYTES", "error_event", "error_line", "event", "items", "line", "lines", "texts_of_events"]
 
 MAX_LINE_BYTES = 1 << 20
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-async def lines(pieces: AsyncIterator[bytes], *, limit_bytes: int) -> AsyncIterator[bytes]:
+async def lines(pieces: AsyncIterator[bytes], *, limit_bytes: int, events: bool = False) -> AsyncIterator[bytes]:
     """The lines of a body without their ends, as soon as each is whole; empty ones too.
 
+    events: as the lines of server-sent events: a CR alone ends one too, and a byte order mark goes before the first.
     Raises InputTooLarge past `limit_bytes` for all of them or MAX_LINE_BYTES for one.
     """
     rest = b""
     total = 0
+    may_have_mark, after_cr = events, False
     async for piece in pieces:
         total += len(piece)
         if total > limit_bytes:
             raise InputTooLarge(f"the stream is larger than the {limit_bytes} bytes this service reads")
+        if events and piece:
+            ends_in_cr = piece.endswith(b"\r")
+            if after_cr:
+                piece = piece.removeprefix(b"\n")  # the line has ended with the CR
+            after_cr = ends_in_cr
+            piece = piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         *whole, rest = (rest + piece).split(b"\n")
         for each in whole:
             if len(each) > MAX_LINE_BYTES:
                 raise line_too_long()
+            if may_have_mark:
+                each, may_have_mark = each.removeprefix(BYTE_ORDER_MARK), False
             yield each.removesuffix(b"\r")
         if len(rest) > MAX_LINE_BYTES:
             raise line_too_long()
@@ -59,7 +70,7 @@ async def items(
     pieces: AsyncIterator[bytes], decode: Callable[[bytes], Any], *, events: bool, limit_bytes: int
 ) -> AsyncIterator[Any]:
     """The values of a streamed body. Raises Refused with the number of the bad one in `field`: `$[3].price`."""
-    found = lines(pieces, limit_bytes=limit_bytes)
+    found = lines(pieces, limit_bytes=limit_bytes, events=events)
     texts = texts_of_events(found) if events else found
     place = 0
     async for text in texts:

@@ -15,6 +15,7 @@ from oriel_logic.bodies import audio, npy
 from oriel_logic.bodies.tensors import Tensors
 from oriel_logic.errors import Refused
 from oriel_logic.models import Array
+from oriel_logic.narrowing import narrowed
 from oriel_logic.signature import Form, form_of, is_pydantic
 
 __all__ = ["MAX_PIXELS", "array_of", "begin", "converted", "from_base64", "from_bytes"]
@@ -89,7 +90,7 @@ def from_base64(text: str) -> bytes:
 def array_of(value: Any, wanted: Any) -> Array:
     """Numbers in nested lists, or an array, with the dtype that `NDArray[...]` names. Raises Refused.
 
-    Nothing is rounded or wrapped silently: fractions do not become integers, and integers have to fit.
+    What fits a dtype and what does not is said in narrowing.py.
     """
     try:
         array = value if isinstance(value, np.ndarray) else np.asarray(value)
@@ -100,9 +101,10 @@ def array_of(value: Any, wanted: Any) -> Array:
     target = dtype_in(wanted)
     if target is None or target == array.dtype:
         return array
-    if array.size and not fits(array, target):
-        raise Refused(f"the array takes {target.name} values, the given ones are {array.dtype.name} or too large")
-    return array.astype(target)
+    try:
+        return narrowed(array, target)
+    except ValueError as error:
+        raise Refused(f"the array takes {target.name} values, {error}") from error
 
 
 def dtype_in(wanted: Any) -> "np.dtype[Any] | None":
@@ -113,11 +115,3 @@ def dtype_in(wanted: Any) -> "np.dtype[Any] | None":
     if not isinstance(named, type) or not issubclass(named, np.generic) or named in ABSTRACT:
         return None
     return np.dtype(named)
-
-
-def fits(array: Array, target: "np.dtype[Any]") -> bool:
-    given, wanted = array.dtype.kind, target.kind
-    if wanted in "iu" and given in "iu":
-        bounds = np.iinfo(target)
-        return int(array.min()) >= bounds.min and int(array.max()) <= bounds.max
-    return wanted == given or (wanted in "fc" and given in "iuf")

@@ -34,6 +34,33 @@ def test_every_width_has_the_same_scale(width: int, raw: bytes, samples: list[fl
     assert read.samples[:, 0].tolist() == samples and read.rate == 8000
 
 
+def extensible(plain: bytes, subtype: str = "0100000000001000800000aa00389b71") -> bytes:
+    """The same file with the longer header, behind a chunk of another kind of odd length."""
+    body = bytearray(plain[20:36])
+    body[:2] = b"\xfe\xff"
+    body += (22).to_bytes(2, "little") + body[14:16] + bytes(4) + bytes.fromhex(subtype)
+    rest = b"WAVE" + b"JUNK\x03\0\0\0abc\0" + b"fmt " + (40).to_bytes(4, "little") + body + plain[36:]
+    return b"RIFF" + len(rest).to_bytes(4, "little") + rest
+
+
+@pytest.mark.parametrize(("width", "channels"), [(2, 6), (3, 1), (4, 2)])
+def test_the_longer_header_of_integer_pcm_is_read(width: int, channels: int) -> None:
+    plain = wav(bytes(range(width * channels * 5)), width=width, channels=channels)
+    read, wanted = audio.decode(extensible(plain)), audio.decode(plain)
+    assert read.samples.tolist() == wanted.samples.tolist() and read.rate == 8000
+
+
+def test_other_sounds_with_the_longer_header_are_refused() -> None:
+    floats = extensible(wav(bytes(8), width=4), subtype="0300000000001000800000aa00389b71")
+    with pytest.raises(Refused, match="integer PCM samples: unknown"):
+        audio.decode(floats)
+
+
+def test_an_empty_file_is_refused_with_a_whole_sentence() -> None:
+    with pytest.raises(Refused, match="samples: it breaks off"):
+        audio.decode(b"")
+
+
 def test_channels_are_columns() -> None:
     read = audio.decode(wav(np.array([1, 2, 3, 4], "<i2").tobytes(), channels=2, rate=44100))
     assert (read.samples * 32768).tolist() == [[1, 2], [3, 4]]

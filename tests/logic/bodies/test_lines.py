@@ -47,6 +47,17 @@ async def test_blank_lines_comments_and_other_fields_are_skipped() -> None:
     assert await all_of(b": hi\n\nid: 7\nevent: x\ndata: 1\n\ndata:[2,\ndata:3]\n\ndata: 9", events=True) == [1, [2, 3]]
 
 
+@given(VALUES, st.integers(1, 9), st.lists(st.sampled_from(["\n", "\r\n", "\r"]), min_size=1), st.booleans())
+async def test_events_may_end_their_lines_in_every_way_of_the_standard(
+    values: list[Any], size: int, ends: list[str], has_mark: bool
+) -> None:
+    text = "\ufeff" if has_mark else ""
+    for place, value in enumerate(values):
+        end = ends[place % len(ends)]
+        text += f"data: {json.dumps(value)}{end}{end}"
+    assert await all_of(text.encode(), size=size, events=True) == values
+
+
 async def test_a_line_and_all_of_them_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_LINE_BYTES", 10)
     assert await all_of(b'"12345678"\n' * 3) == ["12345678"] * 3
