@@ -4,6 +4,7 @@ import base64
 import inspect
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from io import BytesIO
 from typing import Any
 
@@ -28,6 +29,7 @@ BYTES = (bytes, bytearray, memoryview)
 OTHERWISE = (Answer, *BYTES, Tensors, Audio)
 FIELD = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 VALUE = re.compile(r"[\x20-\x7e\x80-\xff]{0,8000}")
+NO_HEADER = "the service's answer has a header that cannot be sent: its log says which"
 OURS = frozenset({"connection", "content-length", "content-type", "date", "server-timing", "transfer-encoding"})
 Frame = Callable[[Any], bytes]
 
@@ -71,14 +73,19 @@ def encode(value: Any, media: str, *, service: str) -> Answer:
 
 def sendable(answer: Answer) -> Answer:
     """A handler's own answer. Raises HandlerFailed for headers that would break the response apart."""
-    for name, text in answer.headers:
+    try:
+        pairs = answer.pairs
+        wrong = next((each for each in pairs if [type(part) for part in each] != [str, str]), None)
+    except TypeError as error:
+        raise HandlerFailed(NO_HEADER) from error
+    if wrong is not None:
+        raise HandlerFailed(NO_HEADER) from TypeError(f"headers are a mapping or pairs of text, {wrong!r} is neither")
+    for name, text in pairs:
         if FIELD.fullmatch(name) is None or VALUE.fullmatch(text) is None or name.lower() in OURS:
-            raise HandlerFailed("the service's answer has a header that cannot be sent: its log says which") from (
-                ValueError(f"header {name!r}: {text!r}")
-            )
+            raise HandlerFailed(NO_HEADER) from (ValueError(f"header {name!r}: {text!r}"))
     if VALUE.fullmatch(answer.content_type) is None:
         raise HandlerFailed("the service's answer has a content type that cannot be sent")
-    return answer
+    return answer if answer.headers is pairs else replace(answer, headers=pairs)
 
 
 def encoded(value: Any, media: str, service: str) -> Answer:

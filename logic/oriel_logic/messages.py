@@ -1,6 +1,6 @@
 """What a handler takes and gives: `Request` and, where plain values are not enough, `Answer`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,9 +73,16 @@ def depth(value: object) -> int:
 class Answer:
     """A body with its media type, for handlers that answer something other than what their value says by itself.
 
-    headers: beside those that the server writes.
+    headers: beside those that the server writes; a mapping, or pairs where a name comes more than once.
     """
 
     body: bytes
     content_type: str = "application/octet-stream"
-    headers: tuple[tuple[str, str], ...] = ()
+    headers: Mapping[str, str] | Iterable[tuple[str, str]] = ()
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        given = self.headers
+        if type(given) is tuple:
+            return given
+        return tuple(given.items() if isinstance(given, Mapping) else given)

@@ -53,7 +53,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 def reply_of(value: Any) -> Reply:
     """A service's answer, or a plain value as JSON."""
     if isinstance(value, Answer):
-        return Reply(status=200, body=value.body, content_type=value.content_type, headers=value.headers)
+        return Reply(status=200, body=value.body, content_type=value.content_type, headers=value.pairs)
     return Reply(status=200, body=msgspec.json.encode(value))
 
 

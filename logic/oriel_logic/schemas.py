@@ -60,6 +60,7 @@ V2_TENSORS = {
             "data": {"type": "array"},
         },
     },
+    "examples": [[{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [0.5, 1.5]}]],
 }
 
 
@@ -200,6 +201,8 @@ class Writer:
             return {}
         try:
             import msgspec
+
+            from oriel_logic.moments import add_examples
         except ImportError as error:
             raise NotAService(
                 "typed inputs and answers need the package msgspec in the service's environment"
@@ -209,6 +212,7 @@ class Writer:
             (schema,), components = msgspec.json.schema_components(
                 [found], schema_hook=self.custom, ref_template=template
             )
+            add_examples(found, schema, components, template.removesuffix("{name}"))
         except NotAService:
             raise
         except Exception as error:  # msgspec and pydantic have many words for types they cannot read

@@ -54,6 +54,9 @@ class Person(BaseModel):
     age: int = 1
 
 
+SHORT = msgspec.Meta(max_length=2)
+
+
 async def plain(text: str, top: int = 3, tags: list[str] = ["x"]) -> None: ...  # noqa: B006
 async def whole(item: Item) -> None: ...
 async def person(person: Person) -> None: ...

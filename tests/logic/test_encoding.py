@@ -82,7 +82,7 @@ def test_tensors_are_a_v2_answer() -> None:
     answer = encode(Tensors(x=ROWS), "application/json", service="rows")
     assert answer.headers == () and decode_response(answer.body, None).outputs[0].array.tolist() == ROWS.tolist()
     answer = encode(Tensors(x=ROWS), "application/octet-stream", service="rows")
-    ((name, length),) = answer.headers
+    ((name, length),) = answer.pairs
     assert name == HEADER_LENGTH
     response = decode_response(answer.body, int(length))
     assert response.model_name == "rows" and response.outputs[0].array.tolist() == ROWS.tolist()
@@ -126,6 +126,11 @@ def test_pieces_of_a_stream() -> None:
         (("content-length", "3"),),
         (("x" * 101, ""),),
         (("x", "é☃"),),
+        ("x-a", "b"),
+        (("x-a", 1),),
+        {"x-a": 1},
+        {"x-a\n": "b"},
+        3,
     ],
 )
 def test_headers_that_cannot_be_sent_are_the_services_failure(headers: Any) -> None:
@@ -137,5 +142,9 @@ def test_headers_and_types_of_an_answer_go_out_as_they_are() -> None:
     answer = Answer(body=b"a", content_type="text/csv", headers=(("x-rows", "1"),))
     reply = reply_of(encode(answer, "application/json", service="s"))
     assert (reply.body, reply.content_type, reply.headers) == (b"a", "text/csv", (("x-rows", "1"),))
+    several = [("set-thing", "1"), ("set-thing", "2")]
+    for headers, wanted in (({"x-rows": "1"}, (("x-rows", "1"),)), (several, tuple(several))):
+        answer = encode(Answer(body=b"a", headers=headers), "", service="s")
+        assert reply_of(answer).headers == wanted
     with pytest.raises(HandlerFailed, match="content type that cannot be sent"):
         encode(Answer(body=b"", content_type="text/csv\r\nx: y"), "", service="s")

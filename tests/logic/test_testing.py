@@ -252,3 +252,8 @@ def test_a_plain_function_may_call_models_and_read_the_clock() -> None:
     clock = FakeClock()
     client = Client(asking, models=FakeModels({"m": {"y": [3.0]}}, clock=clock, takes_s={"m": 1.0}), clock=clock)
     assert client.post(json={"x": 1.0}, tier="gold", timeout_s=4.0).json() == {"y": 3.0, "tier": "gold", "left_s": 3.0}
+
+
+def test_a_spec_of_a_datatype_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ValueError, match="'x' of 'm' is FP99, which is none of BOOL, "):
+        spec("m", inputs={"x": ("FP99", [1])}, outputs={})

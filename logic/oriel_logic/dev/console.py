@@ -9,10 +9,11 @@ from pathlib import Path
 from types import TracebackType
 
 from oriel_logic.definition import Definition
+from oriel_logic.dev.beside import Listed
 from oriel_logic.dev.curl import curl_line
 from oriel_logic.errors import HandlerFailed
 
-__all__ = ["Shown", "TracebackOfOwnFiles", "banner", "place_of", "service_lines", "shown_path"]
+__all__ = ["Shown", "TracebackOfOwnFiles", "banner", "model_lines", "place_of", "service_lines", "shown_path"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,18 @@ def service_lines(url: str, service: Shown, width: int = 0) -> list[str]:
     sample = None if isinstance(options.sample, bytes) else options.sample
     line = curl_line(place, schemas.input, schemas.components, sample=sample, file=service.sample)
     return [f"{service.name:<{width}}  POST {place}", f"  {line}"]
+
+
+def model_lines(found: Sequence[Listed], where: str) -> str:
+    """Which models can be called; those that cannot have a line each."""
+    names = sorted({each.name for each in found if each.state == "READY"})
+    broken = {
+        # A reason that begins with a file of the model's says its name already.
+        f"  cannot be loaded: {'' if each.reason.startswith(f'{each.name}/') else f'{each.name}: '}{each.reason}": None
+        for each in found
+        if each.state != "READY"
+    }
+    return "\n".join([f"{', '.join(names) or 'none'} at {where}", *broken])
 
 
 def shown_path(path: Path) -> str:

@@ -25,6 +25,20 @@ SMALLEST = {
     "image/png": "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEAsTj2FAAAAABJRU5ErkJggg==",
     "audio/wav": "UklGRjQAAABXQVZFZm10IBAAAAABAAEAQB8AAIA+AAACABAAZGF0YRAAAAAAAAAAAAAAAAAAAAAAAAAA",
 }
+# Text that has to be of a form.
+BY_FORMAT = {
+    "date-time": "2026-01-31T12:00:00Z",
+    "date": "2026-01-31",
+    "time": "12:00:00",
+    "duration": "PT1S",
+    "uuid": "00000000-0000-4000-8000-000000000000",
+    "uuid4": "00000000-0000-4000-8000-000000000000",
+    "decimal": "1.5",
+    "uri": "http://example.com/",
+    "email": "name@example.com",
+    "ipv4": "192.0.2.1",
+    "ipv6": "2001:db8::1",
+}
 MAX_DEPTH = 8
 # A longer body is no line that a person pastes.
 MAX_INLINE = 600
@@ -83,7 +97,7 @@ def example(schema: Mapping[str, Any], components: Mapping[str, Any], depth: int
         items = schema.get("prefixItems") or [schema.get("items") or {"type": "number"}] * max(1, least(schema))
         return [example(each, components, depth + 1) for each in items[:64]]
     if kind == "string":
-        return "text".ljust(schema.get("minLength", 0), ".")
+        return BY_FORMAT.get(schema.get("format", ""), "text").ljust(schema.get("minLength", 0), ".")
     if kind in ("number", "integer"):
         return schema.get("minimum", 0 if "exclusiveMinimum" not in schema else schema["exclusiveMinimum"] + 1)
     return kind == "boolean" or None

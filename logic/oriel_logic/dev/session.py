@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from oriel_logic.dev.beside import Address, free_ports, inference_server, models_of
-from oriel_logic.dev.console import Shown, TracebackOfOwnFiles, banner, place_of, service_lines, shown_path
+from oriel_logic.dev.console import (
+    Shown,
+    TracebackOfOwnFiles,
+    banner,
+    model_lines,
+    place_of,
+    service_lines,
+    shown_path,
+)
 from oriel_logic.dev.fakes import FakeServers
 from oriel_logic.dev.target import Target, sample_file
 from oriel_logic.registry import Registry
@@ -119,9 +127,7 @@ class Session:
             return (
                 f"nobody answers at {where}: write a fakes.py, or pass --model-repository DIR or --inference HOST:PORT"
             )
-        names = sorted({each.name for each in found if each.state == "READY"})
-        broken = [f"{each.name} cannot be loaded: {each.reason}" for each in found if each.state != "READY"]
-        return "; ".join([f"{', '.join(names) or 'none'} at {where}", *broken])
+        return model_lines(found, where)
 
 
 def say(text: str) -> None:

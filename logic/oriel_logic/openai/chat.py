@@ -28,9 +28,18 @@ def missing(template: str) -> str:
         return ""
     if find_spec("jinja2") is None:
         return "its chat template needs the package jinja2: pip install 'oriel[embeddings]'"
-    return (
-        "" if Path(template).is_file() else f"there is no chat template {Path(template).name} beside its handler file"
-    )
+    file = Path(template)
+    if not file.is_file():
+        return f"there is no chat template {file.name} beside its handler file"
+    from jinja2.exceptions import TemplateSyntaxError
+
+    try:
+        compiled(template, file.stat().st_mtime_ns)
+    except TemplateSyntaxError as error:
+        return f"its chat template {file.name} is wrong in line {error.lineno}: {error.message}"
+    except (UnicodeDecodeError, OSError) as error:
+        return f"its chat template {file.name} cannot be read: {error}"
+    return ""
 
 
 def encode_chat(path: str, template: str, start: str, messages: Sequence[Mapping[str, str]]) -> Encoded:
@@ -81,8 +90,9 @@ def rendered(template: str, start: str, messages: Sequence[Mapping[str, str]]) -
     """Raises ValueError with what a template says of messages it cannot take."""
     from jinja2.exceptions import TemplateError
 
+    ready = compiled(template, Path(template).stat().st_mtime_ns)  # what is wrong with it is not the caller's fault
     try:
-        text: str = compiled(template, Path(template).stat().st_mtime_ns).render(
+        text: str = ready.render(
             messages=[dict(each) for each in messages], add_generation_prompt=True, bos_token=start
         )
     except TemplateError as error:

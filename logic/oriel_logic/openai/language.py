@@ -77,7 +77,10 @@ class LanguageModel(Served):
             self.chat_template = str((folder / self.chat_template).absolute())
 
     def problem(self) -> str:
-        return super().problem() or chat.missing(self.chat_template)
+        problem = super().problem() or chat.missing(self.chat_template)
+        if not problem and self.ends:
+            problem = tokenizer.without_control(self.tokenizer, self.ends)
+        return problem
 
     async def complete(self, request: CompletionRequest, desk: Desk) -> Reply:
         """`/v1/completions`. Raises ParameterWrong, and what workers and models raise."""

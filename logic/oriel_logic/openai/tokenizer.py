@@ -13,14 +13,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from oriel_logic.openai.detokenize import Vocabulary, pieces_of
 
-__all__ = ["Encoded", "encode", "missing", "vocabulary"]
+__all__ = ["Encoded", "encode", "missing", "vocabulary", "without_control"]
 
 MAX_TOKENIZERS = 16
+MAX_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,31 @@ def missing(path: Path) -> str:
     if find_spec("tokenizers") is None:
         return "it needs the package tokenizers: pip install 'oriel[embeddings]'"
     return "" if path.is_file() else f"there is no tokenizer file {path.name} beside its handler file"
+
+
+class AddedToken(msgspec.Struct):
+    content: str
+    special: bool = False
+
+
+class TokenizerFile(msgspec.Struct):
+    """What of a `tokenizer.json` is read without the library."""
+
+    added_tokens: list[AddedToken] = []
+
+
+def without_control(path: Path, tokens: Sequence[str]) -> str:
+    """Which of these are no control tokens of this tokenizer, as a sentence, "" if all are; nothing is imported."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=TokenizerFile)
+    except (msgspec.MsgspecError, UnicodeDecodeError, OSError) as error:
+        return f"its tokenizer file {path.name} cannot be read: {error}"
+    known = {each.content for each in found.added_tokens if each.special}
+    unknown = [each for each in tokens if each not in known]
+    if not unknown:
+        return ""
+    some = ", ".join(sorted(known)[:MAX_SHOWN]) or "none"
+    return f"its tokenizer has no control token {', '.join(unknown)} (ends=): it has {some}"
 
 
 def encode(path: str, inputs: Sequence[str] | Sequence[list[int]], longest: int) -> Encoded:

@@ -13,6 +13,7 @@ from oriel_logic.stages import Ledger
 from oriel_logic.tensors import check_inputs, check_outputs
 from oriel_wire.context import CallContext
 from oriel_wire.trace import new_trace
+from oriel_wire.v2.datatypes import DATATYPES
 
 __all__ = ["Fake", "FakeModels", "ModelCall", "spec"]
 
@@ -23,9 +24,15 @@ MAX_CALLS = 10_000
 
 
 def spec(name: str, *, inputs: Tensors, outputs: Tensors) -> ModelSpec:
-    """A model's metadata: `spec("digits", inputs={"image": ("FP32", [-1, 64])}, outputs={...})`, -1 for any."""
+    """A model's metadata: `spec("digits", inputs={"image": ("FP32", [-1, 64])}, outputs={...})`, -1 for any.
+
+    Raises ValueError for a datatype that there is not.
+    """
 
     def tensors(found: Tensors) -> dict[str, TensorSpec]:
+        for tensor, (datatype, _) in found.items():
+            if datatype not in DATATYPES:
+                raise ValueError(f"'{tensor}' of '{name}' is {datatype}, which is none of {', '.join(DATATYPES)}")
         return {name: TensorSpec(name, datatype, tuple(shape)) for name, (datatype, shape) in found.items()}
 
     return ModelSpec(name=name, inputs=tensors(inputs), outputs=tensors(outputs))

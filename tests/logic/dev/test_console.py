@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from oriel_logic.definition import define
-from oriel_logic.dev.console import Shown, TracebackOfOwnFiles, banner, place_of
+from oriel_logic.dev.beside import Listed
+from oriel_logic.dev.console import Shown, TracebackOfOwnFiles, banner, model_lines, place_of
 from oriel_logic.errors import HandlerFailed
 
 
@@ -85,3 +86,17 @@ def test_a_syntax_error_has_no_frames_of_ours(tmp_path: Path) -> None:
 def test_without_a_frame_of_theirs_all_are_shown(tmp_path: Path) -> None:
     text = TracebackOfOwnFiles(tmp_path / "elsewhere").format(record(failing(tmp_path / "mine.py", "fail()\n")))
     assert "test_console" in text
+
+
+def test_models_that_cannot_be_loaded_have_a_line_each() -> None:
+    found = [
+        Listed(name="good"),
+        Listed(name="a", state="UNAVAILABLE", reason="a/config.pbtxt: max_batch_size: wrong"),
+        Listed(name="b", state="UNAVAILABLE", reason="there is no model.onnx"),
+        Listed(name="b", state="UNAVAILABLE", reason="there is no model.onnx"),
+    ]
+    assert model_lines(found, "http://h:1").splitlines() == [
+        "good at http://h:1",
+        "  cannot be loaded: a/config.pbtxt: max_batch_size: wrong",
+        "  cannot be loaded: b: there is no model.onnx",
+    ]

@@ -6,7 +6,10 @@ import json
 import shlex
 import wave
 from dataclasses import dataclass, field
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from typing import Annotated, Any, Literal
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -14,7 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from oriel_logic.bodies.tensors import Tensors
+from oriel_logic.decoding import Reader
 from oriel_logic.dev.curl import curl_line, example
+from oriel_logic.messages import Request
+from oriel_logic.schemas import Writer, schemas_of
+from oriel_logic.signature import read
 
 URL = "http://127.0.0.1:8090/v1/services/x"
 
@@ -37,19 +45,39 @@ class Everything:
     long: Annotated[str, msgspec.Meta(min_length=9)]
     yes: bool
     by_name: dict[str, int]
+    at: datetime
+    later: datetime | None
+    zoned: Annotated[datetime, msgspec.Meta(tz=True)]
+    all_of_them: list[time]
+    on: date
+    when: time
+    within: timedelta
+    ident: UUID
+    cost: Decimal
     optional: int = 3
     more: list[int] = field(default_factory=list)
 
 
 def schema_of(found: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    (schema,), components = msgspec.json.schema_components([found], ref_template="#/components/schemas/{name}")
-    return schema, components
+    writer = Writer("x")
+    return writer.schema(found), writer.components
 
 
 @pytest.mark.parametrize("found", [Everything, Point, list[Point], dict[str, Point], str, int | None, bool])
 def test_a_made_up_value_is_one_that_the_type_takes(found: Any) -> None:
     value = example(*schema_of(found))
     msgspec.convert(value, type=found)
+
+
+async def named(tensors: Tensors) -> None: ...
+
+
+def test_made_up_tensors_are_ones_that_the_service_takes() -> None:
+    signature = read(named)
+    schemas = schemas_of(signature, "named")
+    body = words(curl_line(URL, schemas.input, schemas.components))[4]
+    (tensors,) = Reader(signature).inputs(Request(body=body.encode(), content_type="application/json"))
+    assert [each.shape for each in tensors.values()] == [(1, 2)]
 
 
 def test_a_type_that_contains_itself_ends() -> None:

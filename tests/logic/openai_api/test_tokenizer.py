@@ -106,6 +106,18 @@ def test_what_is_missing_is_said(tmp_path: Path, file: str, monkeypatch: pytest.
     def model(**changes: Any) -> LanguageModel:
         return LanguageModel(**{"model": "m", "tokenizer": file, "ends": [], "max_context": 8, **changes})
 
+    template = tmp_path / "chat.jinja"
+    template.write_text("{{ messages }}\n{% if %}")
+    assert "chat.jinja is wrong in line 2" in model(chat_template=str(template)).problem()
+    with pytest.raises(Exception, match="Expected an expression"):  # as the service's failure, not the caller's
+        encode_chat(file, str(template), "", [{"role": "user", "content": "a"}])
+    template.write_bytes(b"\xff")
+    assert "chat.jinja cannot be read" in model(chat_template=str(template)).problem()
+    assert model(ends=["<|im_end|>"]).problem() == ""
+    wrong = model(ends=["<|im_end|>", "</s>"]).problem()
+    assert wrong == ("its tokenizer has no control token </s> (ends=): it has <|endoftext|>, <|im_end|>, <|im_start|>")
+    (tmp_path / "broken.json").write_text("{")
+    assert "broken.json cannot be read" in model(tokenizer=tmp_path / "broken.json", ends=["x"]).problem()
     assert model().problem() == "" and "no chat template" in model(chat_template="none.jinja").problem()
     monkeypatch.setattr("oriel_logic.openai.tokenizer.find_spec", lambda name: None)
     assert missing(Path(file)) == "it needs the package tokenizers: pip install 'oriel[embeddings]'"
