@@ -9,6 +9,8 @@ The function takes rows and gives as many, in the same order: a list, or an arra
 worker process. Called directly, in a test for example, it is what it was. It must not mind running twice: where rows
 fail together, each caller's rows are tried alone, so that only those fail that are at fault.
 
+Without rows the function is not called: `await ctx.run(prepare, [])` is an empty list at once.
+
 Batches are counted in rows, not in calls: one call may bring several.
 """
 

@@ -16,7 +16,7 @@ LogicError
 ├── Saturated              no room: too many requests, or displaced by a more urgent one
 ├── HandlerFailed          the service's own code raised or gave something that cannot be sent
 ├── WorkerDied             the process that worked on it ended
-├── HandlerTimedOut        it took longer in a worker than the service's own limit
+├── HandlerTimedOut        it took longer than the service's own limit
 ├── MemoryExceeded         it took more memory in a worker than the service's own limit
 └── ModelError
     ├── ModelInputWrong    the service passed tensors that the model does not take

@@ -64,6 +64,8 @@ class FolderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 def read_config(folder: Path) -> FolderConfig:
     """Raises BadConfig with a sentence for the file's author."""
+    if os.path.lexists(folder / FILE) and not (folder / FILE).is_file():  # opening a pipe would wait for its writer
+        raise BadConfig(f"{FILE} is no regular file")
     try:
         with (folder / FILE).open("rb") as file:
             text = file.read(MAX_BYTES + 1)

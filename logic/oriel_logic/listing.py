@@ -5,6 +5,7 @@ folder these are all files in it but hidden ones and environments; for a file in
 neighbours it imports. Reading a folder that has not changed costs a `stat` per file.
 """
 
+import errno
 import os
 import re
 from collections import Counter
@@ -15,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from oriel_logic.folder_config import BadConfig, FolderConfig, interpreter, read_config
-from oriel_logic.sources import HandlerFile, entries, in_entry, with_own_modules
+from oriel_logic.sources import HandlerFile, entries, in_entry, unfitness, with_own_modules
 
 __all__ = ["Listing", "Source", "read_listing", "together"]
 
@@ -91,6 +92,9 @@ def together(listing: Listing) -> list[HandlerFile]:
 
 def source_of(file: HandlerFile) -> Source:
     assert file.path is not None and file.folder is not None
+    unfit = unfitness(file.path)
+    if unfit:
+        return Source(file=file, homes=(file.folder,), problem=unfit, stamp=(unfit, *stats([file.path])))
     if file.is_plain:
         return Source(file=file, homes=(file.folder,), stamp=tuple(stats([file.path, *neighbours(file.path)])))
     homes = (file.folder,) if file.folder.name == file.name else (file.folder, file.folder.parent)
@@ -116,6 +120,10 @@ def stats(paths: Iterable[Path]) -> Iterator[tuple[str, int, int, int]]:
             found = path.stat()
         except FileNotFoundError:
             continue
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            found = path.lstat()
         yield str(path), found.st_mtime_ns, found.st_size, found.st_ino
 
 

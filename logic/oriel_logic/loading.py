@@ -30,7 +30,7 @@ from types import ModuleType
 from typing import Any
 
 from oriel_logic.definition import Definition, definition_of
-from oriel_logic.sources import PACKAGE, HandlerFile
+from oriel_logic.sources import PACKAGE, HandlerFile, unfitness
 
 __all__ = ["Loaded", "forget", "load", "load_file", "one_line", "setup_problem"]
 
@@ -67,6 +67,9 @@ def load(files: Iterable[HandlerFile], *, log: bool = True) -> list[Loaded]:
 
 def load_file(file: HandlerFile, *, log: bool) -> list[Loaded]:
     """The services of one file; a Loaded with `problem` under the file's own name if it cannot be imported."""
+    unfit = unfitness(file.path) if file.path is not None else ""
+    if unfit:  # opening a pipe would wait for its writer
+        return [Loaded(name=file.name, file=file, problem=unfit)]
     try:
         module = sys.modules.get(file.module) or import_file(file)
         return services_of(module, file)

@@ -19,7 +19,7 @@ from oriel_logic.context import Context, Workers
 from oriel_logic.deadline import Deadline
 from oriel_logic.definition import Definition
 from oriel_logic.encoding import as_json, encode, framing, is_heavy
-from oriel_logic.errors import DeadlineExceeded, HandlerFailed, LogicError, NotAcceptable
+from oriel_logic.errors import DeadlineExceeded, HandlerFailed, HandlerTimedOut, LogicError, NotAcceptable
 from oriel_logic.messages import Answer, Request
 from oriel_logic.models import Models
 from oriel_logic.negotiate import choose
@@ -81,8 +81,11 @@ class Pipeline:
         """
         media = negotiated(definition, request) if definition.offers else ""
         options = definition.options
-        if options.timeout_s is not None:
-            call = shorter(call, self._clock() + options.timeout_s)
+        limit_s = options.timeout_s  # None: the request's own deadline comes first
+        if limit_s is not None:
+            within = shorter(call, self._clock() + limit_s)
+            limit_s = None if within is call else limit_s
+            call = within
         context = Context(
             call,
             ledger,
@@ -109,6 +112,10 @@ class Pipeline:
                 if definition.shape == "chain":
                     return await run.chain(ledger)
                 return await run.function()
+        except DeadlineExceeded as error:
+            if limit_s is None:
+                raise
+            raise too_slow(error.stage, limit_s) from None
         except LogicError:
             raise
         except asyncio.CancelledError as error:
@@ -117,7 +124,8 @@ class Pipeline:
             raise failed(error) from error
         except BaseException as error:  # the handler's own: its log entry is written where the answer is made
             if isinstance(error, TimeoutError) and limit.is_past:
-                raise DeadlineExceeded(ledger.interrupted) from error
+                stage = ledger.interrupted
+                raise (DeadlineExceeded(stage) if limit_s is None else too_slow(stage, limit_s)) from error
             raise failed(error) from error
 
 
@@ -268,6 +276,11 @@ def negotiated(definition: Definition, request: Request) -> str:
     if chosen is None:
         raise NotAcceptable(f"this service answers {', '.join(definition.offers)}: none of them is in Accept")
     return chosen
+
+
+def too_slow(stage: str, limit_s: float) -> HandlerTimedOut:
+    """It is the service's own limit that has passed: its caller cannot help that with more time."""
+    return HandlerTimedOut(f"the service took longer than its own limit of {limit_s:g} s, in its stage '{stage}'")
 
 
 def shorter(call: CallContext, deadline: float) -> CallContext:

@@ -152,6 +152,7 @@ class Registry:
 
     def fail(self, file: HandlerFile, name: str, problem: str) -> None:
         """What `file` now says cannot be served; whoever serves `name` goes on. Logged."""
+        problem = problem.encode(errors="backslashreplace").decode()  # it may quote what is no text
         self._forgive(file.origin, lambda failure: not failure.problem)
         service = self._note(file, name, problem)
         goes_on = service.releases.get(file.version)

@@ -81,4 +81,5 @@ def retry_after(error: LogicError) -> tuple[tuple[str, str], ...]:
 
 
 def error_body(message: str, reason: str, request_id: str, **facts: str) -> bytes:
+    message = message.encode(errors="backslashreplace").decode()  # it may quote what is no text
     return msgspec.json.encode({"error": {"message": message, "reason": reason, "request_id": request_id, **facts}})

@@ -29,7 +29,7 @@ class Sample:
 
 
 def find_sample(source: Source, definition: Definition, *, limit_bytes: int) -> Sample | None:
-    """None if there is none. Raises BadConfig for one that is named and not there, or too large."""
+    """None if there is none. Raises BadConfig for one that is named and not there, is no regular file or too large."""
     if source.config.sample:
         for home in source.homes:
             if (home / source.config.sample).is_file():
@@ -45,7 +45,9 @@ def find_sample(source: Source, definition: Definition, *, limit_bytes: int) -> 
     for home in source.homes:
         for stem in stems:
             for path in sorted(home.glob(f"{stem}.*")):
-                if path.stem == stem and path.is_file():
+                if path.stem == stem:
+                    if not path.is_file():  # opening a pipe would wait for its writer
+                        raise BadConfig(f"{path.name} is no regular file: a sample has to be one")
                     return read_sample(path, limit_bytes)
     return None
 

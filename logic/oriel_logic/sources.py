@@ -10,6 +10,7 @@
 Names that begin with "." or "_" are left out, and what is for tests (`test_*.py`, `conftest.py`, `fakes.py`).
 """
 
+import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ __all__ = [
     "module_name",
     "named_file",
     "natural",
+    "unfitness",
     "with_own_modules",
 ]
 
@@ -71,8 +73,8 @@ class HandlerFile:
         if self.path is None:
             return f"{self.module}:{self.attribute}"
         if self.path.name != HANDLER or self.folder is None:
-            return self.path.name
-        folders = (self.name,) if self.folder.name == self.name else (self.name, self.folder.name)
+            return sayable(self.path.name)
+        folders = dict.fromkeys((self.name, sayable(self.folder.name)))
         return "/".join((*folders, HANDLER))
 
     def to_record(self) -> list[str]:
@@ -135,30 +137,52 @@ def entries(place: Path) -> list[Path]:
 
     Raises OSError if it cannot be read.
     """
-    if place.is_file() or (place / HANDLER).is_file():
+    if place.is_file() or os.path.lexists(place / HANDLER) or (place.suffix in SUFFIXES and os.path.lexists(place)):
         return [place]
     return sorted(each for each in visible(place) if not NO_HANDLER.match(each.name))
 
 
 def in_entry(entry: Path) -> Iterator[HandlerFile]:
-    """The handlers of one of these. Raises OSError."""
-    if entry.is_dir():
+    """The handlers of one of these, of whatever kind of file: a handler that is none is a broken one, and not gone.
+
+    Raises OSError.
+    """
+    if entry.suffix in SUFFIXES:
+        if os.path.lexists(entry):
+            name = sayable(entry.stem)
+            yield HandlerFile(module=module_name(entry.stem), path=entry, folder=entry.parent, name=name)
+    elif entry.is_dir():
         yield from of_service(entry)
-    elif entry.suffix in SUFFIXES and entry.is_file():
-        yield HandlerFile(module=module_name(entry.stem), path=entry, folder=entry.parent, name=entry.stem)
 
 
 def of_service(folder: Path) -> Iterator[HandlerFile]:
     """The handlers of one service's own folder: `handler.py` in it, or in folders that are its versions."""
-    name = folder.name
-    if (folder / HANDLER).is_file():
+    name = sayable(folder.name)
+    if os.path.lexists(folder / HANDLER):
         yield HandlerFile(module=module_name(name), path=folder / HANDLER, folder=folder, name=name)
         return
     for version in sorted(visible(folder), key=lambda each: natural(each.name)):
         handler = version / HANDLER
-        if VERSION.match(version.name) and handler.is_file():
+        if VERSION.match(version.name) and os.path.lexists(handler):
             module = module_name(f"{name}-v{version.name}")
             yield HandlerFile(module=module, path=handler, folder=version, version=version.name, name=name)
+
+
+def sayable(name: str) -> str:
+    """The name of a file or folder as UTF-8 can have it, which file systems need not: the rest becomes U+FFFD."""
+    return os.fsencode(name).decode(errors="replace")
+
+
+def unfitness(path: Path) -> str:
+    """Why what lies there can be no handler; "" if it can."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return "its path is not UTF-8: rename it"
+    if path.is_file():
+        return ""
+    kind = "link that leads to no file" if path.is_symlink() else "folder" if path.is_dir() else "special file"
+    return f"{path.name} is a {kind}: a handler has to be a regular file"
 
 
 def visible(folder: Path) -> Iterator[Path]:

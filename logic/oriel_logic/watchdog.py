@@ -2,7 +2,8 @@
 
 A thread asks the loop for a sign of life every `ASK_EVERY_S` and times the answer: that is the loop's lag, as anything
 that waits for the loop sees it. If none has come after `SUSPECT_S` it looks at what the loop's thread is doing (its
-stack, one look), waits for the loop to come back, and if that took long enough it says which service it was and where.
+stack, one look), waits for the loop to come back, and if that took long enough it says which service it was and where;
+at once if it has not come back after `STILL_S`.
 So a request pays nothing, and the loop some 20 us per question.
 
 Code that holds the interpreter lock (a regular expression, `json.loads` of much) cannot be looked at while it runs. The
@@ -27,6 +28,7 @@ __all__ = ["Block", "Place", "Watchdog", "named"]
 _log = logging.getLogger(__name__)
 ASK_EVERY_S = 0.02
 BLOCKED_S = 0.05
+STILL_S = 2.0
 LOG_EVERY_S = 60.0
 MAX_NAMES = 1000
 NOBODY = ""
@@ -74,6 +76,7 @@ class Watchdog:
         on_block: Callable[[Block], object],
         ask_every_s: float = ASK_EVERY_S,
         blocked_s: float = BLOCKED_S,
+        still_s: float = STILL_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._handlers = handlers
@@ -81,6 +84,7 @@ class Watchdog:
         self._on_block = on_block
         self._ask_every_s = ask_every_s
         self._blocked_s = blocked_s - ask_every_s / 2
+        self._still_s = still_s
         self._clock = clock
         self._answered = threading.Event()
         self._answered_s = 0.0
@@ -111,7 +115,9 @@ class Watchdog:
             if not self._answered.wait(self._blocked_s - self._ask_every_s / 2):
                 stack = stack_of(thread)
                 self.looks += 1
-                self._answered.wait()
+                if not self._answered.wait(self._still_s):
+                    self._say(self._clock() - asked_s, *named(stack_of(thread), self._handlers()), still=True)
+                    self._answered.wait()
             if self._stopping.is_set():
                 return
             lag_s = self._answered_s - asked_s
@@ -126,6 +132,9 @@ class Watchdog:
     def _report(self, seconds: float, stack: list[Place]) -> None:
         service, place = named(stack, self._handlers())
         self._on_block(Block(service, seconds, place))
+        self._say(seconds, service, place)
+
+    def _say(self, seconds: float, service: str, place: Place | None, *, still: bool = False) -> None:
         now = self._clock()
         if now - self._logged.get(service, -LOG_EVERY_S) < LOG_EVERY_S or len(self._logged) > MAX_NAMES:
             return
@@ -133,8 +142,9 @@ class Watchdog:
         if not service:  # a machine without time for us looks the same
             _log.info("the event loop stood still for %.0f ms (%s)", seconds * 1000, place)
             return
+        held = "has held the event loop, and everybody else, so far" if still else "held the event loop"
         mend = "do that in a plain `def`, or with `await ctx.run(function, ...)`"
-        _log.warning("service '%s' held the event loop for %.0f ms (%s): %s", service, seconds * 1000, place, mend)
+        _log.warning("service '%s' %s for %.0f ms (%s): %s", service, held, seconds * 1000, place, mend)
 
 
 def stack_of(thread: int) -> list[Place]:

@@ -345,3 +345,12 @@ async def test_requests_share_one_call_of_the_function_in_a_worker(pool: Any, ca
     assert [each.value for each in (found[0], found[2])] == [[(-1, 1)], [(-3, 1)]]
     with pytest.raises(HandlerFailed, match="takes rows"):
         await made.batched(where, 1, limits, call=call(), stage="negated")
+
+
+async def test_of_no_rows_the_function_is_not_called(pool: Any, call: CallMaker) -> None:
+    made = await pool()
+    limits = BatchLimits(max_rows=3, max_delay_s=60.0)
+    for none in ([], np.zeros((0, 3), np.float32)):
+        done = await made.batched("function:oriel_services.jobs:fail", none, limits, call=call(), stage="fail")
+        assert done.value == []
+    assert made.tally.jobs == 0

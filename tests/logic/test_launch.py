@@ -1,5 +1,10 @@
 """Fork servers with interpreters of their own. A virtual environment without pip is made in a moment."""
 
+import contextlib
+import os
+import select
+import signal
+import subprocess
 import sys
 import venv
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -88,3 +93,63 @@ async def test_an_interpreter_that_cannot_run_workers_says_why(pool_with: Any, t
     with pytest.raises(ServiceBroken, match=r"workers need 9\.9 or newer"):
         await pool.wait_ready()
     assert not pool.is_ready
+
+
+HANGS = """
+import os
+from oriel_logic import service
+
+def hang():
+    gate = os.open({gate!r}, os.O_WRONLY)
+    os.write(gate, b"here")
+    while True:
+        pass
+
+{where}
+@service
+class Hangs:
+    def setup(self):
+        hang()
+
+    def predict(self, request):
+        return 1
+"""
+KILLED = """
+import sys, time
+from pathlib import Path
+from oriel_logic.sources import handler_files
+from oriel_logic.workers.launch import ForkServer
+
+server = ForkServer.launch(handler_files([Path(sys.argv[1])]), max_frame_bytes=1 << 20)
+kept = server.spawn(1)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("where", ["import", "setup"])
+def test_what_hangs_ends_with_a_logic_process_that_is_killed(
+    services: Callable[..., Path], tmp_path: Path, where: str
+) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    folder = services(hangs=HANGS.format(gate=str(gate), where="hang()" if where == "import" else ""))
+    reading = os.open(gate, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with subprocess.Popen([sys.executable, "-c", KILLED, str(folder)], start_new_session=True) as logic:
+            try:
+                assert select.select([reading], [], [], 30)[0] and os.read(reading, 10) == b"here"
+            finally:
+                logic.kill()
+        assert select.select([reading], [], [], 10)[0], "it runs on"
+        assert os.read(reading, 10) == b""
+    finally:
+        os.close(reading)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(logic.pid, signal.SIGKILL)
+
+
+async def test_a_fork_server_whose_import_hangs_is_closed_at_once(services: Callable[..., Path]) -> None:
+    server = ForkServer.launch(handler_files([services(hangs="while True: pass\n")]), max_frame_bytes=1 << 20)
+    process = server._process
+    server.close(timeout_s=30.0)
+    assert process.returncode in (0, -signal.SIGIO)  # before or within its import

@@ -3,8 +3,12 @@ from pathlib import Path
 
 import pytest
 
-from oriel_logic import listing
-from oriel_logic.listing import Source, read_listing
+from oriel_logic import listing, service
+from oriel_logic.definition import definition_of
+from oriel_logic.folder_config import BadConfig
+from oriel_logic.listing import Source, read_listing, together
+from oriel_logic.loading import load_file
+from oriel_logic.samples import find_sample
 
 
 def write(path: Path, text: str = "") -> Path:
@@ -109,3 +113,58 @@ def test_the_number_of_files_is_bounded(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_folder_that_cannot_be_read_is_no_news(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         read_listing([tmp_path / "gone"])
+
+
+KINDS = {
+    "link to itself": lambda path: path.symlink_to(path.name),
+    "link to nothing": lambda path: path.symlink_to("gone"),
+    "pipe": os.mkfifo,
+    "folder": Path.mkdir,
+}
+WORDS = {"pipe": "special file", "folder": "folder"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["digits/handler.py", "ranker/2/handler.py", "one.py", "chain.toml"])
+def test_what_is_no_regular_file_is_a_broken_handler_and_not_gone(tmp_path: Path, name: str, kind: str) -> None:
+    path = write(tmp_path / name)
+    before = only(tmp_path)
+    path.unlink()
+    KINDS[kind](path)
+    broken = only(tmp_path)
+    assert broken.file == before.file and broken.stamp != before.stamp
+    assert f"{path.name} is a {WORDS.get(kind, 'link that leads to no file')}" in broken.problem
+    assert together(read_listing([tmp_path])) == []
+    (loaded,) = load_file(broken.file, log=False)
+    assert loaded.problem == broken.problem
+
+
+def test_a_link_to_itself_beside_a_handler_hides_nothing(tmp_path: Path) -> None:
+    write(tmp_path / "digits/handler.py")
+    (tmp_path / "digits/loop").symlink_to("loop")
+    assert read_listing([tmp_path]).unread == {} and only(tmp_path).problem == ""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_settings_or_a_sample_that_are_no_regular_file_are_said_and_not_opened(tmp_path: Path, kind: str) -> None:
+    write(tmp_path / "digits/handler.py")
+    KINDS[kind](tmp_path / "digits/sample.json")
+    source = only(tmp_path)
+    with pytest.raises(BadConfig, match=r"sample\.json is no regular file"):
+        find_sample(source, definition_of(marked), limit_bytes=10)  # type: ignore[arg-type]
+    KINDS[kind](tmp_path / "digits/pyproject.toml")
+    assert only(tmp_path).problem == "pyproject.toml is no regular file"
+
+
+def test_a_name_that_is_no_utf8_is_said_as_it_can_be(tmp_path: Path) -> None:
+    for raw in (b"b\xff.py", b"c\xff/handler.py", b"d\xff/2/handler.py"):
+        write(tmp_path / os.fsdecode(raw))
+    found = list(read_listing([tmp_path]).sources.values())
+    assert [each.file.name for each in found] == ["b\ufffd", "c\ufffd", "d\ufffd"]
+    assert [each.file.label for each in found] == ["b\ufffd.py", "c\ufffd/handler.py", "d\ufffd/2/handler.py"]
+    assert all("not UTF-8: rename it" in each.problem for each in found)
+
+
+@service
+def marked(request: object) -> int:
+    return 1

@@ -191,6 +191,21 @@ async def test_the_deadline_names_the_stage_it_hit(
     assert (answer.status_code, error["reason"], error["stage"]) == (504, "deadline_exceeded", stage)
 
 
+@pytest.mark.parametrize("service", ["stuck", "block"])
+async def test_a_services_own_limit_is_told_from_the_requests_deadline(
+    stack: Any, services: Any, tmp_path: Path, service: str
+) -> None:
+    logic = await stack(services(handlers=HANDLERS.replace("@service\n", "@service(timeout_s=0.2)\n")), overrun_s=0.0)
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    answer = await logic.post(service, str(gate).encode())
+    error = answer.json()["error"]
+    assert (answer.status_code, error["reason"]) == (504, "handler_timed_out")
+    assert "its own limit of 0.2 s" in error["message"] or "longer than 0.2 s" in error["message"]
+    answer = await logic.post(service, str(gate).encode(), x_oriel_timeout_ms="50")
+    assert (answer.status_code, answer.json()["error"]["reason"]) == (504, "deadline_exceeded")
+
+
 async def test_inner_headers_count_only_from_this_machine(stack: Any, services: Any) -> None:
     headers = {"x_oriel_tier": "gold", "x_oriel_timeout_ms": "0", "x_request_id": "kept"}
     strict = await stack(services(handlers=HANDLERS), trusted_peers=("192.0.2.7",))

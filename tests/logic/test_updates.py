@@ -1,6 +1,7 @@
 """Hot update, versions side by side and environments of their own, through a running unit."""
 
 import asyncio
+import os
 import sys
 import textwrap
 from pathlib import Path
@@ -444,3 +445,38 @@ async def test_a_sample_that_never_ends_holds_nobody_up(stack: Any, services: An
     await turns(logic)
     assert (await logic.post("echo", b"x")).json() == [1, "a", "X"]
     assert "self-test with the sample of @service failed" in str(await row(logic, "echo"))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link"])
+async def test_a_handler_that_is_no_file_any_more_goes_on_serving(stack: Any, services: Any, kind: str) -> None:
+    folder = services()
+    source = "from oriel_logic import service\n@service\ndef f(request): return {0}\n"
+    handler = write(folder / "good/handler.py", source.format(1))
+    logic = await stack(folder)
+    handler.unlink()
+    make = {"pipe": os.mkfifo, "folder": Path.mkdir, "link": lambda path: path.symlink_to("handler.py")}
+    make[kind](handler)
+    await turns(logic, 3)
+    assert (await logic.post("good")).json() == 1
+    found = await row(logic, "good")
+    assert "has to be a regular file" in found["update"]["problem"], found
+    handler.rmdir() if kind == "folder" else handler.unlink()
+    write(handler, source.format(2))
+    await turns(logic)
+    assert (await logic.post("good")).json() == 2 and "update" not in await row(logic, "good")
+
+
+async def test_a_name_that_cannot_be_said_breaks_no_answer(stack: Any, services: Any) -> None:
+    folder = services(echo=GOOD.format(1), helper="WHO = 'a'")
+    logic = await stack(folder)
+    source = "from oriel_logic import service\n@service\ndef f(request): return 1\n"
+    write(folder / os.fsdecode(b"b\xff.py"), source)
+    write(folder / "raises.py", "raise ValueError('\\udcff')\n")
+    await turns(logic)
+    listed = (await logic.client.get("/v1/services")).json()["services"]
+    problems = {each["name"]: each.get("problem", "") for each in listed}
+    assert problems == {
+        "b\ufffd": "its path is not UTF-8: rename it",
+        "echo": "",
+        "raises": "line 1: ValueError: \\udcff",
+    }

@@ -100,3 +100,23 @@ async def test_a_loop_that_answers_is_left_alone() -> None:
         await asyncio.sleep(0.001)
     watchdog.stop()
     assert watchdog.looks == 0 and all(lag >= 0 for lag in lags)
+
+
+async def test_a_service_that_still_holds_the_loop_is_named_before_it_lets_go(
+    module: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
+    watchdog = Watchdog(
+        lambda: [Handler("sleepy", module.slow)],
+        on_lag=lambda lag_s: None,
+        on_block=lambda block: None,
+        ask_every_s=0.002,
+        blocked_s=0.004,
+        still_s=0.01,
+    )
+    watchdog.start()
+    try:
+        with caplog.at_level(logging.WARNING, "oriel_logic.watchdog"):
+            await module.slow(lambda: "has held the event loop, and everybody else, so far" in caplog.text)
+    finally:
+        watchdog.stop()
+    assert "service 'sleepy'" in caplog.text

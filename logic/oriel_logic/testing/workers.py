@@ -52,8 +52,11 @@ class ThreadWorkers:
 
     async def batched(self, reference: str, rows: Any, limits: BatchLimits, *, call: CallContext, stage: str) -> Done:
         """Alone: nobody else is there."""
+        count = rows_in(rows)
+        if not count:
+            return Done([], 0)
         done = await self.call(reference, (rows,), call=call, stage=stage)
-        return Done(split(done.value, [rows_in(rows)])[0], 0)
+        return Done(split(done.value, [count])[0], 0)
 
     async def stream(
         self,

@@ -7,9 +7,12 @@ interpreter of the same build that lacks them; its own, of whatever version, com
 interpreters, which are refused here.
 """
 
+import fcntl
 import importlib.util
 import json
 import os
+import select
+import signal
 import socket
 import sys
 import sysconfig
@@ -35,6 +38,20 @@ class Packages:
 def build() -> str:
     """Interpreters that say the same load the same compiled packages."""
     return str(sys.implementation.cache_tag) + "-" + sysconfig.get_platform()
+
+
+def end_with(lifeline: int) -> None:
+    """Let the kernel end this process when the other end of a socket is closed, until this one is.
+
+    A handler's import may hang, and whoever waits for it may be killed meanwhile; then nobody here reads a socket. The
+    signal needs no thread, which a fork would have to wait for, and ends also code that never comes back to Python.
+    """
+    os.set_inheritable(lifeline, False)
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([lifeline], [], [], 0)[0]:  # it was closed before that
+        os._exit(0)
 
 
 def main(settings: "dict[str, Any]") -> str:
@@ -64,6 +81,7 @@ def tell(settings: "dict[str, Any]", problem: str) -> None:
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
+    end_with(given["lifeline_fd"])
     said = main(given)
     if said:
         tell(given, said)

@@ -9,9 +9,10 @@ threads. This one has no threads, so a fork copies a quiet process, and workers 
 was imported (the heap is frozen before the first fork so that the collector does not touch them).
 
 Nobody is left behind: the control socket's end-of-file (the logic process is gone, however it went) ends the fork
-server, which kills its workers; should the fork server itself be killed, the kernel kills the workers (Linux), and
-idle ones leave by the end-of-file of their own socket. SIGINT and SIGTERM are ignored: a terminal sends them to the
-whole group, while requests still need their workers.
+server, which kills its workers; while it imports handlers, and does not read that socket, another one does so
+(`bootstrap`). Should the fork server itself be killed, the kernel kills the workers (Linux), and idle ones leave by the
+end-of-file of their own socket. SIGINT and SIGTERM are ignored: a terminal sends them to the whole group, while
+requests still need their workers.
 """
 
 import gc
@@ -52,6 +53,7 @@ def main(settings: dict[str, Any]) -> None:
     os.set_inheritable(settings["control_fd"], False)
     control = socket.socket(fileno=settings["control_fd"])
     definitions, report = imported([HandlerFile.from_record(each) for each in settings["files"]])
+    os.close(settings["lifeline_fd"])
     gc.collect()
     gc.freeze()
     try:

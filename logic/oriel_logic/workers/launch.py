@@ -66,11 +66,16 @@ class ForkServer:
     """A running fork server for `files`. `spawn` asks for a worker at once; `events` tells later what became of it."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], control: socket.socket, files: Sequence[HandlerFile] = ()
+        self,
+        process: subprocess.Popen[bytes],
+        control: socket.socket,
+        lifeline: socket.socket,
+        files: Sequence[HandlerFile] = (),
     ) -> None:
         self.files = tuple(files)
         self._process = process
         self._control = control
+        self._lifeline = lifeline
         self._unread = b""
 
     @classmethod
@@ -89,9 +94,11 @@ class ForkServer:
         our environment.
         """
         control, theirs = socket.socketpair()
-        with theirs:
+        lifeline, watched = socket.socketpair()
+        with theirs, watched:
             settings = {
                 "control_fd": theirs.fileno(),
+                "lifeline_fd": watched.fileno(),
                 "files": [file.to_record() for file in files],
                 "packages": PACKAGES,
                 "lent": LENT,
@@ -109,11 +116,11 @@ class ForkServer:
             process = subprocess.Popen(
                 [python, str(BOOTSTRAP), json.dumps(settings)],
                 stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(), watched.fileno()),
                 env=environment,
             )
         control.setblocking(False)
-        return cls(process, control, files)
+        return cls(process, control, lifeline, files)
 
     @property
     def pid(self) -> int:
@@ -165,6 +172,7 @@ class ForkServer:
     def close(self, timeout_s: float = 2.0) -> None:
         """End the fork server and with it its workers. Blocks until it is gone, at most `timeout_s`, then kills it."""
         self._control.close()
+        self._lifeline.close()
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:

@@ -198,12 +198,15 @@ class WorkerPool:
     async def batched(self, reference: str, rows: Any, limits: BatchLimits, *, call: CallContext, stage: str) -> Done:
         """Run the referenced function on `rows` together with rows of others, and give what is due to these.
 
-        Raises what `call` raises, and HandlerFailed for what is not rows.
+        Of no rows the function is not called: an empty list. Raises what `call` raises, and HandlerFailed for what is
+        not rows.
         """
         try:
             count, group = rows_in(rows), group_of(rows)
         except WrongRows as error:
             raise HandlerFailed(f"stage '{stage}': {error}") from error
+        if not count:  # it would add to no batch, and none would be released for it
+            return Done([], 0)
         batcher = self._batchers.get((reference, group))
         if batcher is None:
             if len(self._batchers) >= MAX_BATCHERS:
