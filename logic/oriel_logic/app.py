@@ -18,7 +18,7 @@ from oriel_logic.deploying import Deployer
 from oriel_logic.envelope import Envelope
 from oriel_logic.ingress import Dispatch
 from oriel_logic.listing import Listing, read_listing
-from oriel_logic.loading import load, one_line
+from oriel_logic.loading import load, setup_problem
 from oriel_logic.metrics import Metrics
 from oriel_logic.openapi import DOCS, OPENAPI, Description
 from oriel_logic.pipeline import Pipeline
@@ -237,7 +237,7 @@ class Unit:
         try:
             self._services.set_up(definition)
         except BaseException as error:  # user code: it concerns this service only
-            return f"its setup failed: {one_line(error)}"
+            return setup_problem(definition, error)
         return ""
 
     def _serve_openai(self) -> None:

@@ -32,7 +32,7 @@ from typing import Any
 from oriel_logic.definition import Definition, definition_of
 from oriel_logic.sources import PACKAGE, HandlerFile, unfitness
 
-__all__ = ["Loaded", "forget", "load", "load_file", "one_line"]
+__all__ = ["Loaded", "forget", "load", "load_file", "one_line", "setup_problem"]
 
 BESIDE = "beside"
 _log = logging.getLogger(__name__)
@@ -227,9 +227,16 @@ def is_installed(head: str) -> bool:
     return spec is not None and spec.loader is not None  # without a loader: a folder that happens to have the name
 
 
+def setup_problem(definition: Definition, error: BaseException) -> str:
+    """Why a service cannot run here, for its author: what its `setup` raised, and in which line of its file."""
+    module = sys.modules.get(getattr(definition.target, "__module__", ""))
+    place = getattr(module, "__file__", None)
+    return f"its setup failed: {one_line(error, Path(place) if place else None)}"
+
+
 def one_line(error: BaseException, file: Path | None = None) -> str:
     """What a service's code raised, for its author: kind, text and, if it lies in `file`, the line."""
-    text = f"{type(error).__name__}: {error}".replace("\n", " ")[:300]
+    text = f"{type(error).__name__}: {error}".replace("\n", " ")[:300].removesuffix(": ")
     if isinstance(error, SyntaxError) and error.lineno is not None:
         return f"line {error.lineno}: {type(error).__name__}: {error.msg}"[:340]
     if file is not None:

@@ -154,6 +154,11 @@ def test_pictures_may_be_several_or_within_an_object() -> None:
     assert item.image.size == (3, 2)
 
 
+def test_a_part_of_json_may_be_the_whole_list() -> None:
+    sent = form(files={"text": (None, "hi"), "tags": (None, '["a", "b"]', "application/json")})
+    assert inputs(plain, sent) == ("hi", 3, ["a", "b"])
+
+
 def test_many_small_files_may_not_unpack_to_much(monkeypatch: pytest.MonkeyPatch) -> None:
     """A body of 16 MiB has room for hundreds of pictures of 24 megapixels each."""
     monkeypatch.setattr(values, "MAX_PIXELS", 20)  # PNG has 6

@@ -112,12 +112,12 @@ BROKEN = [
     (
         "from oriel_logic import service\n@service\nclass echo:\n"
         "    def setup(self): raise OSError('no disk')\n    def predict(self, request): return 1\n",
-        "its setup failed: OSError: no disk",
+        "its setup failed: line 4: OSError: no disk",
     ),
     (
         "from oriel_logic import service\n@service\nclass echo:\n"
         "    def setup(self): raise OSError('no disk')\n    async def predict(self, request): return 1\n",
-        "its setup failed:",
+        "its setup failed: line 4: OSError",
     ),
     (
         "from oriel_logic import service\n@service(sample='hello')\nasync def echo(request, models, ctx):\n"
@@ -392,7 +392,7 @@ DEADLY = """
     ("broken", "said"),
     [
         (DEADLY, "its process ended while it was imported or set up"),
-        (DEADLY.replace("os._exit(1)", "raise KeyboardInterrupt"), "its setup failed: KeyboardInterrupt"),
+        (DEADLY.replace("os._exit(1)", "raise KeyboardInterrupt"), "its setup failed: line 8: KeyboardInterrupt"),
         (
             DEADLY.replace("os._exit(1)", "pass").replace("return text", "os._exit(1)"),
             "failed: it ended its process",

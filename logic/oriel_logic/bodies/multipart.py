@@ -153,7 +153,12 @@ def fields_of(parts: Iterator[Part] | list[Part], *, lists: frozenset[str] = fro
     values: dict[str, list[Any]] = {}
     for part in parts:
         values.setdefault(part.name, []).append(part.value())
-    return {name: found if name in lists or len(found) > 1 else found[0] for name, found in values.items()}
+
+    def meant(name: str, found: list[Any]) -> Any:
+        is_whole = len(found) == 1 and (name not in lists or isinstance(found[0], list))  # a part that is a JSON list
+        return found[0] if is_whole else found
+
+    return {name: meant(name, found) for name, found in values.items()}
 
 
 async def open_upload(

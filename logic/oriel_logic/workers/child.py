@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, TypedDict
 
 from oriel_logic.definition import Definition
-from oriel_logic.loading import one_line
+from oriel_logic.loading import setup_problem
 from oriel_logic.workers.frames import Kind
 from oriel_logic.workers.link import Link
 from oriel_logic.workers.memory import MemoryBound
@@ -69,5 +69,5 @@ def set_up(services: Services, definitions: Sequence[Definition]) -> dict[str, s
         try:
             services.set_up(definition)
         except BaseException as error:  # user code: it concerns this service only
-            problems[definition.name] = f"its setup failed: {one_line(error)}"
+            problems[definition.name] = setup_problem(definition, error)
     return problems
