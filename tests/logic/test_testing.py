@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from oriel_logic import Models, Refused, service
+from oriel_logic import Models, Refused, batched, service
 from oriel_logic.errors import ModelBusy, ModelInputWrong, ModelUnavailable
 from oriel_logic.testing import AsyncClient, Client, FakeClock, FakeModels, spec
 
@@ -82,6 +82,23 @@ def test_a_plain_stage_runs_here_and_may_call_models() -> None:
     client = Client(doubled)
     assert client.post(content=b"abc").json() == {"size": 3}
     assert client.post().json()["error"]["message"] == "send something"
+
+
+@batched(max_rows=4)
+def same_rows(rows: list[int]) -> list[int]:
+    assert rows, "it is not called without any"
+    return rows
+
+
+def test_rows_are_as_in_a_worker_also_when_there_are_none() -> None:
+    @service
+    async def same(rows: list[int], ctx: Any) -> list[int]:
+        found: list[int] = await ctx.run(same_rows, rows)
+        return found
+
+    client = Client(same)
+    assert client.post(json={"rows": [1, 2]}).json() == [1, 2]
+    assert client.post(json={"rows": []}).json() == []
 
 
 def test_chains_are_set_up_and_run() -> None:
