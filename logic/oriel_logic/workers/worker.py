@@ -15,7 +15,7 @@ import socket
 from collections.abc import Callable
 from typing import Protocol
 
-from oriel_logic.errors import HandlerFailed, HandlerTimedOut
+from oriel_logic.errors import DeadlineExceeded, HandlerFailed, HandlerTimedOut
 from oriel_logic.workers.asked import Asked
 from oriel_logic.workers.channel import Channel
 from oriel_logic.workers.frames import Frame, Kind, Packed, pack
@@ -109,6 +109,8 @@ class Worker:
                 f"{self.job.run_s:g} s" if reason == "time_limit" else f"{self._stream_idle_s:g} s between two pieces"
             )
             self.job.fail(HandlerTimedOut(f"the service took longer than {limit} in its stage '{self.job.stage}'"))
+        elif self.job is not None and reason == "overrun":  # its caller gives up at the same time, or has
+            self.job.fail(DeadlineExceeded(self.job.stage))
         if self.pid:
             try:
                 os.kill(self.pid, signal.SIGKILL)
