@@ -1,0 +1,166 @@
+# The same file in aws/, gcp/ and azure/: a test holds them against one another.
+
+variable "name" {
+  description = "Name of everything this makes: the cluster, and the prefix of the rest."
+  type        = string
+  default     = "oriel"
+  validation {
+    condition     = can(regex("^[a-z][a-z0-9-]{1,18}[a-z0-9]$", var.name))
+    error_message = "name: 3 to 20 small letters, digits and dashes, beginning with a letter, not ending with a dash."
+  }
+}
+
+variable "region" {
+  description = "Where it runs, as this cloud spells it: eu-central-1, europe-west4, westeurope."
+  type        = string
+  validation {
+    condition     = can(regex("^[a-z][a-z0-9-]{2,30}$", var.region))
+    error_message = "region: a region as the cloud spells it, such as eu-central-1, europe-west4 or westeurope."
+  }
+}
+
+variable "network_cidr" {
+  description = "IPv4 addresses of the network; nodes, pods and private endpoints are cut out of them."
+  type        = string
+  default     = "10.42.0.0/16"
+  validation {
+    condition     = can(cidrhost(var.network_cidr, 1)) && try(tonumber(split("/", var.network_cidr)[1]), 0) == 16
+    error_message = "network_cidr: an IPv4 network of /16, such as 10.42.0.0/16."
+  }
+}
+
+variable "cluster" {
+  description = "Kubernetes version; networks that may reach its API from the internet (none: only from inside the network); whether destroy is refused."
+  type = object({
+    kubernetes_version  = optional(string, "1.35")
+    api_access_cidrs    = optional(list(string), [])
+    deletion_protection = optional(bool, true)
+  })
+  default = {}
+  validation {
+    condition     = can(regex("^1\\.[0-9]{2}$", var.cluster.kubernetes_version))
+    error_message = "cluster.kubernetes_version: a minor version, such as 1.35."
+  }
+  validation {
+    condition     = alltrue([for cidr in var.cluster.api_access_cidrs : can(cidrhost(cidr, 0)) && cidr != "0.0.0.0/0"])
+    error_message = "cluster.api_access_cidrs: IPv4 networks such as 203.0.113.7/32; never 0.0.0.0/0."
+  }
+}
+
+variable "gpu_enabled" {
+  description = "Whether there is a pool of GPU nodes."
+  type        = bool
+  default     = true
+  nullable    = false
+}
+
+variable "scale_to_zero" {
+  description = "Whether the CPU and GPU pools shrink to no node when nothing needs them. false: each keeps one."
+  type        = bool
+  default     = true
+  nullable    = false
+}
+
+variable "cpu_pool" {
+  description = "Nodes for logic servers and CPU inference. instance_type null: 4 CPUs and 16 GiB (terraform/README.md)."
+  type = object({
+    instance_type = optional(string)
+    max_size      = optional(number, 10)
+    disk_gb       = optional(number, 100)
+  })
+  default = {}
+  validation {
+    condition     = var.cpu_pool.max_size >= 1 && var.cpu_pool.max_size <= 1000 && var.cpu_pool.disk_gb >= 30
+    error_message = "cpu_pool: max_size from 1 to 1000, disk_gb at least 30."
+  }
+}
+
+variable "gpu_pool" {
+  description = "Nodes with one GPU each. instance_type null: 8 CPUs, 32 GiB, one GPU (terraform/README.md)."
+  type = object({
+    instance_type = optional(string)
+    max_size      = optional(number, 4)
+    disk_gb       = optional(number, 200)
+  })
+  default = {}
+  validation {
+    condition     = var.gpu_pool.max_size >= 1 && var.gpu_pool.max_size <= 1000 && var.gpu_pool.disk_gb >= 50
+    error_message = "gpu_pool: max_size from 1 to 1000, disk_gb at least 50."
+  }
+}
+
+variable "redis" {
+  description = "managed: the cloud's Redis, encrypted and private; otherwise a small one in the cluster. size null: the smallest that has a replica."
+  type = object({
+    managed = optional(bool, true)
+    size    = optional(string)
+  })
+  default = {}
+  validation {
+    condition     = var.redis.managed || var.redis.size == null
+    error_message = "redis.size counts for the managed Redis only."
+  }
+}
+
+variable "dns" {
+  description = "Public name of the gateway in a zone this cloud already holds, and the Kubernetes Secret with its certificate (tls.crt, tls.key). null: an address without a name, without TLS."
+  type = object({
+    zone       = string
+    host       = string
+    tls_secret = optional(string)
+  })
+  default = null
+  validation {
+    condition     = var.dns == null || try(endswith(var.dns.host, ".${var.dns.zone}"), false)
+    error_message = "dns.host has to end in .zone: host api.example.com in zone example.com."
+  }
+}
+
+variable "deploy_platform" {
+  description = "false: only the infrastructure, for pushing images to the registry it makes before anything runs."
+  type        = bool
+  default     = true
+  nullable    = false
+}
+
+variable "image_registry" {
+  description = "Where the images are pulled from, such as registry.example.com/oriel. null: the registry this makes."
+  type        = string
+  default     = null
+  validation {
+    condition     = var.image_registry == null || can(regex("^[a-z0-9][a-zA-Z0-9.:/_-]*[a-zA-Z0-9]$", var.image_registry))
+    error_message = "image_registry: host[:port][/path], without https:// and without a slash at the end."
+  }
+}
+
+variable "image_tag" {
+  description = "Tag of the images; the inference images add -cpu, -openvino, -gpu or -tensorrt."
+  type        = string
+  default     = "0.1.0"
+  validation {
+    condition     = can(regex("^[A-Za-z0-9_][A-Za-z0-9_.-]{0,100}$", var.image_tag)) && var.image_tag != "latest"
+    error_message = "image_tag: a tag, and not latest: a rollback could not name what ran before."
+  }
+}
+
+variable "platform" {
+  description = "What runs: inputs of modules/platform by their names (namespace, gateway, logic, model_groups, policies, redis, placement, keda, charts, observability)."
+  type        = any
+  default     = {}
+  validation {
+    condition = length(setsubtract(keys(var.platform), [
+      "namespace", "gateway", "logic", "model_groups", "policies", "redis", "placement", "keda", "charts", "observability",
+    ])) == 0
+    error_message = "platform: only namespace, gateway, logic, model_groups, policies, redis, placement, keda, charts and observability."
+  }
+}
+
+variable "tags" {
+  description = "Put on everything that can carry them (labels on Google Cloud: small letters, digits, - and _)."
+  type        = map(string)
+  default     = {}
+  validation {
+    condition     = alltrue([for key, value in var.tags : can(regex("^[a-z][a-z0-9_-]{0,62}$", key)) && can(regex("^[a-z0-9_-]{0,63}$", value))])
+    error_message = "tags: small letters, digits, - and _, keys beginning with a letter: what all three clouds take."
+  }
+}
