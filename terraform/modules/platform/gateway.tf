@@ -53,7 +53,7 @@ locals {
 
   gateway_service = merge(
     {
-      type     = var.gateway.service.type
+      type     = var.gateway.service_type
       selector = local.selectors.gateway
       ports = [
         {
@@ -66,10 +66,10 @@ locals {
         { name = "grpc", port = local.ports.gateway.grpc, targetPort = "grpc", protocol = "TCP", appProtocol = "grpc" },
       ]
     },
-    { for key, value in { loadBalancerIP = var.gateway.service.load_balancer_ip, loadBalancerClass = var.gateway.service.load_balancer_class } :
-    key => value if value != null && var.gateway.service.type == "LoadBalancer" },
-    { for key, value in { loadBalancerSourceRanges = var.gateway.service.source_ranges } :
-    key => value if length(value) > 0 && var.gateway.service.type == "LoadBalancer" },
+    { for key, value in { loadBalancerIP = var.gateway.load_balancer_ip, loadBalancerClass = var.gateway.load_balancer_class } :
+    key => value if value != null && var.gateway.service_type == "LoadBalancer" },
+    { for key, value in { loadBalancerSourceRanges = var.gateway.source_ranges } :
+    key => value if length(value) > 0 && var.gateway.service_type == "LoadBalancer" },
   )
 
   gateway_objects = [
@@ -78,7 +78,7 @@ locals {
       kind       = "Service"
       metadata = merge(
         { name = "gateway", namespace = local.namespace, labels = local.labels.gateway },
-        length(var.gateway.service.annotations) == 0 ? {} : { annotations = var.gateway.service.annotations },
+        length(var.gateway.service_annotations) == 0 ? {} : { annotations = var.gateway.service_annotations },
       )
       spec = local.gateway_service
     },

@@ -65,18 +65,16 @@ variable "images" {
 }
 
 variable "gateway" {
-  description = "The public door. service: how it is reached from outside. tls_secret: Secret with tls.crt and tls.key. admin_token_secret_ref: without it queues, decisions and policies are not shown. cpu in cores, memory in GiB. args: further flags of `oriel gateway`."
+  description = "The public door. service_type, service_annotations, load_balancer_ip, load_balancer_class, source_ranges: of its Service, the only public one. tls_secret: Secret with tls.crt and tls.key. admin_token_secret_ref: without it queues, decisions and policies are not shown. cpu in cores, memory in GiB. args: further flags of `oriel gateway`."
   type = object({
-    replicas = optional(object({ min = optional(number, 2), max = optional(number, 10) }), {})
-    cpu      = optional(number, 0.5)
-    memory   = optional(number, 1)
-    service = optional(object({
-      type                = optional(string, "LoadBalancer")
-      annotations         = optional(map(string), {})
-      load_balancer_ip    = optional(string)
-      load_balancer_class = optional(string)
-      source_ranges       = optional(list(string), [])
-    }), {})
+    replicas               = optional(object({ min = optional(number, 2), max = optional(number, 10) }), {})
+    cpu                    = optional(number, 0.5)
+    memory                 = optional(number, 1)
+    service_type           = optional(string, "LoadBalancer")
+    service_annotations    = optional(map(string), {})
+    load_balancer_ip       = optional(string)
+    load_balancer_class    = optional(string)
+    source_ranges          = optional(list(string), [])
     tls_secret             = optional(string)
     admin_token_secret_ref = optional(object({ name = string, key = string }))
     args                   = optional(list(string), [])
@@ -88,12 +86,12 @@ variable "gateway" {
     error_message = "gateway.replicas: 1 <= min <= max <= 200."
   }
   validation {
-    condition     = contains(["LoadBalancer", "NodePort", "ClusterIP"], var.gateway.service.type)
-    error_message = "gateway.service.type: LoadBalancer, NodePort or ClusterIP."
+    condition     = contains(["LoadBalancer", "NodePort", "ClusterIP"], var.gateway.service_type)
+    error_message = "gateway.service_type: LoadBalancer, NodePort or ClusterIP."
   }
   validation {
-    condition     = alltrue([for cidr in var.gateway.service.source_ranges : can(cidrhost(cidr, 0))])
-    error_message = "gateway.service.source_ranges: networks such as 203.0.113.0/24."
+    condition     = alltrue([for cidr in var.gateway.source_ranges : can(cidrhost(cidr, 0))])
+    error_message = "gateway.source_ranges: networks such as 203.0.113.0/24."
   }
 }
 
