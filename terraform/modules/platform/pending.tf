@@ -1,6 +1,6 @@
 # To be replaced: network.tf, scaling.tf and observability.tf define these. This file goes when they are there.
 locals {
-  telemetry_env                = []
+  otel_environment             = []
   network_objects              = []
   scaling_objects              = []
   scaling_custom_objects       = []
