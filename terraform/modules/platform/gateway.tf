@@ -82,17 +82,6 @@ locals {
       )
       spec = local.gateway_service
     },
-    # Health, metrics and pages: of each pod, never of the load balancer.
-    {
-      apiVersion = "v1"
-      kind       = "Service"
-      metadata   = { name = "gateway-admin", namespace = local.namespace, labels = local.component_labels.gateway }
-      spec = {
-        clusterIP = "None"
-        selector  = local.selectors.gateway
-        ports     = [{ name = "metrics", port = local.ports.gateway.admin, targetPort = "admin", protocol = "TCP" }]
-      }
-    },
     {
       apiVersion = "apps/v1"
       kind       = "Deployment"

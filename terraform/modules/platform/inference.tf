@@ -96,7 +96,7 @@ locals {
         spec = {
           clusterIP = "None"
           selector  = local.group_selectors[name]
-          ports     = concat(local.inference_ports, [{ name = "metrics", port = local.ports.inference.metrics, targetPort = "metrics", protocol = "TCP" }])
+          ports     = local.inference_ports
         }
       }
     ],

@@ -28,7 +28,6 @@ locals {
         selector  = local.selectors.logic
         ports = [
           { name = "http", port = local.ports.logic.http, targetPort = "http", protocol = "TCP", appProtocol = "http" },
-          { name = "metrics", port = local.ports.logic.admin, targetPort = "admin", protocol = "TCP" },
         ]
       }
     },
