@@ -182,8 +182,8 @@ locals {
     kind       = "ConfigMap"
     metadata = {
       name      = "dashboard-${name}"
-      namespace = var.namespace
-      labels    = merge(local.labels, { "app.kubernetes.io/component" = name, grafana_dashboard = "1" })
+      namespace = local.namespace
+      labels    = merge(local.labels[name], { grafana_dashboard = "1" })
     }
     data = { "oriel-${name}.json" = jsonencode(dashboard) }
   } if var.observability.dashboards]

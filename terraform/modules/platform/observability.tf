@@ -1,10 +1,11 @@
 # Metrics are read by whatever Prometheus there is, spans go through one collector. Its address is what the units get as
-# OTEL_EXPORTER_OTLP_ENDPOINT (local.otel_environment); the endpoint behind it and its credential are the collector's alone.
+# OTEL_EXPORTER_OTLP_ENDPOINT (local.telemetry_env); the endpoint behind it and its credential are the collector's alone.
 
 locals {
-  metrics_ports = { gateway = 8082, logic = 8092, inference = 8002 }
+  # Whatever has a Service with a port named metrics.
+  measured = concat(["gateway", "logic", "inference"], [for name in ["collector"] : name if var.observability.otlp != null])
 
-  otel_environment = [for each in [
+  telemetry_env = [for each in [
     { name = "OTEL_EXPORTER_OTLP_ENDPOINT", value = "http://collector.${var.namespace}.svc.cluster.local:4318" },
     { name = "OTEL_TRACES_SAMPLER_ARG", value = tostring(try(var.observability.otlp.sample_ratio, 0)) },
   ] : each if var.observability.otlp != null]
@@ -41,43 +42,44 @@ locals {
     }
   }
 
-  collector_labels = merge(local.labels, { "app.kubernetes.io/component" = "collector" })
-
   collector_objects = [for each in [
     {
       apiVersion = "v1"
       kind       = "ConfigMap"
-      metadata   = { name = "collector", namespace = var.namespace, labels = local.collector_labels }
+      metadata   = { name = "collector", namespace = local.namespace, labels = local.labels.collector }
       data       = { "config.yaml" = yamlencode(local.collector_config) }
     },
     {
       apiVersion = "v1"
       kind       = "Service"
-      metadata   = { name = "collector", namespace = var.namespace, labels = local.collector_labels }
+      metadata   = { name = "collector", namespace = local.namespace, labels = local.labels.collector }
       spec = {
         type     = "ClusterIP"
-        selector = { "app.kubernetes.io/name" = "oriel", "app.kubernetes.io/component" = "collector" }
-        ports    = [{ name = "otlp-http", port = 4318, targetPort = 4318, protocol = "TCP" }]
+        selector = local.selectors.collector
+        ports = [
+          { name = "otlp-http", port = 4318, targetPort = "otlp-http", protocol = "TCP" },
+          { name = "metrics", port = 8888, targetPort = "metrics", protocol = "TCP" },
+        ]
       }
     },
     {
       apiVersion                   = "v1"
       kind                         = "ServiceAccount"
-      metadata                     = { name = "collector", namespace = var.namespace, labels = local.collector_labels }
+      metadata                     = { name = "collector", namespace = local.namespace, labels = local.labels.collector }
       automountServiceAccountToken = false
     },
     {
       apiVersion = "apps/v1"
       kind       = "Deployment"
-      metadata   = { name = "collector", namespace = var.namespace, labels = local.collector_labels }
+      metadata   = { name = "collector", namespace = local.namespace, labels = local.labels.collector }
       spec = {
         # One: what it holds while it is moved is lost, and the units count what they could not hand over meanwhile.
         replicas = 1
-        selector = { matchLabels = { "app.kubernetes.io/name" = "oriel", "app.kubernetes.io/component" = "collector" } }
+        selector = { matchLabels = local.selectors.collector }
         strategy = { type = "RollingUpdate", rollingUpdate = { maxUnavailable = 0, maxSurge = 1 } }
         template = {
           metadata = {
-            labels = local.collector_labels
+            labels = local.labels.collector
             # It reads its configuration once.
             annotations = { "oriel.dev/config" = sha256(yamlencode(local.collector_config)) }
           }
@@ -86,12 +88,7 @@ locals {
             automountServiceAccountToken  = false
             enableServiceLinks            = false
             terminationGracePeriodSeconds = 30
-            securityContext = {
-              runAsNonRoot   = true
-              runAsUser      = 65532
-              runAsGroup     = 65532
-              seccompProfile = { type = "RuntimeDefault" }
-            }
+            securityContext               = local.pod_security
             containers = [{
               name  = "collector"
               image = try(var.observability.otlp.image, "")
@@ -109,15 +106,11 @@ locals {
                 requests = { cpu = "100m", memory = "256Mi" }
                 limits   = { memory = "256Mi" }
               }
-              securityContext = {
-                allowPrivilegeEscalation = false
-                readOnlyRootFilesystem   = true
-                capabilities             = { drop = ["ALL"] }
-              }
-              startupProbe   = { httpGet = { path = "/", port = "health" }, periodSeconds = 2, failureThreshold = 30 }
-              readinessProbe = { httpGet = { path = "/", port = "health" }, periodSeconds = 5 }
-              livenessProbe  = { httpGet = { path = "/", port = "health" }, periodSeconds = 10 }
-              volumeMounts   = [{ name = "config", mountPath = "/etc/otelcol", readOnly = true }]
+              securityContext = local.container_security
+              startupProbe    = { httpGet = { path = "/", port = "health" }, periodSeconds = 2, failureThreshold = 30 }
+              readinessProbe  = { httpGet = { path = "/", port = "health" }, periodSeconds = 5 }
+              livenessProbe   = { httpGet = { path = "/", port = "health" }, periodSeconds = 10 }
+              volumeMounts    = [{ name = "config", mountPath = "/etc/otelcol", readOnly = true }]
             }]
             volumes = [{ name = "config", configMap = { name = "collector" } }]
           }
@@ -126,37 +119,19 @@ locals {
     },
   ] : each if var.observability.otlp != null]
 
-  # Headless, of their own: the gateway's Service is public, and pods that still load models are to be seen too.
-  metrics_services = [for component, port in local.metrics_ports : {
-    apiVersion = "v1"
-    kind       = "Service"
-    metadata = {
-      name      = "${component}-metrics"
-      namespace = var.namespace
-      labels    = merge(local.labels, { "app.kubernetes.io/component" = component, "oriel.dev/metrics" = "true" })
-    }
-    spec = {
-      type                     = "ClusterIP"
-      clusterIP                = "None"
-      publishNotReadyAddresses = true
-      selector                 = { "app.kubernetes.io/name" = "oriel", "app.kubernetes.io/component" = component }
-      ports                    = [{ name = "metrics", port = port, targetPort = port, protocol = "TCP" }]
-    }
-  } if var.observability.service_monitors]
-
-  observability_objects = concat(local.collector_objects, local.metrics_services, local.dashboard_objects)
+  observability_objects = concat(local.collector_objects, local.dashboard_objects)
 
   observability_custom_objects = [for each in concat(
-    [for component in keys(local.metrics_ports) : {
+    [for component in local.measured : {
       apiVersion = "monitoring.coreos.com/v1"
       kind       = "ServiceMonitor"
       metadata = {
         name      = component
-        namespace = var.namespace
-        labels    = merge(var.observability.monitor_labels, local.labels, { "app.kubernetes.io/component" = component })
+        namespace = local.namespace
+        labels    = merge(var.observability.monitor_labels, local.labels[component])
       }
       spec = {
-        selector          = { matchLabels = { "oriel.dev/metrics" = "true", "app.kubernetes.io/component" = component } }
+        selector          = { matchLabels = local.selectors[component] }
         namespaceSelector = { matchNames = [var.namespace] }
         podTargetLabels   = ["oriel.dev/model-group"]
         endpoints = [{
@@ -175,8 +150,8 @@ locals {
       kind       = "PrometheusRule"
       metadata = {
         name      = "gateway"
-        namespace = var.namespace
-        labels    = merge(var.observability.monitor_labels, local.labels, { "app.kubernetes.io/component" = "gateway" })
+        namespace = local.namespace
+        labels    = merge(var.observability.monitor_labels, local.labels.gateway)
       }
       # docs/alerts/gateway.yaml, the same file: a test compares them.
       spec = yamldecode(file("${path.module}/alerts/gateway.yaml"))

@@ -10,7 +10,7 @@ locals {
       replicas  = group.replicas
       # Queues grow long before a model server's CPUs are all busy, above all one with a GPU, which no
       # HorizontalPodAutoscaler sees without an adapter for its metrics.
-      cpu_percent = contains(["gpu", "tensorrt"], group.accelerator) ? 50 : 70
+      cpu_percent = group.on_gpu ? 50 : 70
       # What took long to load is not dropped for a short lull. 3600: the most Kubernetes takes.
       settle_s = min(3600, max(300, 2 * group.load_grace_s))
     } },
@@ -41,7 +41,7 @@ locals {
     [for name, target in local.by_cpu : {
       apiVersion = "autoscaling/v2"
       kind       = "HorizontalPodAutoscaler"
-      metadata   = { name = name, namespace = var.namespace, labels = merge(local.labels, { "app.kubernetes.io/component" = target.component }) }
+      metadata   = { name = name, namespace = local.namespace, labels = local.labels[target.component] }
       spec = {
         scaleTargetRef = { apiVersion = "apps/v1", kind = "Deployment", name = name }
         minReplicas    = target.replicas.min
@@ -57,10 +57,10 @@ locals {
     [for each in [{
       apiVersion = "v1"
       kind       = "Service"
-      metadata   = { name = "gateway-scaler", namespace = var.namespace, labels = merge(local.labels, { "app.kubernetes.io/component" = "gateway" }) }
+      metadata   = { name = "gateway-scaler", namespace = local.namespace, labels = local.labels.gateway }
       spec = {
         type     = "ClusterIP"
-        selector = { "app.kubernetes.io/name" = "oriel", "app.kubernetes.io/component" = "gateway" }
+        selector = local.selectors.gateway
         ports    = [{ name = "grpc-scaler", port = 8083, targetPort = 8083, protocol = "TCP", appProtocol = "kubernetes.io/h2c" }]
       }
     }] : each if var.keda.enabled],
@@ -69,7 +69,7 @@ locals {
   scaling_custom_objects = [for name, target in local.scaled : {
     apiVersion = "keda.sh/v1alpha1"
     kind       = "ScaledObject"
-    metadata   = { name = name, namespace = var.namespace, labels = merge(local.labels, { "app.kubernetes.io/component" = target.component }) }
+    metadata   = { name = name, namespace = local.namespace, labels = local.labels[target.component] }
     spec = {
       scaleTargetRef  = { apiVersion = "apps/v1", kind = "Deployment", name = name }
       pollingInterval = var.keda.polling_interval_s
