@@ -28,6 +28,7 @@ locals {
     # Health and metrics for probes and scrapes; the pages that tell of tenants by kubectl port-forward, or with the token.
     var.gateway.admin_token_secret_ref == null ? ["--admin-pages", "loopback"] : [],
     ["--limiter", local.redis_url, "--limiter-replicas", tostring(var.gateway.replicas.min)],
+    local.redis_ca ? ["--limiter-ca", "/etc/oriel/redis/ca.crt"] : [],
     var.gateway.tls_secret == null ? [] : ["--tls-cert", "/etc/oriel/tls/tls.crt", "--tls-key", "/etc/oriel/tls/tls.key"],
     var.gateway.args,
   )
@@ -43,11 +44,18 @@ locals {
     local.scratch_mounts,
     [for each in [{ name = "policies", mountPath = "/etc/oriel/policies", readOnly = true }] : each if var.policies.store == null],
     [for each in [{ name = "tls", mountPath = "/etc/oriel/tls", readOnly = true }] : each if var.gateway.tls_secret != null],
+    [for each in [{ name = "redis", mountPath = "/etc/oriel/redis", readOnly = true }] : each if local.redis_ca],
   )
   gateway_volumes = concat(
     local.scratch_volumes,
     [for each in [{ name = "policies", configMap = { name = "policies" } }] : each if var.policies.store == null],
-    # Read by the group: the process is not root.
+    # Only the certificate, and only if there is one: other clouds' Redis is signed for by whom everybody trusts.
+    [
+      for each in [
+        { name = "redis", secret = { secretName = try(local.redis_secret.name, ""), items = [{ key = "ca.crt", path = "ca.crt" }], optional = true } },
+      ] : each if local.redis_ca
+    ],
+    # 0440, read by the group: the process is not root.
     [for name in compact([var.gateway.tls_secret]) : { name = "tls", secret = { secretName = name, defaultMode = 288 } }],
   )
 

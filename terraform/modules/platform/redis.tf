@@ -6,6 +6,9 @@ locals {
   redis_url     = coalesce(var.infrastructure.redis_url, "redis://redis:${local.ports.redis.redis}")
   redis_secret  = var.infrastructure.redis_auth_secret_ref
 
+  # Who signs for a Redis with TLS may stand beside its password.
+  redis_ca = !local.bundles_redis && var.infrastructure.redis_tls && local.redis_secret != null
+
   redis_password_env = {
     for name in ["ORIEL_LIMITER_PASSWORD", "REDISCLI_AUTH"] : name => [
       for ref in local.redis_secret == null ? [] : [local.redis_secret] :
