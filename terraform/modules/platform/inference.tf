@@ -80,7 +80,7 @@ locals {
       {
         apiVersion = "v1"
         kind       = "Service"
-        metadata   = { name = "inference", namespace = local.namespace, labels = local.component_labels.inference }
+        metadata   = { name = "inference", namespace = local.namespace, labels = local.labels.inference }
         spec = {
           clusterIP = "None"
           selector  = local.selectors.inference
