@@ -73,7 +73,7 @@ locals {
       {
         apiVersion = "v1"
         kind       = "ConfigMap"
-        metadata   = { name = "policies", namespace = local.namespace, labels = local.component_labels.gateway }
+        metadata   = { name = "policies", namespace = local.namespace, labels = local.labels.gateway }
         data       = local.policy_documents
       }
     ] : each if var.policies.store == null
