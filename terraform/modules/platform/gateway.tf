@@ -77,33 +77,22 @@ locals {
       apiVersion = "v1"
       kind       = "Service"
       metadata = merge(
-        { name = "gateway", namespace = local.namespace, labels = local.labels.gateway },
+        { name = "gateway", namespace = local.namespace, labels = local.component_labels.gateway },
         length(var.gateway.service_annotations) == 0 ? {} : { annotations = var.gateway.service_annotations },
       )
       spec = local.gateway_service
     },
-    # Health, metrics and pages: of each pod, never of the load balancer.
-    {
-      apiVersion = "v1"
-      kind       = "Service"
-      metadata   = { name = "gateway-admin", namespace = local.namespace, labels = local.labels.gateway }
-      spec = {
-        clusterIP = "None"
-        selector  = local.selectors.gateway
-        ports     = [{ name = "metrics", port = local.ports.gateway.admin, targetPort = "admin", protocol = "TCP" }]
-      }
-    },
     {
       apiVersion = "apps/v1"
       kind       = "Deployment"
-      metadata   = { name = "gateway", namespace = local.namespace, labels = local.labels.gateway }
+      metadata   = { name = "gateway", namespace = local.namespace, labels = local.component_labels.gateway }
       spec = {
         # How many is the autoscaler's to say: a number here would set it back at each apply.
         revisionHistoryLimit = 5
         strategy             = { type = "RollingUpdate", rollingUpdate = { maxSurge = 1, maxUnavailable = 0 } }
         selector             = { matchLabels = local.selectors.gateway }
         template = {
-          metadata = { labels = merge(local.labels.gateway, var.infrastructure.workload_identity.pod_labels), annotations = local.movable }
+          metadata = { labels = merge(local.component_labels.gateway, var.infrastructure.workload_identity.pod_labels), annotations = local.movable }
           spec = merge(local.pod_base, local.gateway_placement, {
             serviceAccountName            = "gateway"
             terminationGracePeriodSeconds = local.pause_s.gateway + local.unit_drain_s + local.stop_margin_s
@@ -155,7 +144,7 @@ locals {
     {
       apiVersion = "policy/v1"
       kind       = "PodDisruptionBudget"
-      metadata   = { name = "gateway", namespace = local.namespace, labels = local.labels.gateway }
+      metadata   = { name = "gateway", namespace = local.namespace, labels = local.component_labels.gateway }
       spec       = { maxUnavailable = 1, selector = { matchLabels = local.selectors.gateway }, unhealthyPodEvictionPolicy = "AlwaysAllow" }
     },
   ]

@@ -12,7 +12,7 @@ locals {
     tensorrt = { cpu = 2, memory = 12 }
   }
   # What the caller said, and what follows from it.
-  groups = {
+  model_groups = {
     for name, group in merge({ for key, value in local.default_groups : key => value if var.model_groups == null }, var.model_groups) : name => {
       accelerator  = group.accelerator
       on_gpu       = contains(local.accelerated, group.accelerator)
@@ -29,7 +29,7 @@ locals {
   }
 
   inference_args = {
-    for name, group in local.groups : name => concat(
+    for name, group in local.model_groups : name => concat(
       ["--model-repository", group.repository, "--model-control-mode", "poll", "--repository-poll-secs", "15"],
       ["--host", "0.0.0.0", "--id", "inference-${name}"],
       # Requests, not what the node has: the rest is other pods'.
@@ -40,7 +40,7 @@ locals {
   }
   # Fetched models. A claim is a disk of its own for each pod, made and deleted with it; else a share of the node's.
   cache_volume = {
-    for name, group in local.groups : name => merge(
+    for name, group in local.model_groups : name => merge(
       { name = "models" },
       { for key, value in { emptyDir = { sizeLimit = "${group.cache.gb}Gi" } } : key => value if !group.cache.claim },
       {
@@ -60,7 +60,7 @@ locals {
     )
   }
   disk_requests = {
-    for name, group in local.groups : name => { for key, value in { "ephemeral-storage" = "${group.cache.gb + 1}Gi" } : key => value if !group.cache.claim }
+    for name, group in local.model_groups : name => { for key, value in { "ephemeral-storage" = "${group.cache.gb + 1}Gi" } : key => value if !group.cache.claim }
   }
 
   rollout = {
@@ -80,7 +80,7 @@ locals {
       {
         apiVersion = "v1"
         kind       = "Service"
-        metadata   = { name = "inference", namespace = local.namespace, labels = local.labels.inference }
+        metadata   = { name = "inference", namespace = local.namespace, labels = local.component_labels.inference }
         spec = {
           clusterIP = "None"
           selector  = local.selectors.inference
@@ -89,19 +89,19 @@ locals {
       },
     ],
     [
-      for name, group in local.groups : {
+      for name, group in local.model_groups : {
         apiVersion = "v1"
         kind       = "Service"
         metadata   = { name = "inference-${name}", namespace = local.namespace, labels = local.group_labels[name] }
         spec = {
           clusterIP = "None"
           selector  = local.group_selectors[name]
-          ports     = concat(local.inference_ports, [{ name = "metrics", port = local.ports.inference.metrics, targetPort = "metrics", protocol = "TCP" }])
+          ports     = local.inference_ports
         }
       }
     ],
     [
-      for name, group in local.groups : {
+      for name, group in local.model_groups : {
         apiVersion = "apps/v1"
         kind       = "Deployment"
         metadata   = { name = "inference-${name}", namespace = local.namespace, labels = local.group_labels[name] }
@@ -177,7 +177,7 @@ locals {
       }
     ],
     [
-      for name, group in local.groups : {
+      for name, group in local.model_groups : {
         apiVersion = "policy/v1"
         kind       = "PodDisruptionBudget"
         metadata   = { name = "inference-${name}", namespace = local.namespace, labels = local.group_labels[name] }

@@ -69,7 +69,7 @@ locals {
     ]
   }
   group_spread = {
-    for group in keys(local.groups) : group => [
+    for group in keys(local.model_groups) : group => [
       for topology in sort(keys(local.spread_over)) : merge(local.spread_over[topology], { labelSelector = { matchLabels = local.group_selectors[group] } })
     ]
   }
@@ -78,7 +78,7 @@ locals {
     for name, priority in { gpu = 100000, gateway = 50000, cpu = 0 } : {
       apiVersion                = "scheduling.k8s.io/v1"
       kind                      = "PriorityClass"
-      metadata                  = { name = "oriel-${name}", labels = local.common_labels }
+      metadata                  = { name = "oriel-${name}", labels = local.labels }
       value                     = priority
       globalDefault             = false
       description               = "Of Oriel's ${name} pods: a GPU pod displaces CPU pods from its node, never the other way round."
@@ -90,12 +90,12 @@ locals {
       {
         apiVersion = "apps/v1"
         kind       = "DaemonSet"
-        metadata   = { name = "anchor", namespace = local.namespace, labels = local.labels.anchor }
+        metadata   = { name = "anchor", namespace = local.namespace, labels = local.component_labels.anchor }
         spec = {
           selector       = { matchLabels = local.selectors.anchor }
           updateStrategy = { type = "RollingUpdate", rollingUpdate = { maxUnavailable = "10%" } }
           template = {
-            metadata = { labels = merge(local.labels.anchor, local.marks_node) }
+            metadata = { labels = merge(local.component_labels.anchor, local.marks_node) }
             spec = merge(local.pod_base, local.priority_of.gateway, {
               terminationGracePeriodSeconds = 1
               affinity                      = local.anchor_affinity

@@ -25,7 +25,7 @@ locals {
   # has a model. Names are short on purpose: the first entry of a pod's DNS search list makes them whole.
   pool_discovery = merge(
     { inference = "inference" },
-    { for group in keys(local.groups) : "inference-${group}" => "inference-${group}" },
+    { for group in keys(local.model_groups) : "inference-${group}" => "inference-${group}" },
   )
   pools_toml = join("\n", concat(
     ["[pools.logic]", "discover = \"dns:logic:${local.ports.logic.http}\"", "probe = \"/v1/services\"", ""],
@@ -42,8 +42,8 @@ locals {
   routes_toml = join("\n", concat(
     [local.pools_toml],
     flatten([
-      for group in sort(keys(local.groups)) : [
-        for model in local.groups[group].models : [
+      for group in sort(keys(local.model_groups)) : [
+        for model in local.model_groups[group].models : [
           "[[routes]]", "model = ${jsonencode(model)}", "pool = \"inference-${group}\"", "",
         ]
       ]
@@ -73,7 +73,7 @@ locals {
       {
         apiVersion = "v1"
         kind       = "ConfigMap"
-        metadata   = { name = "policies", namespace = local.namespace, labels = local.labels.gateway }
+        metadata   = { name = "policies", namespace = local.namespace, labels = local.component_labels.gateway }
         data       = local.policy_documents
       }
     ] : each if var.policies.store == null

@@ -26,7 +26,7 @@ locals {
       {
         apiVersion = "v1"
         kind       = "Service"
-        metadata   = { name = "redis", namespace = local.namespace, labels = local.labels.redis }
+        metadata   = { name = "redis", namespace = local.namespace, labels = local.component_labels.redis }
         spec = {
           selector = local.selectors.redis
           ports    = [{ name = "redis", port = local.ports.redis.redis, targetPort = "redis", protocol = "TCP" }]
@@ -35,7 +35,7 @@ locals {
       {
         apiVersion = "apps/v1"
         kind       = "Deployment"
-        metadata   = { name = "redis", namespace = local.namespace, labels = local.labels.redis }
+        metadata   = { name = "redis", namespace = local.namespace, labels = local.component_labels.redis }
         spec = {
           replicas             = 1
           revisionHistoryLimit = 3
@@ -43,7 +43,7 @@ locals {
           strategy = { type = "Recreate" }
           selector = { matchLabels = local.selectors.redis }
           template = {
-            metadata = { labels = local.labels.redis, annotations = local.movable }
+            metadata = { labels = local.component_labels.redis, annotations = local.movable }
             spec = merge(local.pod_base, local.gateway_placement, {
               # Of the image's own user. Another image's would do as well: nothing is written.
               securityContext = merge(local.pod_security, { runAsUser = 999, runAsGroup = 999, fsGroup = 999 })
