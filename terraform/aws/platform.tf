@@ -86,10 +86,10 @@ module "platform" {
 }
 
 # Redis's password, next to the platform that names it: it needs its namespace, the platform's pods wait for it.
-resource "helm_release" "redis_auth" {
+resource "helm_release" "secrets" {
   count = var.deploy_platform && var.redis.managed ? 1 : 0
 
-  name      = "oriel-redis-auth"
+  name      = "oriel-secrets"
   namespace = module.platform[0].namespace
   chart     = local.carrier_chart
   values = [jsonencode({ objects = [{
