@@ -9,6 +9,7 @@ output "custom_objects" {
 }
 
 output "namespace" {
-  description = "Where it runs."
+  description = "Where it runs. Known once it is there: what a root adds to it (a Secret) comes after and goes before."
   value       = local.namespace
+  depends_on  = [helm_release.base]
 }
