@@ -105,7 +105,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
 
 
 async def _serve(settings: Settings, stop: asyncio.Event, compiler: FolderCompiler) -> None:
-    token = admin_token(settings.admin_host)
+    token = admin_token(settings.admin_host, pages=settings.admin_pages)
     source = FolderSource(settings.policies)
     seen = await asyncio.to_thread(source.stamp)
     try:

@@ -19,6 +19,7 @@ class Settings:
     limiter_replicas: gateways that share it, as long as it has not said how many there are.
     tls_cert, tls_key: PEM files of both public ports, or neither; they are looked at each second.
     cache_bytes: for kept answers of deterministic routes, 0 = keep none.
+    admin_pages: "token", or "loopback": without a token only whoever asks from this machine reads them.
     """
 
     policies: Path
@@ -27,6 +28,7 @@ class Settings:
     grpc_port: int = 8081
     admin_host: str = "127.0.0.1"
     admin_port: int = 8082
+    admin_pages: str = "token"
     tls_cert: Path | None = None
     tls_key: Path | None = None
     endpoints: Addresses = field(default_factory=dict)

@@ -25,8 +25,8 @@ locals {
   gateway_policies = coalesce(var.policies.store, "/etc/oriel/policies")
   gateway_args = concat(
     ["--policies", local.gateway_policies, "--host", "0.0.0.0", "--admin-host", "0.0.0.0"],
-    # Health and metrics for everybody in the namespace; the pages that tell of tenants only with a token.
-    var.gateway.admin_token_secret_ref == null ? ["--no-admin-pages"] : [],
+    # Health and metrics for probes and scrapes; the pages that tell of tenants by kubectl port-forward, or with the token.
+    var.gateway.admin_token_secret_ref == null ? ["--admin-pages", "loopback"] : [],
     ["--limiter", local.redis_url, "--limiter-replicas", tostring(var.gateway.replicas.min)],
     var.gateway.tls_secret == null ? [] : ["--tls-cert", "/etc/oriel/tls/tls.crt", "--tls-key", "/etc/oriel/tls/tls.key"],
     var.gateway.args,

@@ -5,7 +5,7 @@ locals {
   # A release waits until its pods are ready: a GPU node starts (10 min), an image of several GB is pulled, models load.
   node_start_s = 900
   platform_timeout_s = local.node_start_s + max(300, [
-    for group in values(local.groups) : group.load_grace_s
+    for group in values(local.model_groups) : group.load_grace_s
   ]...)
 
   charts = {

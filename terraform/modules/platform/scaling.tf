@@ -5,7 +5,7 @@
 locals {
   scaled = merge(
     { logic = { component = "logic", replicas = var.logic.replicas, cpu_percent = 70, settle_s = 300 } },
-    { for name, group in local.groups : "inference-${name}" => {
+    { for name, group in local.model_groups : "inference-${name}" => {
       component = "inference"
       replicas  = group.replicas
       # Queues grow long before a model server's CPUs are all busy, above all one with a GPU, which no
