@@ -1,11 +1,11 @@
 # Metrics are read by whatever Prometheus there is, spans go through one collector. Its address is what the units get as
-# OTEL_EXPORTER_OTLP_ENDPOINT (local.otel_environment); the endpoint behind it and its credential are the collector's alone.
+# OTEL_EXPORTER_OTLP_ENDPOINT (local.telemetry_env); the endpoint behind it and its credential are the collector's alone.
 
 locals {
   # Whatever has a Service with a port named metrics.
   measured = concat(["gateway", "logic", "inference"], [for name in ["collector"] : name if var.observability.otlp != null])
 
-  otel_environment = [for each in [
+  telemetry_env = [for each in [
     { name = "OTEL_EXPORTER_OTLP_ENDPOINT", value = "http://collector.${var.namespace}.svc.cluster.local:4318" },
     { name = "OTEL_TRACES_SAMPLER_ARG", value = tostring(try(var.observability.otlp.sample_ratio, 0)) },
   ] : each if var.observability.otlp != null]
@@ -46,13 +46,13 @@ locals {
     {
       apiVersion = "v1"
       kind       = "ConfigMap"
-      metadata   = { name = "collector", namespace = local.namespace, labels = local.component_labels.collector }
+      metadata   = { name = "collector", namespace = local.namespace, labels = local.labels.collector }
       data       = { "config.yaml" = yamlencode(local.collector_config) }
     },
     {
       apiVersion = "v1"
       kind       = "Service"
-      metadata   = { name = "collector", namespace = local.namespace, labels = local.component_labels.collector }
+      metadata   = { name = "collector", namespace = local.namespace, labels = local.labels.collector }
       spec = {
         type     = "ClusterIP"
         selector = local.selectors.collector
@@ -65,13 +65,13 @@ locals {
     {
       apiVersion                   = "v1"
       kind                         = "ServiceAccount"
-      metadata                     = { name = "collector", namespace = local.namespace, labels = local.component_labels.collector }
+      metadata                     = { name = "collector", namespace = local.namespace, labels = local.labels.collector }
       automountServiceAccountToken = false
     },
     {
       apiVersion = "apps/v1"
       kind       = "Deployment"
-      metadata   = { name = "collector", namespace = local.namespace, labels = local.component_labels.collector }
+      metadata   = { name = "collector", namespace = local.namespace, labels = local.labels.collector }
       spec = {
         # One: what it holds while it is moved is lost, and the units count what they could not hand over meanwhile.
         replicas = 1
@@ -79,7 +79,7 @@ locals {
         strategy = { type = "RollingUpdate", rollingUpdate = { maxUnavailable = 0, maxSurge = 1 } }
         template = {
           metadata = {
-            labels = local.component_labels.collector
+            labels = local.labels.collector
             # It reads its configuration once.
             annotations = { "oriel.dev/config" = sha256(yamlencode(local.collector_config)) }
           }
@@ -128,7 +128,7 @@ locals {
       metadata = {
         name      = component
         namespace = local.namespace
-        labels    = merge(var.observability.monitor_labels, local.component_labels[component])
+        labels    = merge(var.observability.monitor_labels, local.labels[component])
       }
       spec = {
         selector          = { matchLabels = local.selectors[component] }
@@ -151,7 +151,7 @@ locals {
       metadata = {
         name      = "gateway"
         namespace = local.namespace
-        labels    = merge(var.observability.monitor_labels, local.component_labels.gateway)
+        labels    = merge(var.observability.monitor_labels, local.labels.gateway)
       }
       # docs/alerts/gateway.yaml, the same file: a test compares them.
       spec = yamldecode(file("${path.module}/alerts/gateway.yaml"))
