@@ -154,13 +154,13 @@ locals {
     [{
       apiVersion = "networking.k8s.io/v1"
       kind       = "NetworkPolicy"
-      metadata   = { name = "default-deny", namespace = local.namespace, labels = local.labels }
+      metadata   = { name = "default-deny", namespace = local.namespace, labels = local.common_labels }
       spec       = { podSelector = {}, policyTypes = ["Ingress", "Egress"] }
     }],
     [for component, rules in local.traffic : {
       apiVersion = "networking.k8s.io/v1"
       kind       = "NetworkPolicy"
-      metadata   = { name = component, namespace = local.namespace, labels = local.component_labels[component] }
+      metadata   = { name = component, namespace = local.namespace, labels = local.labels[component] }
       spec = {
         podSelector = { matchLabels = { "app.kubernetes.io/component" = component } }
         policyTypes = ["Ingress", "Egress"]

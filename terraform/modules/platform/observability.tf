@@ -1,5 +1,5 @@
 # Metrics are read by whatever Prometheus there is, spans go through one collector. Its address is what the units get as
-# OTEL_EXPORTER_OTLP_ENDPOINT (local.otel_environment); the endpoint behind it and its credential are the collector's alone.
+# OTEL_EXPORTER_OTLP_ENDPOINT (local.telemetry_env); the endpoint behind it and its credential are the collector's alone.
 
 locals {
   metrics_ports = merge(
@@ -7,7 +7,7 @@ locals {
     { for name, port in { collector = 8888 } : name => port if var.observability.otlp != null },
   )
 
-  otel_environment = [for each in [
+  telemetry_env = [for each in [
     { name = "OTEL_EXPORTER_OTLP_ENDPOINT", value = "http://collector.${var.namespace}.svc.cluster.local:4318" },
     { name = "OTEL_TRACES_SAMPLER_ARG", value = tostring(try(var.observability.otlp.sample_ratio, 0)) },
   ] : each if var.observability.otlp != null]
@@ -48,13 +48,13 @@ locals {
     {
       apiVersion = "v1"
       kind       = "ConfigMap"
-      metadata   = { name = "collector", namespace = local.namespace, labels = local.component_labels.collector }
+      metadata   = { name = "collector", namespace = local.namespace, labels = local.labels.collector }
       data       = { "config.yaml" = yamlencode(local.collector_config) }
     },
     {
       apiVersion = "v1"
       kind       = "Service"
-      metadata   = { name = "collector", namespace = local.namespace, labels = local.component_labels.collector }
+      metadata   = { name = "collector", namespace = local.namespace, labels = local.labels.collector }
       spec = {
         type     = "ClusterIP"
         selector = local.selectors.collector
@@ -64,13 +64,13 @@ locals {
     {
       apiVersion                   = "v1"
       kind                         = "ServiceAccount"
-      metadata                     = { name = "collector", namespace = local.namespace, labels = local.component_labels.collector }
+      metadata                     = { name = "collector", namespace = local.namespace, labels = local.labels.collector }
       automountServiceAccountToken = false
     },
     {
       apiVersion = "apps/v1"
       kind       = "Deployment"
-      metadata   = { name = "collector", namespace = local.namespace, labels = local.component_labels.collector }
+      metadata   = { name = "collector", namespace = local.namespace, labels = local.labels.collector }
       spec = {
         # One: what it holds while it is moved is lost, and the units count what they could not hand over meanwhile.
         replicas = 1
@@ -78,7 +78,7 @@ locals {
         strategy = { type = "RollingUpdate", rollingUpdate = { maxUnavailable = 0, maxSurge = 1 } }
         template = {
           metadata = {
-            labels = local.component_labels.collector
+            labels = local.labels.collector
             # It reads its configuration once.
             annotations = { "oriel.dev/config" = sha256(yamlencode(local.collector_config)) }
           }
@@ -145,7 +145,7 @@ locals {
       metadata = {
         name      = component
         namespace = local.namespace
-        labels    = merge(var.observability.monitor_labels, local.component_labels[component])
+        labels    = merge(var.observability.monitor_labels, local.labels[component])
       }
       spec = {
         selector          = { matchLabels = merge(local.selectors[component], { "oriel.dev/metrics" = "true" }) }
@@ -168,7 +168,7 @@ locals {
       metadata = {
         name      = "gateway"
         namespace = local.namespace
-        labels    = merge(var.observability.monitor_labels, local.component_labels.gateway)
+        labels    = merge(var.observability.monitor_labels, local.labels.gateway)
       }
       # docs/alerts/gateway.yaml, the same file: a test compares them.
       spec = yamldecode(file("${path.module}/alerts/gateway.yaml"))

@@ -9,6 +9,7 @@ output "custom_objects" {
 }
 
 output "namespace" {
-  description = "Where it runs."
+  description = "Where it runs. It is there when this is known: what its pods name, such as a Secret, is put into it meanwhile."
   value       = local.namespace
+  depends_on  = [helm_release.base]
 }
