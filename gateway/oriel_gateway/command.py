@@ -95,6 +95,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="gateways that share the limiter, until it says how many there are (default %(default)s)",
     )
     parser.add_argument(
+        "--limiter-ca",
+        type=Path,
+        metavar="FILE",
+        help="who signs for a rediss:// limiter, PEM; if there is no such file: whom this machine trusts",
+    )
+    parser.add_argument(
         "--access-log",
         default="",
         metavar="PATH|-",
@@ -139,6 +145,7 @@ def run(args: argparse.Namespace) -> int:
         limiter=args.limiter or os.environ.get("ORIEL_LIMITER") or "embedded",
         limiter_password=os.environ.get("ORIEL_LIMITER_PASSWORD"),
         limiter_replicas=args.limiter_replicas,
+        limiter_ca=args.limiter_ca,
     )
     return run_unit(lambda stop: serve(settings, stop), unit="gateway")
 

@@ -107,9 +107,11 @@ resource "aws_eks_node_group" "this" {
     version = aws_launch_template.node[each.key].latest_version
   }
 
-  # A way out before the first node, the network plug-in before it is ready; on destroy the plug-in outlives the nodes,
-  # else their interfaces stay behind and hold the subnets.
+  # A way out before the first node, the network plug-in before it is ready. On destroy the plug-in outlives the nodes,
+  # else their interfaces stay behind and hold the subnets; so do the gateway's addresses, which are free only some
+  # minutes after its load balancer is deleted.
   depends_on = [
+    aws_eip.gateway,
     aws_eks_addon.node,
     aws_iam_role_policy_attachment.node,
     aws_route.private,

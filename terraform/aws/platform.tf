@@ -11,9 +11,6 @@ locals {
     "service.beta.kubernetes.io/aws-load-balancer-cross-zone-load-balancing-enabled" = "true"
     "service.beta.kubernetes.io/aws-load-balancer-additional-resource-tags"          = join(",", [for key, value in local.tags : "${key}=${value}"])
   }
-  gateway_service = merge(try(var.platform.gateway.service, {}), {
-    annotations = merge(local.gateway_annotations, try(var.platform.gateway.service.annotations, {}))
-  })
 }
 
 resource "helm_release" "storage" {
@@ -54,8 +51,8 @@ module "platform" {
   namespace     = local.namespace
 
   gateway = merge(try(var.platform.gateway, {}), {
-    service    = local.gateway_service
-    tls_secret = try(var.platform.gateway.tls_secret, var.dns.tls_secret, null)
+    service_annotations = merge(local.gateway_annotations, try(var.platform.gateway.service_annotations, {}))
+    tls_secret          = try(var.platform.gateway.tls_secret, var.dns.tls_secret, null)
   })
   logic         = try(var.platform.logic, null)
   model_groups  = try(var.platform.model_groups, null)
@@ -86,10 +83,10 @@ module "platform" {
 }
 
 # Redis's password, next to the platform that names it: it needs its namespace, the platform's pods wait for it.
-resource "helm_release" "redis_auth" {
+resource "helm_release" "secrets" {
   count = var.deploy_platform && var.redis.managed ? 1 : 0
 
-  name      = "oriel-redis-auth"
+  name      = "oriel-secrets"
   namespace = module.platform[0].namespace
   chart     = local.carrier_chart
   values = [jsonencode({ objects = [{

@@ -16,13 +16,13 @@ TEMPLATE = "modules/platform/chart/templates/objects.yaml"
 NASTY = [
     {"kind": "ConfigMap", "data": {"a": "x\n---\nkind: Secret\n", "b": "{{ .Values.objects }} {{- end }}"}},
     {"kind": "Numbers", "n": [0, -1, 1000000, 100000, 2**53 - 1, 0.5], "yes": "yes", "no": "no", "octal": "0777"},
-    {"kind": "Text", "t": "<a href=\"x\">&amp;</a> \\ ' \u2028 ü 模型 # : - % @ ` | > ~ null true 1e3\t", "e": ""},
+    {"kind": "Text", "t": '<a href="x">&amp;</a> \\ \' \u2028 ü 模型 # : - % @ ` | > ~ null true 1e3\t', "e": ""},
     {"kind": "Empty", "list": [], "map": {}, "nested": [[], [{}]], "true": True, "false": False, "null": None},
 ]
 
 
 def rendered(template: str, found: list[Any]) -> str:
-    """What Go's text/template makes of the four actions and one comment that the chart consists of, and of no others."""
+    """What Go's text/template makes of the comment and the actions the chart consists of, and of no others."""
     tokens = re.split(r"(\{\{.*?\}\})", template, flags=re.S)
     for number, token in enumerate(tokens):
         if token.startswith("{{-"):
@@ -93,7 +93,8 @@ func main() {
     var values any
     if json.NewDecoder(os.Stdin).Decode(&values) != nil { panic("values") }
     toJson := func(v any) string { b, err := json.Marshal(v); if err != nil { return "" }; return string(b) }
-    t := template.Must(template.New("t").Option("missingkey=zero").Funcs(template.FuncMap{"toJson": toJson}).Parse(string(text)))
+    own := template.FuncMap{"toJson": toJson}
+    t := template.Must(template.New("t").Option("missingkey=zero").Funcs(own).Parse(string(text)))
     if err := t.Execute(os.Stdout, map[string]any{"Values": values}); err != nil { panic(err) }
 }
 """

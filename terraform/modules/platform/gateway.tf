@@ -28,6 +28,7 @@ locals {
     # Health and metrics for probes and scrapes; the pages that tell of tenants by kubectl port-forward, or with the token.
     var.gateway.admin_token_secret_ref == null ? ["--admin-pages", "loopback"] : [],
     ["--limiter", local.redis_url, "--limiter-replicas", tostring(var.gateway.replicas.min)],
+    local.redis_ca ? ["--limiter-ca", "/etc/oriel/redis/ca.crt"] : [],
     var.gateway.tls_secret == null ? [] : ["--tls-cert", "/etc/oriel/tls/tls.crt", "--tls-key", "/etc/oriel/tls/tls.key"],
     var.gateway.args,
   )
@@ -43,11 +44,18 @@ locals {
     local.scratch_mounts,
     [for each in [{ name = "policies", mountPath = "/etc/oriel/policies", readOnly = true }] : each if var.policies.store == null],
     [for each in [{ name = "tls", mountPath = "/etc/oriel/tls", readOnly = true }] : each if var.gateway.tls_secret != null],
+    [for each in [{ name = "redis", mountPath = "/etc/oriel/redis", readOnly = true }] : each if local.redis_ca],
   )
   gateway_volumes = concat(
     local.scratch_volumes,
     [for each in [{ name = "policies", configMap = { name = "policies" } }] : each if var.policies.store == null],
-    # Read by the group: the process is not root.
+    # Only the certificate, and only if there is one: other clouds' Redis is signed for by whom everybody trusts.
+    [
+      for each in [
+        { name = "redis", secret = { secretName = try(local.redis_secret.name, ""), items = [{ key = "ca.crt", path = "ca.crt" }], optional = true } },
+      ] : each if local.redis_ca
+    ],
+    # 0440, read by the group: the process is not root.
     [for name in compact([var.gateway.tls_secret]) : { name = "tls", secret = { secretName = name, defaultMode = 288 } }],
   )
 
@@ -77,7 +85,7 @@ locals {
       apiVersion = "v1"
       kind       = "Service"
       metadata = merge(
-        { name = "gateway", namespace = local.namespace, labels = local.component_labels.gateway },
+        { name = "gateway", namespace = local.namespace, labels = local.labels.gateway },
         length(var.gateway.service_annotations) == 0 ? {} : { annotations = var.gateway.service_annotations },
       )
       spec = local.gateway_service
@@ -85,14 +93,14 @@ locals {
     {
       apiVersion = "apps/v1"
       kind       = "Deployment"
-      metadata   = { name = "gateway", namespace = local.namespace, labels = local.component_labels.gateway }
+      metadata   = { name = "gateway", namespace = local.namespace, labels = local.labels.gateway }
       spec = {
         # How many is the autoscaler's to say: a number here would set it back at each apply.
         revisionHistoryLimit = 5
         strategy             = { type = "RollingUpdate", rollingUpdate = { maxSurge = 1, maxUnavailable = 0 } }
         selector             = { matchLabels = local.selectors.gateway }
         template = {
-          metadata = { labels = merge(local.component_labels.gateway, var.infrastructure.workload_identity.pod_labels), annotations = local.movable }
+          metadata = { labels = merge(local.labels.gateway, var.infrastructure.workload_identity.pod_labels), annotations = local.movable }
           spec = merge(local.pod_base, local.gateway_placement, {
             serviceAccountName            = "gateway"
             terminationGracePeriodSeconds = local.pause_s.gateway + local.unit_drain_s + local.stop_margin_s
@@ -144,7 +152,7 @@ locals {
     {
       apiVersion = "policy/v1"
       kind       = "PodDisruptionBudget"
-      metadata   = { name = "gateway", namespace = local.namespace, labels = local.component_labels.gateway }
+      metadata   = { name = "gateway", namespace = local.namespace, labels = local.labels.gateway }
       spec       = { maxUnavailable = 1, selector = { matchLabels = local.selectors.gateway }, unhealthyPodEvictionPolicy = "AlwaysAllow" }
     },
   ]

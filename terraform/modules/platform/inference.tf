@@ -80,7 +80,7 @@ locals {
       {
         apiVersion = "v1"
         kind       = "Service"
-        metadata   = { name = "inference", namespace = local.namespace, labels = local.component_labels.inference }
+        metadata   = { name = "inference", namespace = local.namespace, labels = local.labels.inference }
         spec = {
           clusterIP = "None"
           selector  = local.selectors.inference
@@ -136,8 +136,8 @@ locals {
                     { name = port, containerPort = local.ports.inference[port], protocol = "TCP" }
                   ]
                   volumeMounts = concat(local.scratch_mounts, [{ name = "models", mountPath = "/var/lib/oriel/cache" }])
-                  # Models are fetched and loaded before it is ready. Live comes first: as long as it answers nothing,
-                  # this is the grace; after that readiness tells the rest.
+                  # Models are fetched and loaded before it is ready; the port answers meanwhile. What is not ready after the
+                  # grace is begun anew, with what was fetched still there.
                   startupProbe = {
                     httpGet          = { path = "/v2/health/ready", port = "http" }
                     periodSeconds    = 5

@@ -15,13 +15,13 @@ locals {
     {
       apiVersion = "v1"
       kind       = "ConfigMap"
-      metadata   = { name = "services", namespace = local.namespace, labels = local.component_labels.logic }
+      metadata   = { name = "services", namespace = local.namespace, labels = local.labels.logic }
       data       = var.logic.services
     },
     {
       apiVersion = "v1"
       kind       = "Service"
-      metadata   = { name = "logic", namespace = local.namespace, labels = local.component_labels.logic }
+      metadata   = { name = "logic", namespace = local.namespace, labels = local.labels.logic }
       spec = {
         # Every pod by its own address: the gateway chooses by load, and finds out within a second who is gone.
         clusterIP = "None"
@@ -34,13 +34,13 @@ locals {
     {
       apiVersion = "apps/v1"
       kind       = "Deployment"
-      metadata   = { name = "logic", namespace = local.namespace, labels = local.component_labels.logic }
+      metadata   = { name = "logic", namespace = local.namespace, labels = local.labels.logic }
       spec = {
         revisionHistoryLimit = 5
         strategy             = { type = "RollingUpdate", rollingUpdate = { maxSurge = "25%", maxUnavailable = 0 } }
         selector             = { matchLabels = local.selectors.logic }
         template = {
-          metadata = { labels = merge(local.component_labels.logic, var.infrastructure.workload_identity.pod_labels), annotations = local.movable }
+          metadata = { labels = merge(local.labels.logic, var.infrastructure.workload_identity.pod_labels), annotations = local.movable }
           spec = merge(local.pod_base, local.cpu_placement, {
             serviceAccountName            = "logic"
             terminationGracePeriodSeconds = local.pause_s.logic + local.unit_drain_s + local.stop_margin_s
@@ -91,7 +91,7 @@ locals {
     {
       apiVersion = "policy/v1"
       kind       = "PodDisruptionBudget"
-      metadata   = { name = "logic", namespace = local.namespace, labels = local.component_labels.logic }
+      metadata   = { name = "logic", namespace = local.namespace, labels = local.labels.logic }
       spec       = { maxUnavailable = "25%", selector = { matchLabels = local.selectors.logic }, unhealthyPodEvictionPolicy = "AlwaysAllow" }
     },
   ]

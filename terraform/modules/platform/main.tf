@@ -1,4 +1,5 @@
 # Every Kubernetes object is an HCL value, a file per concern; releases.tf hands them to Kubernetes. So terraform itself
+# The names the concern files share: labels (by component), common_labels, selectors, model_groups, telemetry_env, pod_base.
 # evaluates them before there is a cluster, and a plan shows each change of each field.
 
 locals {
@@ -12,23 +13,23 @@ locals {
     redis     = { redis = 6379 }
   }
 
-  labels = {
+  common_labels = {
     "app.kubernetes.io/name"       = "oriel"
     "app.kubernetes.io/part-of"    = "oriel"
     "app.kubernetes.io/managed-by" = "terraform"
   }
-  component_labels = {
+  labels = {
     for component in ["gateway", "logic", "inference", "redis", "collector", "anchor"] :
-    component => merge(local.labels, { "app.kubernetes.io/component" = component })
+    component => merge(local.common_labels, { "app.kubernetes.io/component" = component })
   }
   # What finds the pods of a component again. It may never change: Kubernetes refuses another selector of a Deployment.
   selectors = {
-    for component in keys(local.component_labels) :
+    for component in keys(local.labels) :
     component => { "app.kubernetes.io/name" = "oriel", "app.kubernetes.io/component" = component }
   }
 
   group_labels = {
-    for group in keys(local.model_groups) : group => merge(local.component_labels.inference, { "oriel.dev/model-group" = group })
+    for group in keys(local.model_groups) : group => merge(local.labels.inference, { "oriel.dev/model-group" = group })
   }
   group_selectors = {
     for group in keys(local.model_groups) : group => merge(local.selectors.inference, { "oriel.dev/model-group" = group })
@@ -52,7 +53,7 @@ locals {
   unit_env = concat([
     { name = "ORIEL_STATE", value = "/var/lib/oriel" },
     { name = "XDG_CACHE_HOME", value = "/var/lib/oriel/cache" },
-  ], local.otel_environment)
+  ], local.telemetry_env)
 
   pod_security = {
     runAsNonRoot   = true
@@ -84,7 +85,7 @@ locals {
       apiVersion = "v1"
       kind       = "ServiceAccount"
       metadata = merge(
-        { name = component, namespace = local.namespace, labels = local.component_labels[component] },
+        { name = component, namespace = local.namespace, labels = local.labels[component] },
         length(try(var.infrastructure.workload_identity.service_account_annotations[component], {})) == 0 ? {} : {
           annotations = var.infrastructure.workload_identity.service_account_annotations[component]
         },
@@ -101,7 +102,7 @@ locals {
       kind       = "Namespace"
       metadata = {
         name = local.namespace
-        labels = merge(local.labels, {
+        labels = merge(local.common_labels, {
           "pod-security.kubernetes.io/enforce" = "restricted"
           "pod-security.kubernetes.io/audit"   = "restricted"
           "pod-security.kubernetes.io/warn"    = "restricted"

@@ -9,7 +9,7 @@ output "custom_objects" {
 }
 
 output "namespace" {
-  description = "Where it runs. Known once it is there: what a root adds to it (a Secret) comes after and goes before."
+  description = "Where it runs. It is there when this is known: what its pods name, such as a Secret, is put into it meanwhile."
   value       = local.namespace
   depends_on  = [helm_release.base]
 }

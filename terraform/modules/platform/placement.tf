@@ -1,3 +1,36 @@
+# Placement: GPU nodes have CPUs to spare, and they are paid for.
+#
+# A node with one GPU comes with 8 CPUs and more; the pod on the GPU uses some of them. CPU pods (logic servers, CPU
+# inference) use the rest. What has to hold, and by what:
+#
+# 1. A CPU pod runs on a GPU node that a GPU pod already pays for. It tolerates the taint and prefers these nodes.
+# 2. It never makes anybody buy one, and never moves to an empty one. A preference alone would not do: when no node has
+#    room, an autoscaler asks of each kind of node whether a new one would take the pod, and a pod that tolerates the taint
+#    fits. So it also has to be where a pod with the label oriel.dev/cpu-here is (required podAffinity, by host). Two kinds
+#    of pods carry it: GPU inference, and `anchor`, a DaemonSet that does nothing on every node without a GPU. A new CPU
+#    node comes with its anchor (autoscalers count DaemonSets when they imagine a node): the pod fits. A new GPU node comes
+#    with nothing: it does not fit, until a GPU pod is there. CPU pods themselves do not carry the label: the exception
+#    "the first pod of a group may go anywhere" is for pods that match their own affinity.
+# 3. It never hurts a GPU pod. A GPU pod that finds no CPUs or memory displaces CPU pods (PriorityClass oriel-gpu above
+#    oriel-cpu; they spill to CPU nodes). While both run, CPU time is shared by requests, and each pod's memory has a limit
+#    equal to its request, so that none can drive the node into eviction. Model caches are counted as ephemeral storage.
+# 4. It keeps no node from going. All pods may be evicted (PodDisruptionBudgets allow one at least, emptyDirs are marked
+#    as no obstacle), and autoscalers judge GPU nodes by their GPUs alone. What affinity cannot do: it is looked at when a
+#    pod is placed, so CPU pods stay when the GPU pod beside them ends. An autoscaler then removes the node only if these
+#    pods fit on nodes that exist; while every CPU node is full they hold it. If that costs more than it saves, set
+#    placement.share_gpu_nodes = false: then none of all this is made, and CPU pods keep to CPU nodes.
+#
+# Where clouds differ. The taint is nvidia.com/gpu=present:NoSchedule on all three:
+#   GKE   sets it by itself on a pool with GPUs, and adds a toleration to every pod that asks for nvidia.com/gpu. Not to
+#         CPU pods: theirs stands here.
+#   EKS   sets no taint: the node group does, as `taint` (effects are spelled NO_SCHEDULE there). When a group is at zero, its
+#         autoscaler learns labels and taints from the group's tags, which the root sets: without them it would imagine an
+#         untainted node without a label and be wrong about both kinds of pods.
+#   AKS   sets no taint for GPUs either: the pool does (`node_taints`). It adds one of its own to spot pools only.
+# Their autoscalers are all the Kubernetes cluster-autoscaler. Karpenter (also as EKS Auto Mode and AKS node
+# auto-provisioning) does not satisfy an affinity to pods of a DaemonSet when it imagines a node: there CPU pods would
+# wait for ever. Use node groups, or share_gpu_nodes = false.
+
 locals {
   # Only where there are GPU nodes to share.
   shares_gpu_nodes = var.placement.share_gpu_nodes && var.gpu_enabled
@@ -63,9 +96,15 @@ locals {
       nodeTaintsPolicy   = "Honor"
     }
   }
+  # A single node that goes may not take every gateway with it, so there this is no wish.
+  spread_strictly = { gateway = ["kubernetes.io/hostname"], logic = [] }
   spread = {
     for component in ["gateway", "logic"] : component => [
-      for topology in sort(keys(local.spread_over)) : merge(local.spread_over[topology], { labelSelector = { matchLabels = local.selectors[component] } })
+      for topology in sort(keys(local.spread_over)) : merge(
+        local.spread_over[topology],
+        { labelSelector = { matchLabels = local.selectors[component] } },
+        { whenUnsatisfiable = contains(local.spread_strictly[component], topology) ? "DoNotSchedule" : "ScheduleAnyway" },
+      )
     ]
   }
   group_spread = {
@@ -78,7 +117,7 @@ locals {
     for name, priority in { gpu = 100000, gateway = 50000, cpu = 0 } : {
       apiVersion                = "scheduling.k8s.io/v1"
       kind                      = "PriorityClass"
-      metadata                  = { name = "oriel-${name}", labels = local.labels }
+      metadata                  = { name = "oriel-${name}", labels = local.common_labels }
       value                     = priority
       globalDefault             = false
       description               = "Of Oriel's ${name} pods: a GPU pod displaces CPU pods from its node, never the other way round."
@@ -90,12 +129,12 @@ locals {
       {
         apiVersion = "apps/v1"
         kind       = "DaemonSet"
-        metadata   = { name = "anchor", namespace = local.namespace, labels = local.component_labels.anchor }
+        metadata   = { name = "anchor", namespace = local.namespace, labels = local.labels.anchor }
         spec = {
           selector       = { matchLabels = local.selectors.anchor }
           updateStrategy = { type = "RollingUpdate", rollingUpdate = { maxUnavailable = "10%" } }
           template = {
-            metadata = { labels = merge(local.component_labels.anchor, local.marks_node) }
+            metadata = { labels = merge(local.labels.anchor, local.marks_node) }
             spec = merge(local.pod_base, local.priority_of.gateway, {
               terminationGracePeriodSeconds = 1
               affinity                      = local.anchor_affinity

@@ -28,7 +28,7 @@ locals {
     { for group in keys(local.model_groups) : "inference-${group}" => "inference-${group}" },
   )
   pools_toml = join("\n", concat(
-    ["[pools.logic]", "discover = \"dns:logic:${local.ports.logic.http}\"", "probe = \"/v1/services\"", ""],
+    ["[pools.logic]", "discover = \"dns:logic:${local.ports.logic.http}\"", ""],
     flatten([
       for pool in sort(keys(local.pool_discovery)) : [
         "[pools.${pool}]",
@@ -73,7 +73,7 @@ locals {
       {
         apiVersion = "v1"
         kind       = "ConfigMap"
-        metadata   = { name = "policies", namespace = local.namespace, labels = local.component_labels.gateway }
+        metadata   = { name = "policies", namespace = local.namespace, labels = local.labels.gateway }
         data       = local.policy_documents
       }
     ] : each if var.policies.store == null

@@ -6,6 +6,9 @@ locals {
   redis_url     = coalesce(var.infrastructure.redis_url, "redis://redis:${local.ports.redis.redis}")
   redis_secret  = var.infrastructure.redis_auth_secret_ref
 
+  # Who signs for a Redis with TLS may stand beside its password.
+  redis_ca = !local.bundles_redis && var.infrastructure.redis_tls && local.redis_secret != null
+
   redis_password_env = {
     for name in ["ORIEL_LIMITER_PASSWORD", "REDISCLI_AUTH"] : name => [
       for ref in local.redis_secret == null ? [] : [local.redis_secret] :
@@ -26,7 +29,7 @@ locals {
       {
         apiVersion = "v1"
         kind       = "Service"
-        metadata   = { name = "redis", namespace = local.namespace, labels = local.component_labels.redis }
+        metadata   = { name = "redis", namespace = local.namespace, labels = local.labels.redis }
         spec = {
           selector = local.selectors.redis
           ports    = [{ name = "redis", port = local.ports.redis.redis, targetPort = "redis", protocol = "TCP" }]
@@ -35,7 +38,7 @@ locals {
       {
         apiVersion = "apps/v1"
         kind       = "Deployment"
-        metadata   = { name = "redis", namespace = local.namespace, labels = local.component_labels.redis }
+        metadata   = { name = "redis", namespace = local.namespace, labels = local.labels.redis }
         spec = {
           replicas             = 1
           revisionHistoryLimit = 3
@@ -43,7 +46,7 @@ locals {
           strategy = { type = "Recreate" }
           selector = { matchLabels = local.selectors.redis }
           template = {
-            metadata = { labels = local.component_labels.redis, annotations = local.movable }
+            metadata = { labels = local.labels.redis, annotations = local.movable }
             spec = merge(local.pod_base, local.gateway_placement, {
               # Of the image's own user. Another image's would do as well: nothing is written.
               securityContext = merge(local.pod_security, { runAsUser = 999, runAsGroup = 999, fsGroup = 999 })
