@@ -83,6 +83,6 @@ def _make_blocks(
         return
     for name, nested in block.get("block_types", {}).items():
         if value.get(name) is UNKNOWN:
-            value[name] = [invent(cty_of_block(nested["block"]), at + name)] if name in computed else []
+            value[name] = invent(["list", cty_of_block(nested["block"])], at + name) if name in computed else []
         for each in value[name] if isinstance(value.get(name), list) else [value.get(name)]:
             _make_blocks(nested["block"], each, f"{at}{name}.", invent, [])
