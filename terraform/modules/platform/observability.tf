@@ -125,7 +125,7 @@ locals {
     metadata = {
       name      = "${component}-metrics"
       namespace = local.namespace
-      labels    = merge(local.component_labels[component], { "oriel.dev/metrics" = "true" })
+      labels    = merge(local.labels[component], { "oriel.dev/metrics" = "true" })
     }
     spec = {
       type                     = "ClusterIP"
