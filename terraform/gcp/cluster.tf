@@ -55,6 +55,13 @@ resource "google_container_cluster" "this" {
     }
   }
 
+  # A certificate would be a key that cannot be taken back.
+  master_auth {
+    client_certificate_config {
+      issue_client_certificate = false
+    }
+  }
+
   workload_identity_config {
     workload_pool = "${local.project}.svc.id.goog"
   }

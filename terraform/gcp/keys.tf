@@ -9,10 +9,9 @@ resource "terraform_data" "keys_made" {
   }
 }
 
-# Reading it is what makes this service agent exist.
-data "google_storage_project_service_account" "this" {
-  depends_on = [google_project_service.this]
-}
+# Reading it is what makes this service agent exist. Without depends_on: it would be read again, and its key given anew,
+# whenever an API is added.
+data "google_storage_project_service_account" "this" {}
 
 locals {
   keys = {

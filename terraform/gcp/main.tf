@@ -15,7 +15,6 @@ data "google_project" "this" {
 
 data "google_compute_zones" "available" {
   region = var.region
-  status = "UP"
 }
 
 locals {

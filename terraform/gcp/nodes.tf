@@ -17,7 +17,7 @@ locals {
   least     = var.scale_to_zero ? 0 : 1
 
   pools = merge({
-    system = { type = "e2-standard-4", disk_gb = 50, zones = slice(local.zones, 0, 2), gpu = null }
+    system = { type = "e2-standard-4", disk_gb = 50, zones = slice(local.zones, 0, min(2, length(local.zones))), gpu = null }
     cpu    = { type = local.cpu_type, disk_gb = var.cpu_pool.disk_gb, zones = local.zones, gpu = null }
     }, var.gpu_enabled ? {
     gpu = { type = local.gpu_type, disk_gb = var.gpu_pool.disk_gb, zones = local.gpu_zones, gpu = local.gpu_model }

@@ -11,8 +11,9 @@ module "platform" {
   scale_to_zero  = var.scale_to_zero
 
   gateway = merge(try(var.platform.gateway, {}), {
-    tls_secret = try(var.platform.gateway.tls_secret, var.dns.tls_secret, null)
-    service    = merge(local.service, try(var.platform.gateway.service, {}), { annotations = merge(local.service.annotations, try(var.platform.gateway.service.annotations, {})) })
+    service_annotations = merge(local.gateway_service.annotations, try(var.platform.gateway.service_annotations, {}))
+    load_balancer_ip    = try(var.platform.gateway.load_balancer_ip, local.gateway_service.address)
+    tls_secret          = try(var.platform.gateway.tls_secret, var.dns.tls_secret, null)
   })
   logic        = try(var.platform.logic, {})
   model_groups = try(var.platform.model_groups, null)
@@ -36,10 +37,10 @@ module "platform" {
 }
 
 locals {
-  service = {
+  gateway_service = {
     # The passthrough load balancer that GKE now makes by backend services; the older kind cannot be changed into it.
-    annotations      = { "cloud.google.com/l4-rbs" = "enabled" }
-    load_balancer_ip = var.dns == null ? null : google_compute_address.gateway[0].address
+    annotations = { "cloud.google.com/l4-rbs" = "enabled" }
+    address     = one(google_compute_address.gateway[*].address)
   }
 }
 

@@ -12,13 +12,17 @@ import os
 import re
 from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import obstore
 from obstore.exceptions import BaseError, InvalidPathError, PreconditionError
-from obstore.store import AzureStore, ClientConfig, GCSStore, RetryConfig
+from obstore.store import AzureStore, GCSStore
 
 from oriel_inference.errors import LoadFailed, ObjectChanged, StoreUnavailable, TooManyObjects
 from oriel_inference.stores.objects import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, Location, ObjectClient, Stored
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig
 
 __all__ = ["ObstoreClient", "open_obstore"]
 
@@ -30,16 +34,11 @@ _STATUS = re.compile(r"status code: ([1-5][0-9]{2})")
 _ODD_NAME = re.compile(r'Path "((?:[^"\\]|\\.)*)"')
 
 
-def open_obstore(
-    location: Location, *, connect_timeout_s: float = CONNECT_TIMEOUT_S, read_timeout_s: float = READ_TIMEOUT_S
-) -> ObjectClient:
-    """A client for the bucket, or container, of `location`; nothing is sent yet. Raises LoadFailed.
-
-    read_timeout_s: without a byte.
-    """
+def open_obstore(location: Location) -> ObjectClient:
+    """A client for the bucket, or container, of `location`; nothing is sent yet. Raises LoadFailed."""
     options: ClientConfig = {
-        "connect_timeout": timedelta(seconds=connect_timeout_s),
-        "read_timeout": timedelta(seconds=read_timeout_s),
+        "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
+        "read_timeout": timedelta(seconds=READ_TIMEOUT_S),
         "timeout": timedelta(seconds=REQUEST_TIMEOUT_S),
     }
     once: RetryConfig = {"max_retries": 0}
@@ -113,6 +112,8 @@ class ObstoreClient(ObjectClient):
         left = end - start
         try:
             result = await self._store.get_async(key, options={"range": (start, end), "if_match": f'"{etag}"'})
+            if (result.meta["e_tag"] or "").strip('"') != etag:
+                raise ObjectChanged(f"{self._where}: {key!r} was written anew")
             async for chunk in result.stream(CHUNK_BYTES):
                 left -= len(chunk)
                 if left < 0:

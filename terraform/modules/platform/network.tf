@@ -31,7 +31,7 @@ locals {
         to    = local.to_https.to
         ports = [{ protocol = "TCP", port = tonumber(port) }]
       } if port != "443"
-      ], startswith(url, "http://") && !can(regex("://[^/]*?:[0-9]+(?:/|$)", url)) ? [{
+      ], can(regex("^(s3://)?http://", url)) && !can(regex("://[^/]*?:[0-9]+(?:/|$)", url)) ? [{
         to    = local.to_https.to
         ports = [{ protocol = "TCP", port = 80 }]
   }] : []) }
