@@ -76,10 +76,12 @@ class Cache:
 
     @property
     def used_bytes(self) -> int:
-        """Of whole versions, of others on their way as if they were here, of half fetched ones, and of shared files."""
-        with self._lock:
-            parts = (self._sizes, self._reserved, self._left)
-            return sum(sum(each.values()) for each in parts) + self._shared_bytes
+        """Of whole versions, of others on their way as if they were here, of half fetched ones, and of shared files.
+
+        Waits for nobody.
+        """
+        parts = (self._sizes, self._reserved, self._left)
+        return sum(sum(tuple(each.values())) for each in parts) + self._shared_bytes
 
     # Versions ---------------------------------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ from oriel_inference.stores.retries import Retries
 from oriel_inference.stores.small import read_small
 from oriel_inference.stores.snapshot import ModelFiles, RemoteFile, VersionFiles
 
-__all__ = ["RemoteStore", "StoreLimits"]
+__all__ = ["RemoteStore", "StoreCounts", "StoreLimits", "counts_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +49,15 @@ class StoreLimits:
     objects: int = MAX_OBJECTS
     version_bytes: int = MAX_VERSION_BYTES
     copy_bytes: int = MAX_COPY_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreCounts:
+    """Of all object stores together, since the start. failures: reason -> times. cache_bytes: now."""
+
+    read_bytes: int
+    failures: Mapping[str, int]
+    cache_bytes: int
 
 
 class RemoteStore:
@@ -320,3 +329,15 @@ class RemoteStore:
             inside = files.versions[int(parts[0])].files
             return next((file for file in inside if file.name == "/".join(parts[1:])), None)
         return files.shared.get("/".join(parts))
+
+
+def counts_of(stores: Sequence[object]) -> StoreCounts:
+    """Of those that are remote. Any thread may ask, nothing is waited for."""
+    remote = [store for store in stores if isinstance(store, RemoteStore)]
+    return StoreCounts(
+        read_bytes=sum(store.counts.read_bytes for store in remote),
+        failures={
+            reason: sum(store.counts.failures[reason] for store in remote) for reason in sorted(Counts().failures)
+        },
+        cache_bytes=sum(store.cache_bytes for store in remote),
+    )
