@@ -9,7 +9,6 @@ requests count, not use. Placement: CPU pods fill what GPU nodes have left befor
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +82,9 @@ def nodes(hours: Hours, *, placement: bool) -> tuple[int, int]:
     own: list[Size] = []
     for pod in [CPU_INFERENCE_POD] * hours.cpu_inference + [LOGIC_POD] * hours.logic:
         for rooms in (shared, own):
-            number = next((at for at, room in enumerate(rooms) if room.holds(pod)), inf)
-            if number != inf:
-                rooms[int(number)] = rooms[int(number)].without(pod)
+            number = next((at for at, room in enumerate(rooms) if room.holds(pod)), None)
+            if number is not None:
+                rooms[number] = rooms[number].without(pod)
                 break
         else:
             own.append(CPU_NODE.without(pod))
@@ -102,7 +101,7 @@ def month(cloud: Cloud, mix: tuple[Hours, ...], *, placement: bool) -> float:
 
 
 def table() -> Iterator[str]:
-    yield "| mix | part of the day | GPU pods | logic pods | CPU inference pods | GPU nodes | CPU nodes without | CPU nodes with placement |"
+    yield "| mix | part of the day | pods: GPU | logic | CPU inference | nodes: GPU | CPU | CPU, with placement |"
     yield "|---|---|---|---|---|---|---|---|"
     for name, mix in (("usual", MIX), ("much CPU work", HEAVY)):
         for each in mix:
@@ -116,8 +115,8 @@ def table() -> Iterator[str]:
     for cloud in CLOUDS:
         prices = f"{cloud.gpu_type} {cloud.gpu_price:.4f}, {cloud.cpu_type} {cloud.cpu_price:.4f} ({cloud.region})"
         for name, mix in (("usual", MIX), ("much CPU work", HEAVY)):
-            without, shared = (month(cloud, mix, placement=placement) for placement in (False, True))
-            yield f"| {cloud.name} | {prices} | {name} | {without:,.0f} | {shared:,.0f} | {1 - shared / without:.0%} |"
+            before, after = (month(cloud, mix, placement=placement) for placement in (False, True))
+            yield f"| {cloud.name} | {prices} | {name} | {before:,.0f} | {after:,.0f} | {1 - after / before:.0%} |"
 
 
 if __name__ == "__main__":
