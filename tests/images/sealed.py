@@ -1,7 +1,7 @@
 """Runs one image's unit as an engine would with --read-only: another user, a root nobody can write, its own network.
 
 A script: `unshare -mn python sealed.py`, with a plan as JSON on standard input:
-  root      the folder that stands for the image's root
+  root      the folder that stands for the image's root;  chroot: whether it becomes the root, or lies in this machine's
   writable  folders that are given a memory file system of their own
   start     the words of ENTRYPOINT and CMD;  env: all it gets
   health    the words of HEALTHCHECK's CMD
@@ -39,13 +39,14 @@ def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> bo
     return bool(_libc.mount(source.encode(), target.encode(), kind.encode(), flags, data.encode()) == 0)
 
 
-def seal(root: str, writable: list[str]) -> None:
-    """All mounts read-only, but the kernel's own and `writable`. Raises OSError."""
+def seal(root: str, writable: list[str], *, show: bool) -> None:
+    """All mounts read-only, but the kernel's own and `writable`. show: Python as well. Raises OSError."""
     # First, or what follows would be seen outside.
     if not mount("none", "/", "", _MS_REC | _MS_PRIVATE):
         raise OSError(ctypes.get_errno(), "mounts cannot be made private")
     mount(root, root, "", _MS_BIND | _MS_REC)
-    show_python(f"{root}/base")
+    if show:
+        show_python(f"{root}/base")
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         point, options = line.split()[4:6]
         if not point.startswith(_KEPT_AS_IT_IS):
@@ -92,7 +93,7 @@ def try_to_write(python: str, folders: list[str], drop: Callable[[], None] | Non
 
 
 def closed_to_all(root: str) -> list[str]:
-    return [root, f"{root}/opt/oriel", f"{root}/var/lib", "/", "/etc", "/tmp", "/var/tmp"]
+    return [f"{root}/", f"{root}/opt/oriel", f"{root}/var/lib", "/", "/etc", "/usr", "/var/tmp"]
 
 
 def ask(path: str, port: int, body: str) -> dict[str, Any]:
@@ -104,8 +105,15 @@ def ask(path: str, port: int, body: str) -> dict[str, Any]:
 
 def main(plan: dict[str, Any]) -> dict[str, Any]:
     root, env = plan["root"], plan["env"]
-    seal(root, plan["writable"])
+    seal(root, plan["writable"], show=not plan.get("chroot"))
     loopback_up()
+    if plan.get("chroot"):
+        for each in ("proc", "dev"):
+            mount(f"/{each}", f"{root}/{each}", "", _MS_BIND | _MS_REC)
+        os.chroot(root)
+        plan["writable"] = [each.removeprefix(root) for each in plan["writable"]]
+        root = ""
+        os.chdir("/")
     drop, python = as_user if plan["drop"] else None, plan["health"][0]
     told: dict[str, Any] = {"written": try_to_write(python, [*closed_to_all(root), plan["writable"][0]], drop)}
     with subprocess.Popen(
