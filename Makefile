@@ -23,7 +23,7 @@ demo-embeddings: $(VENV)/.demo-embeddings-$(HERE) $(VENV)/.minilm-$(HERE)
 test-embeddings: $(VENV)/.dev-$(HERE) $(VENV)/.minilm-$(HERE)
 	@exec $(BIN)/python -m pytest tests/logic/openai_api/test_minilm.py -rA $(ARGS)
 
-test: $(VENV)/.dev-$(HERE)
+test: $(VENV)/.dev-$(HERE) build/stores/.made-$(HERE)
 	@exec $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 # Two distributions of ONNX Runtime cannot share an environment: OpenVINO's has its own.
@@ -88,6 +88,15 @@ build/compiled/.wheel-$(HERE): LOCK := base.txt
 build/compiled-test/.wheel-$(HERE): LOCK := dev.txt
 build/compiled/.wheel-$(HERE) build/compiled-test/.wheel-$(HERE): build/wheels/.made-$(HERE) requirements/install
 	@VENV=$(@D) requirements/install $(LOCK) build/wheels/*.whl
+	@touch $@
+
+# Object stores to test against: only their programs are used, nothing of Oriel is installed there.
+build/stores/.made-$(HERE): requirements/stores.txt requirements/uv.txt $(VENV)/.dev-$(HERE)
+	@echo "setting up build/stores from requirements/stores.txt (first time: half a minute)" >&2
+	@rm -rf $(@D) && mkdir -p $(@D)
+	@$(BIN)/python -m venv $(@D)
+	@$(BIN)/uv pip install --quiet --python $(@D)/bin/python --require-hashes -r $< 2>/dev/null || \
+		$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
 	@touch $@
 
 clean:

@@ -20,7 +20,10 @@ InferenceError              one request cannot be answered; carries an Outcome a
 └── ModelError              the model's own code refused it, with a code of its choice
 
 LoadFailed                  a model version cannot serve; the text is for the operator and for the model index
-└── ConfigInvalid           its configuration is wrong: file, field, reason
+├── ConfigInvalid           its configuration is wrong: file, field, reason
+├── StoreUnavailable        the object store cannot be reached, breaks off, or refuses this server
+├── ObjectChanged           an object is not the one that was listed
+└── TooManyObjects          more lie below a prefix than are listed
 """
 
 from enum import Enum
@@ -43,12 +46,15 @@ __all__ = [
     "ModelNotReady",
     "NoVersion",
     "NotSupported",
+    "ObjectChanged",
     "Outcome",
     "QueueFull",
     "QueueTimeout",
     "RequestTooLarge",
     "ServerStopping",
     "StepFailed",
+    "StoreUnavailable",
+    "TooManyObjects",
     "UnknownModel",
 ]
 
@@ -239,3 +245,15 @@ class ConfigInvalid(LoadFailed):
         super().__init__(f"{file}: {field}: {reason}" if field else f"{file}: {reason}")
         self.file = file
         self.field = field
+
+
+class StoreUnavailable(LoadFailed):
+    """The object store does not answer, or not this server. Another try may go better."""
+
+
+class ObjectChanged(LoadFailed):
+    """The object was written anew or deleted since it was listed."""
+
+
+class TooManyObjects(LoadFailed):
+    """Below a prefix lie more objects than are listed."""
