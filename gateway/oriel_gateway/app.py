@@ -87,7 +87,12 @@ async def _limiter(settings: Settings) -> Limiter:
     except ImportError as error:
         raise StartFailed("this limiter needs redis-py: pip install 'oriel[redis]'") from error
     try:
-        ledger = RedisLedger(settings.limiter, holder=uuid4().hex[:12], password=settings.limiter_password)
+        ledger = RedisLedger(
+            settings.limiter,
+            holder=uuid4().hex[:12],
+            password=settings.limiter_password,
+            authorities=settings.limiter_ca,
+        )
     except ValueError as error:
         raise StartFailed("the limiter's URL has a port or a database that is not a number") from error
     limiter = SharedLimiter(ledger, replicas=settings.limiter_replicas)
@@ -136,7 +141,7 @@ def mirror_of(url: StoreUrl, state: Path | None) -> Mirror:
 async def _serve(
     settings: Settings, stop: asyncio.Event, compiler: FolderCompiler, source: PolicySource, mirror: Mirror | None
 ) -> None:
-    token = admin_token(settings.admin_host)
+    token = admin_token(settings.admin_host, pages=settings.admin_pages)
     seen = await asyncio.to_thread(source.stamp)
     try:
         snapshot = await load(settings, compiler)

@@ -76,6 +76,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--grpc-port", type=int, default=8081, help="public gRPC (default %(default)s)")
     parser.add_argument("--admin-host", default="127.0.0.1", help="address of the admin port (default %(default)s)")
     parser.add_argument("--admin-port", type=int, default=8082, help="health, metrics, queues (default %(default)s)")
+    parser.add_argument(
+        "--admin-pages",
+        choices=("token", "loopback"),
+        default="token",
+        help="where --admin-host is wider than loopback and there is no token: do not start, or show queues, decisions "
+        "and policies to this machine only (default %(default)s)",
+    )
     parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate chain of both public ports, PEM")
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key, PEM; both are reloaded when they change")
     parser.add_argument(
@@ -111,6 +118,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="gateways that share the limiter, until it says how many there are (default %(default)s)",
     )
     parser.add_argument(
+        "--limiter-ca",
+        type=Path,
+        metavar="FILE",
+        help="who signs for a rediss:// limiter, PEM; if there is no such file: whom this machine trusts",
+    )
+    parser.add_argument(
         "--access-log",
         default="",
         metavar="PATH|-",
@@ -144,6 +157,7 @@ def run(args: argparse.Namespace) -> int:
         grpc_port=args.grpc_port,
         admin_host=args.admin_host,
         admin_port=args.admin_port,
+        admin_pages=args.admin_pages,
         tls_cert=args.tls_cert,
         tls_key=args.tls_key,
         endpoints=_grouped(args.endpoint),
@@ -155,6 +169,7 @@ def run(args: argparse.Namespace) -> int:
         limiter=args.limiter or os.environ.get("ORIEL_LIMITER") or "embedded",
         limiter_password=os.environ.get("ORIEL_LIMITER_PASSWORD"),
         limiter_replicas=args.limiter_replicas,
+        limiter_ca=args.limiter_ca,
     )
     return run_unit(lambda stop: serve(settings, stop), unit="gateway")
 

@@ -1,7 +1,8 @@
 """Who may ask the admin port what: probes and scrapes everybody, the rest whoever has the operator's token.
 
-The token is asked for when there is one. A port bound wider than loopback has to have one, or it does not start;
-without one, the pages are for whoever asks for them by a loopback address.
+The token is asked for when there is one. Without one, the pages are for whoever asks from this machine by a loopback
+address. A port bound wider than loopback has to have a token, or be told that nobody else needs the pages: in a pod,
+where probes and scrapes come from elsewhere and people by a forwarded port.
 """
 
 import os
@@ -31,13 +32,16 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:]*)(?::[0-9]{1,5})?\Z")
 
 _REFUSAL = (
     b'{"error":{"message":"this page needs the admin token: send authorization: Bearer TOKEN; where there is none, '
-    b'ask for it by a loopback address",'
+    b'ask for it from that machine by a loopback address",'
     b'"reason":"unauthenticated"}}'
 )
 
 
-def admin_token(host: str) -> str | None:
-    """The token of the environment, or of the file it names; None on loopback without one. Raises StartFailed."""
+def admin_token(host: str, *, pages: str = "token") -> str | None:
+    """The token of the environment, or of the file it names; None without one. Raises StartFailed.
+
+    pages: "loopback" lets a port that others can reach do without one.
+    """
     token = os.environ.get(TOKEN_VARIABLE, "")
     path = os.environ.get(TOKEN_FILE_VARIABLE, "")
     if path and not token:
@@ -49,11 +53,11 @@ def admin_token(host: str) -> str | None:
         if not token:
             raise StartFailed(f"the file that {TOKEN_FILE_VARIABLE} names is empty")
     if not token:
-        if _loopback(host):
+        if pages == "loopback" or _loopback(host):
             return None
         raise StartFailed(
             f"the admin port on {host} is open to others: set {TOKEN_VARIABLE} or {TOKEN_FILE_VARIABLE}, "
-            "or pass --admin-host 127.0.0.1"
+            "or pass --admin-pages loopback, or --admin-host 127.0.0.1"
         )
     if not MIN_TOKEN <= len(token) <= MAX_TOKEN or not token.isascii():
         raise StartFailed(f"the admin token has to have {MIN_TOKEN} to {MAX_TOKEN} ASCII characters")
@@ -74,8 +78,10 @@ class Guard:
         self._app = app
         self._expected = None if token is None else b"Bearer " + token.encode("ascii")
 
-    def _may(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    def _may(self, headers: Iterable[tuple[bytes, bytes]], client: tuple[str, int] | None) -> bool:
         if self._expected is None:
+            if client is None or not _loopback(client[0]):
+                return False
             # A page in a browser on this machine can have its own name resolve to loopback, and would read along.
             hosts = [value for name, value in headers if name == b"host"]
             match = _HOST.match(hosts[0].decode("latin-1")) if len(hosts) == 1 else None
@@ -85,7 +91,7 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in _OPEN:
-            if not self._may(scope["headers"]):
+            if not self._may(scope["headers"], scope.get("client")):
                 headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
                 headers.append((b"content-length", b"%d" % len(_REFUSAL)))
                 await send({"type": "http.response.start", "status": 401, "headers": headers})

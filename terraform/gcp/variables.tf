@@ -5,8 +5,8 @@ variable "name" {
   type        = string
   default     = "oriel"
   validation {
-    condition     = can(regex("^[a-z][a-z0-9-]{1,18}[a-z0-9]$", var.name))
-    error_message = "name: 3 to 20 small letters, digits and dashes, beginning with a letter, not ending with a dash."
+    condition     = can(regex("^[a-z][a-z0-9-]{1,18}[a-z0-9]$", var.name)) && !strcontains(var.name, "--")
+    error_message = "name: 3 to 20 small letters, digits and single dashes, beginning with a letter, not ending with a dash."
   }
 }
 

@@ -7,6 +7,7 @@ import asyncio
 import os
 import re
 import shutil
+import ssl
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -89,11 +90,12 @@ async def redis_server() -> AsyncIterator[RedisServer]:
 class Proxy:
     """Between gateways and Redis. mode: "through", "blackhole" (takes bytes, answers nothing), "refuse", "reset".
 
-    delay_s: of every answer.
+    delay_s: of every answer. tls: what its own side speaks.
     """
 
-    def __init__(self, target_port: int) -> None:
+    def __init__(self, target_port: int, *, tls: ssl.SSLContext | None = None) -> None:
         self._target_port = target_port
+        self._tls = tls
         self.mode = "through"
         self.delay_s = 0.0
         self.port = 0
@@ -106,7 +108,7 @@ class Proxy:
         return f"redis://127.0.0.1:{self.port}"
 
     async def open(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self._tls)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def set(self, mode: str) -> None:

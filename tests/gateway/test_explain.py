@@ -31,8 +31,11 @@ TOKEN = "an-operators-token"
 
 
 @asynccontextmanager
-async def admin(core: Gateway, token: str | None = None) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(admin_app(core, token=token))  # type: ignore[arg-type]  # ASGI, typed otherwise
+async def admin(
+    core: Gateway, token: str | None = None, *, peer: str | None = "127.0.0.1"
+) -> AsyncIterator[httpx.AsyncClient]:
+    came_from: Any = (peer, 50000) if peer else None
+    transport = httpx.ASGITransport(admin_app(core, token=token), client=came_from)  # type: ignore[arg-type]  # ASGI
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8082") as client:
         yield client
 
@@ -272,6 +275,16 @@ async def test_without_a_token_a_page_under_another_name_reads_nothing(host: str
             assert (await client.get("/decisions", params={"limit": limit})).status_code == 400
 
 
+@pytest.mark.parametrize("peer", ["10.0.0.7", "fd00::7", "192.168.1.2", None])
+async def test_without_a_token_nobody_elsewhere_reads_the_pages_whatever_they_call_them(peer: str | None) -> None:
+    """A pod's port is open to its neighbours, who may write `host: localhost`."""
+    async with gateway(documents([1])) as (_, core), admin(core, peer=peer) as client:
+        for path in ("/queues", "/decisions", "/policies"):
+            assert (await client.get(path, headers={"host": "localhost:8082"})).status_code == 401
+        for path in ("/health/live", "/metrics"):
+            assert (await client.get(path)).status_code == 200
+
+
 def test_a_wide_admin_port_has_to_have_a_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for variable in (TOKEN_VARIABLE, TOKEN_FILE_VARIABLE):
         monkeypatch.delenv(variable, raising=False)
@@ -279,6 +292,7 @@ def test_a_wide_admin_port_has_to_have_a_token(monkeypatch: pytest.MonkeyPatch, 
     for host in ("0.0.0.0", "::", "10.0.0.1", "admin.example"):
         with pytest.raises(StartFailed, match=TOKEN_VARIABLE):
             admin_token(host)
+        assert admin_token(host, pages="loopback") is None
     file = tmp_path / "token"
     file.write_text(f"{TOKEN}\n")
     monkeypatch.setenv(TOKEN_FILE_VARIABLE, str(file))

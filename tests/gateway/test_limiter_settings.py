@@ -3,16 +3,21 @@
 import argparse
 import asyncio
 import logging
+import ssl
 from pathlib import Path
 
 import pytest
+from redis_server import PASSWORD, Proxy, redis_server
 
 from oriel_gateway.app import _limiter
 from oriel_gateway.command import _quota_file, add_arguments
 from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter
+from oriel_gateway.limits.ledger import LedgerLost
 from oriel_gateway.limits.redis_ledger import RedisLedger
 from oriel_gateway.settings import Settings
 from oriel_wire.errors import StartFailed
+
+from .certificates import certificate, needs_openssl
 
 SECRET = "hunter2-in-the-clear"
 
@@ -61,3 +66,27 @@ async def test_a_redis_that_is_not_there_is_no_reason_not_to_start(caplog: pytes
             await asyncio.sleep(0.01)
     await limiter.close()
     assert "does not answer" in caplog.text and SECRET not in caplog.text
+
+
+@needs_openssl
+async def test_a_redis_that_an_authority_of_its_own_signs_for(tmp_path: Path) -> None:
+    """Memorystore signs its certificates itself; a Secret without that file is the other clouds' case."""
+    chain, key = certificate(tmp_path, "redis")
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(chain, key)
+    async with redis_server() as server:
+        proxy = Proxy(server.port, tls=tls)
+        await proxy.open()
+        try:
+            for authorities, known in ((chain, True), (tmp_path / "absent.crt", False), (None, False)):
+                ledger = RedisLedger(
+                    f"rediss://127.0.0.1:{proxy.port}", holder="a", password=PASSWORD, authorities=authorities
+                )
+                if known:
+                    assert (await ledger.hello(1.0)).gateways == 1
+                else:
+                    with pytest.raises(LedgerLost):
+                        await ledger.hello(1.0)
+                await ledger.close()
+        finally:
+            await proxy.close()

@@ -47,7 +47,8 @@ def test_a_lock_pins_by_hash_and_carries_no_url(lock: Path) -> None:
 def test_every_target_has_its_lock() -> None:
     targets = {"base", "cpu", "demo", "demo-embeddings", "dev", "gpu", "minilm", "openvino", "stores"}
     targets |= {"test-openvino", "uv"}
-    assert {path.stem for path in LOCKS} == targets
+    images = {"build", "gateway", "logic", *(f"inference-{each}" for each in ("cpu", "openvino", "gpu", "tensorrt"))}
+    assert {path.stem for path in LOCKS} == targets | {f"image-{each}" for each in images}
 
 
 def test_the_weights_of_the_demo_come_alone() -> None:
@@ -66,7 +67,7 @@ def test_targets_hold_the_versions_of_dev(lock: Path) -> None:
     dev = pins((ROOT / "requirements" / "dev.txt").read_text())
     for (name, marker), pinned in pins(lock.read_text()).items():
         same = {each for (other, _), each in dev.items() if other == name}
-        if not same and lock.stem in ("gpu", "openvino", "test-openvino"):
+        if not same and lock.stem.endswith(("gpu", "openvino", "tensorrt")):
             continue  # engines dev has not: those environments are others than its own
         assert pinned in same, f"{name} ({marker}) differs from dev.txt: run 'make lock'"
 

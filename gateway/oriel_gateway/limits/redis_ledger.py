@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -55,9 +56,13 @@ _UNREADABLE = ("WRONGTYPE", "attempt to ", "bad argument", "not an integer or ou
 
 
 class RedisLedger:
-    """`Ledger` at `redis://` or `rediss://`. holder: this gateway's name in it, unique."""
+    """`Ledger` at `redis://` or `rediss://`. holder: this gateway's name in it, unique.
 
-    def __init__(self, url: str, *, holder: str, password: str | None = None) -> None:
+    authorities: PEM file of who signs for a `rediss://` one, read at each connection; if it is not there now, whom this
+    machine trusts counts.
+    """
+
+    def __init__(self, url: str, *, holder: str, password: str | None = None, authorities: Path | None = None) -> None:
         parts = urlsplit(url)
         username = unquote(parts.username) if parts.username else None
         if password is None and parts.password:
@@ -72,6 +77,7 @@ class RedisLedger:
             username=username,
             password=password,
             ssl=parts.scheme == "rediss",
+            ssl_ca_certs=str(authorities) if authorities is not None and authorities.is_file() else None,
             # Who is late is given up by the caller; asking twice is the caller's business as well.
             retry=Retry(NoBackoff(), 0),
             retry_on_error=[],

@@ -30,3 +30,270 @@ variable "infrastructure" {
     storage_class = string
   })
 }
+
+variable "namespace" {
+  description = "Kubernetes namespace of everything but KEDA, device plugin and metrics; it is made, with the pod security level restricted."
+  type        = string
+  default     = "oriel"
+  nullable    = false
+  validation {
+    condition     = can(regex("^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$", var.namespace)) && !startswith(var.namespace, "kube-")
+    error_message = "namespace: 1 to 40 small letters, digits and dashes, beginning with a letter, not with kube-."
+  }
+}
+
+variable "images" {
+  description = "Registry with oriel-gateway, oriel-logic and oriel-inference; their tag; when nodes pull; the Secret to pull with, if the nodes themselves may not."
+  type = object({
+    registry    = string
+    tag         = string
+    pull_policy = optional(string, "IfNotPresent")
+    pull_secret = optional(string)
+  })
+  validation {
+    condition     = can(regex("^[a-z0-9][a-zA-Z0-9.:/_-]*[a-zA-Z0-9]$", var.images.registry))
+    error_message = "images.registry: host[:port][/path], without https:// and without a slash at the end."
+  }
+  validation {
+    condition     = can(regex("^[A-Za-z0-9_][A-Za-z0-9_.-]{0,100}$", var.images.tag)) && var.images.tag != "latest"
+    error_message = "images.tag: a tag, and not latest: a rollback could not name what ran before."
+  }
+  validation {
+    condition     = contains(["Always", "IfNotPresent", "Never"], var.images.pull_policy)
+    error_message = "images.pull_policy: Always, IfNotPresent or Never."
+  }
+}
+
+variable "gateway" {
+  description = "The public door. service_type, service_annotations, load_balancer_ip, load_balancer_class, source_ranges: of its Service, the only public one. tls_secret: Secret with tls.crt and tls.key. admin_token_secret_ref: without it queues, decisions and policies are not shown. cpu in cores, memory in GiB. args: further flags of `oriel gateway`."
+  type = object({
+    replicas               = optional(object({ min = optional(number, 2), max = optional(number, 10) }), {})
+    cpu                    = optional(number, 0.5)
+    memory                 = optional(number, 1)
+    service_type           = optional(string, "LoadBalancer")
+    service_annotations    = optional(map(string), {})
+    load_balancer_ip       = optional(string)
+    load_balancer_class    = optional(string)
+    source_ranges          = optional(list(string), [])
+    tls_secret             = optional(string)
+    admin_token_secret_ref = optional(object({ name = string, key = string }))
+    args                   = optional(list(string), [])
+  })
+  default  = {}
+  nullable = false
+  validation {
+    condition     = var.gateway.replicas.min >= 1 && var.gateway.replicas.max >= var.gateway.replicas.min && var.gateway.replicas.max <= 200
+    error_message = "gateway.replicas: 1 <= min <= max <= 200."
+  }
+  validation {
+    condition     = contains(["LoadBalancer", "NodePort", "ClusterIP"], var.gateway.service_type)
+    error_message = "gateway.service_type: LoadBalancer, NodePort or ClusterIP."
+  }
+  validation {
+    condition     = alltrue([for cidr in var.gateway.source_ranges : can(cidrhost(cidr, 0))])
+    error_message = "gateway.source_ranges: networks such as 203.0.113.0/24."
+  }
+}
+
+variable "logic" {
+  description = "Logic servers. image null: oriel-logic of the registry. services: handler files, name.py -> text, at most 900 kB together. folders: of services in the image. workers: processes for CPU work. args: further flags of `oriel logic`."
+  type = object({
+    replicas = optional(object({ min = optional(number, 1), max = optional(number, 10) }), {})
+    image    = optional(string)
+    services = optional(map(string), {})
+    folders  = optional(list(string), [])
+    workers  = optional(number, 2)
+    cpu      = optional(number, 1)
+    memory   = optional(number, 2)
+    args     = optional(list(string), [])
+  })
+  default  = {}
+  nullable = false
+  validation {
+    condition     = var.logic.replicas.min >= 1 && var.logic.replicas.max >= var.logic.replicas.min && var.logic.replicas.max <= 200
+    error_message = "logic.replicas: 1 <= min <= max <= 200."
+  }
+  validation {
+    condition     = alltrue([for name in keys(var.logic.services) : can(regex("^[A-Za-z0-9_][A-Za-z0-9_.-]*$", name))]) && length(join("", values(var.logic.services))) <= 900000
+    error_message = "logic.services: file names without a slash, at most 900 kB of text: what a ConfigMap takes. More goes into an image."
+  }
+  validation {
+    condition     = alltrue([for folder in var.logic.folders : startswith(folder, "/")]) && var.logic.workers >= 1 && var.logic.workers <= 256
+    error_message = "logic: folders are absolute paths in the image; workers from 1 to 256."
+  }
+}
+
+variable "model_groups" {
+  description = "Model servers by group: one Deployment each. accelerator: cpu, openvino, gpu or tensorrt, which is also the image. repository null: model_repository_url/GROUP. models: names and patterns that are asked for here only. cache: local disk for fetched models. load_grace_s: how long the models may take to load at start. null: one group cpu and, with GPUs, one group gpu."
+  type = map(object({
+    accelerator  = string
+    repository   = optional(string)
+    models       = optional(list(string), [])
+    replicas     = optional(object({ min = optional(number, 1), max = optional(number, 4) }), {})
+    cpu          = optional(number)
+    memory       = optional(number)
+    cache        = optional(object({ gb = optional(number, 20), claim = optional(bool, false) }), {})
+    load_grace_s = optional(number, 900)
+    args         = optional(list(string), [])
+  }))
+  default = null
+  validation {
+    condition     = alltrue([for name in keys(coalesce(var.model_groups, {})) : can(regex("^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$", name))])
+    error_message = "model_groups: names of 1 to 40 small letters, digits and dashes, beginning with a letter."
+  }
+  validation {
+    condition     = alltrue([for group in values(coalesce(var.model_groups, {})) : contains(["cpu", "openvino", "gpu", "tensorrt"], group.accelerator)])
+    error_message = "model_groups: accelerator is cpu, openvino, gpu or tensorrt."
+  }
+  validation {
+    condition     = var.gpu_enabled || alltrue([for group in values(coalesce(var.model_groups, {})) : contains(["cpu", "openvino"], group.accelerator)])
+    error_message = "model_groups: a group on gpu or tensorrt needs gpu_enabled = true: its pods would wait for ever."
+  }
+  validation {
+    condition     = alltrue([for group in values(coalesce(var.model_groups, {})) : group.replicas.min >= 1 && group.replicas.max >= group.replicas.min && group.replicas.max <= 200 && group.load_grace_s >= 30 && group.load_grace_s <= 86400 && group.cache.gb >= 1])
+    error_message = "model_groups: 1 <= replicas.min <= replicas.max <= 200, load_grace_s from 30 to 86400, cache.gb at least 1."
+  }
+}
+
+variable "policies" {
+  description = "Who may what. tenants: the short way, keys as SHA-256 (`oriel keys new` prints it). documents: file name -> text, beside tiers.toml, routes.toml and tenants.toml or instead of one of them. store: s3://, gs:// or az:// URL of a folder of documents, read instead of all that."
+  type = object({
+    tenants = optional(map(object({
+      tier        = string
+      keys_sha256 = list(string)
+      models      = optional(list(string), ["*"])
+      services    = optional(list(string), ["*"])
+    })), {})
+    documents = optional(map(string), {})
+    store     = optional(string)
+  })
+  default  = {}
+  nullable = false
+  validation {
+    condition     = alltrue(flatten([for tenant in values(var.policies.tenants) : [for key in tenant.keys_sha256 : can(regex("^[0-9a-f]{64}$", key))]]))
+    error_message = "policies.tenants: keys_sha256 are SHA-256 in 64 small hexadecimal digits, never the keys themselves."
+  }
+  validation {
+    condition     = alltrue([for name in keys(var.policies.documents) : can(regex("^[A-Za-z0-9_][A-Za-z0-9_.-]*\\.(toml|ndjson|json)$", name))]) && length(join("", values(var.policies.documents))) <= 900000
+    error_message = "policies.documents: *.toml, *.ndjson and *.json, at most 900 kB of text: what a ConfigMap takes. More goes into a store."
+  }
+  validation {
+    condition     = var.policies.store == null || can(regex("^(s3|gs|az|as)://[^/]+", var.policies.store))
+    error_message = "policies.store: an s3://, gs:// or az:// URL."
+  }
+}
+
+variable "redis" {
+  description = "The small Redis in the cluster; counts only where infrastructure.redis_url is null. memory in MiB, of records. Its data are counters and leases: it keeps nothing on disk."
+  type = object({
+    image  = optional(string, "docker.io/library/redis:7.4.7-alpine")
+    memory = optional(number, 128)
+  })
+  default  = {}
+  nullable = false
+  validation {
+    condition     = can(regex("[:@]", var.redis.image)) && !endswith(var.redis.image, ":latest") && var.redis.memory >= 16 && var.redis.memory <= 16384
+    error_message = "redis: image with a tag or digest, and not latest; memory from 16 to 16384 MiB."
+  }
+}
+
+variable "gpu_enabled" {
+  description = "Whether the cluster has GPU nodes, or can get them."
+  type        = bool
+  default     = true
+  nullable    = false
+}
+
+variable "scale_to_zero" {
+  description = "Whether model groups shrink to no pod when nothing asks for them (needs keda.enabled), and with them the GPU nodes."
+  type        = bool
+  default     = true
+  nullable    = false
+}
+
+variable "placement" {
+  description = "share_gpu_nodes: logic servers and CPU inference use the spare CPUs of GPU nodes that a GPU pod already pays for (placement.tf). pause_image: what marks the other nodes; it does nothing."
+  type = object({
+    share_gpu_nodes = optional(bool, true)
+    pause_image     = optional(string, "registry.k8s.io/pause:3.10.1")
+  })
+  default  = {}
+  nullable = false
+  validation {
+    condition     = can(regex("[:@]", var.placement.pause_image))
+    error_message = "placement.pause_image: with a tag or digest."
+  }
+}
+
+variable "keda" {
+  description = "Scaling by the gateway's queue, also to no replica, in place of HorizontalPodAutoscalers. Off: the gateway's scaler on port 8083 does not exist yet."
+  type = object({
+    enabled            = optional(bool, false)
+    chart_version      = optional(string, "2.18.1")
+    polling_interval_s = optional(number, 15)
+    cooldown_s         = optional(number, 300)
+  })
+  default  = {}
+  nullable = false
+  validation {
+    condition     = can(regex("^[0-9]+\\.[0-9]+\\.[0-9]+$", var.keda.chart_version))
+    error_message = "keda.chart_version: an exact version, such as 2.18.1."
+  }
+  validation {
+    condition     = var.keda.polling_interval_s >= 1 && var.keda.polling_interval_s <= 300 && var.keda.cooldown_s >= 0 && var.keda.cooldown_s <= 3600
+    error_message = "keda: polling_interval_s from 1 to 300, cooldown_s from 0 to 3600."
+  }
+}
+
+variable "charts" {
+  description = "Charts of others, each with an exact version. A cluster that brings one (metrics-server on GKE and AKS, the device plugin on GKE) needs none."
+  type = object({
+    nvidia_device_plugin     = optional(object({ enabled = optional(bool, true), version = optional(string, "0.18.2") }), {})
+    metrics_server           = optional(object({ enabled = optional(bool, false), version = optional(string, "3.13.0") }), {})
+    kube_prometheus_stack    = optional(object({ enabled = optional(bool, false), version = optional(string, "79.5.0") }), {})
+    prometheus_operator_crds = optional(object({ enabled = optional(bool, false), version = optional(string, "24.0.2") }), {})
+  })
+  default  = {}
+  nullable = false
+  validation {
+    condition     = alltrue([for chart in values(var.charts) : can(regex("^[0-9]+\\.[0-9]+\\.[0-9]+$", chart.version))])
+    error_message = "charts: exact versions, such as 0.18.2."
+  }
+}
+
+variable "observability" {
+  description = "Where metrics are read from, and where spans go. service_monitors needs the Prometheus operator's custom resources (charts); otlp null: no collector."
+  type = object({
+    # The only namespace that may read metrics.
+    namespace        = optional(string, "monitoring")
+    service_monitors = optional(bool, false)
+    # What this Prometheus selects ServiceMonitors and PrometheusRules by, such as { release = "kube-prometheus-stack" }.
+    monitor_labels = optional(map(string), {})
+    dashboards     = optional(bool, true)
+    otlp = optional(object({
+      endpoint = string
+      # A Secret in the platform's namespace whose value is sent as the header authorization.
+      authorization_secret_ref = optional(object({ name = string, key = string }))
+      sample_ratio             = optional(number, 0.01)
+      image                    = optional(string, "ghcr.io/open-telemetry/opentelemetry-collector-releases/opentelemetry-collector:0.136.0")
+    }))
+  })
+  default  = {}
+  nullable = false
+  validation {
+    condition     = can(regex("^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", var.observability.namespace))
+    error_message = "observability.namespace: the name of a Kubernetes namespace."
+  }
+  validation {
+    condition     = var.observability.otlp == null || can(regex("^https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[^ ]*)?$", var.observability.otlp.endpoint))
+    error_message = "observability.otlp.endpoint: http(s)://HOST[:PORT][/PATH] of an OTLP/HTTP receiver."
+  }
+  validation {
+    condition     = var.observability.otlp == null || try(var.observability.otlp.sample_ratio >= 0 && var.observability.otlp.sample_ratio <= 1, false)
+    error_message = "observability.otlp.sample_ratio: from 0 to 1."
+  }
+  validation {
+    condition     = var.observability.otlp == null || !can(regex(":latest$", var.observability.otlp.image))
+    error_message = "observability.otlp.image: not latest."
+  }
+}

@@ -1,0 +1,141 @@
+# Three pools: system runs what must always run, cpu and gpu grow from zero (autoscaler.tf) unless one is kept warm.
+
+locals {
+  pool_floor = var.scale_to_zero ? 0 : 1
+  pools = merge(
+    {
+      system = { instance_type = "m6i.large", ami_type = "AL2023_x86_64_STANDARD", min = 2, max = 2, disk_gb = 50, labels = {}, taints = [] }
+      cpu = {
+        instance_type = coalesce(var.cpu_pool.instance_type, "m6i.xlarge")
+        ami_type      = "AL2023_x86_64_STANDARD"
+        min           = local.pool_floor
+        max           = var.cpu_pool.max_size
+        disk_gb       = var.cpu_pool.disk_gb
+        labels        = {}
+        taints        = []
+      }
+    },
+    {
+      for pool in ["gpu"] : pool => {
+        instance_type = coalesce(var.gpu_pool.instance_type, "g6.2xlarge")
+        # Brings NVIDIA's driver and container toolkit.
+        ami_type = "AL2023_x86_64_NVIDIA"
+        min      = local.pool_floor
+        max      = var.gpu_pool.max_size
+        disk_gb  = var.gpu_pool.disk_gb
+        # Tells the autoscaler that a node without a GPU yet is still starting, and to weigh the node by its GPU.
+        labels = { "k8s.amazonaws.com/accelerator" = "nvidia" }
+        taints = [merge(local.gpu_taint, { effect = local.eks_taint_effects[local.gpu_taint.effect] })]
+      } if var.gpu_enabled
+    },
+  )
+  # EKS's own spelling.
+  eks_taint_effects = { NoSchedule = "NO_SCHEDULE", PreferNoSchedule = "PREFER_NO_SCHEDULE", NoExecute = "NO_EXECUTE" }
+}
+
+resource "aws_launch_template" "node" {
+  for_each = local.pools
+
+  name                   = "${var.name}-${each.key}"
+  update_default_version = true
+
+  block_device_mappings {
+    device_name = "/dev/xvda"
+    ebs {
+      volume_type           = "gp3"
+      volume_size           = each.value.disk_gb
+      encrypted             = "true"
+      kms_key_id            = aws_kms_key.this["cluster"].arn
+      delete_on_termination = "true"
+    }
+  }
+
+  # One hop ends at the node: pods can't take its role; they have their own (identity.tf).
+  metadata_options {
+    http_endpoint               = "enabled"
+    http_tokens                 = "required"
+    http_put_response_hop_limit = 1
+    instance_metadata_tags      = "disabled"
+  }
+
+  # default_tags end at the template.
+  dynamic "tag_specifications" {
+    for_each = toset(["instance", "volume", "network-interface"])
+    content {
+      resource_type = tag_specifications.key
+      tags          = merge(local.tags, { Name = "${var.name}-${each.key}" })
+    }
+  }
+}
+
+resource "aws_eks_node_group" "this" {
+  for_each = local.pools
+
+  cluster_name = aws_eks_cluster.this.name
+  # A pool of another kind is another pool, there before the old one is drained. The floor counts, because EKS refuses
+  # one above the present size, which only the autoscaler knows.
+  node_group_name = "${var.name}-${each.key}-${substr(sha256(jsonencode([each.value.instance_type, each.value.ami_type, each.value.min])), 0, 6)}"
+  node_role_arn   = aws_iam_role.node.arn
+  subnet_ids      = [for subnet in aws_subnet.private : subnet.id]
+  version         = var.cluster.kubernetes_version
+  ami_type        = each.value.ami_type
+  capacity_type   = "ON_DEMAND"
+  instance_types  = [each.value.instance_type]
+  labels          = merge(each.value.labels, { "oriel.dev/pool" = each.key })
+
+  dynamic "taint" {
+    for_each = each.value.taints
+    content {
+      key    = taint.value.key
+      value  = taint.value.value
+      effect = taint.value.effect
+    }
+  }
+
+  scaling_config {
+    min_size     = each.value.min
+    max_size     = each.value.max
+    desired_size = each.value.min
+  }
+
+  update_config {
+    max_unavailable = 1
+  }
+
+  launch_template {
+    id      = aws_launch_template.node[each.key].id
+    version = aws_launch_template.node[each.key].latest_version
+  }
+
+  # A way out before the first node, the network plug-in before it is ready. On destroy the plug-in outlives the nodes,
+  # else their interfaces stay behind and hold the subnets; so do the gateway's addresses, which are free only some
+  # minutes after its load balancer is deleted.
+  depends_on = [
+    aws_eip.gateway,
+    aws_eks_addon.node,
+    aws_iam_role_policy_attachment.node,
+    aws_route.private,
+    aws_route_table_association.private,
+    aws_vpc_endpoint.interface,
+    aws_vpc_endpoint.s3,
+    aws_vpc_security_group_ingress_rule.endpoints,
+  ]
+
+  lifecycle {
+    create_before_destroy = true
+    ignore_changes        = [scaling_config[0].desired_size]
+  }
+}
+
+# From zero the autoscaler learns labels and taints from EKS, but not the disk's size from a launch template: pods that
+# ask for local storage would never get a node.
+resource "aws_autoscaling_group_tag" "local_storage" {
+  for_each = aws_eks_node_group.this
+
+  autoscaling_group_name = each.value.resources[0].autoscaling_groups[0].name
+  tag {
+    key                 = "k8s.io/cluster-autoscaler/node-template/resources/ephemeral-storage"
+    value               = "${local.pools[each.key].disk_gb}Gi"
+    propagate_at_launch = false
+  }
+}

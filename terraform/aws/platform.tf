@@ -1,0 +1,108 @@
+# What runs in the cluster: modules/platform, which knows no cloud, and the two objects that need one.
+
+locals {
+  carrier_chart = "${path.module}/../modules/platform/chart"
+
+  # A network load balancer on the addresses of dns.tf, one per public subnet in the same order.
+  gateway_annotations = {
+    "service.beta.kubernetes.io/aws-load-balancer-type"                              = "nlb"
+    "service.beta.kubernetes.io/aws-load-balancer-eip-allocations"                   = join(",", [for zone in local.zones : aws_eip.gateway[zone].allocation_id])
+    "service.beta.kubernetes.io/aws-load-balancer-subnets"                           = join(",", [for zone in local.zones : aws_subnet.public[zone].id])
+    "service.beta.kubernetes.io/aws-load-balancer-cross-zone-load-balancing-enabled" = "true"
+    "service.beta.kubernetes.io/aws-load-balancer-additional-resource-tags"          = join(",", [for key, value in local.tags : "${key}=${value}"])
+  }
+}
+
+resource "helm_release" "storage" {
+  count = var.deploy_platform ? 1 : 0
+
+  name      = "oriel-storage"
+  namespace = "kube-system"
+  chart     = local.carrier_chart
+  values = [jsonencode({ objects = [{
+    apiVersion           = "storage.k8s.io/v1"
+    kind                 = "StorageClass"
+    metadata             = { name = local.infrastructure.storage_class }
+    provisioner          = "ebs.csi.aws.com"
+    parameters           = { type = "gp3", encrypted = "true", kmsKeyId = aws_kms_key.this["cluster"].arn }
+    volumeBindingMode    = "WaitForFirstConsumer"
+    allowVolumeExpansion = true
+    reclaimPolicy        = "Delete"
+  }] })]
+  atomic          = true
+  cleanup_on_fail = true
+  max_history     = 10
+  timeout         = 300
+
+  depends_on = [aws_eks_access_policy_association.deployer, aws_eks_addon.system]
+}
+
+module "platform" {
+  count  = var.deploy_platform ? 1 : 0
+  source = "../modules/platform"
+
+  infrastructure = local.infrastructure
+  images = {
+    registry = coalesce(var.image_registry, local.infrastructure.registry_url)
+    tag      = var.image_tag
+  }
+  gpu_enabled   = var.gpu_enabled
+  scale_to_zero = var.scale_to_zero
+  namespace     = local.namespace
+
+  gateway = merge(try(var.platform.gateway, {}), {
+    service_annotations = merge(local.gateway_annotations, try(var.platform.gateway.service_annotations, {}))
+    tls_secret          = try(var.platform.gateway.tls_secret, var.dns.tls_secret, null)
+  })
+  logic         = try(var.platform.logic, null)
+  model_groups  = try(var.platform.model_groups, null)
+  policies      = try(var.platform.policies, null)
+  redis         = try(var.platform.redis, null)
+  placement     = try(var.platform.placement, null)
+  keda          = try(var.platform.keda, null)
+  observability = try(var.platform.observability, null)
+  # EKS brings no metrics-server, which HorizontalPodAutoscalers need.
+  charts = merge(try(var.platform.charts, {}), {
+    metrics_server = merge({ enabled = true }, try(var.platform.charts.metrics_server, {}))
+  })
+
+  # On destroy the other way round: the load balancer goes while Kubernetes, its addresses and the way out are there,
+  # else its interfaces stay behind and hold the subnets.
+  depends_on = [
+    aws_eip.gateway,
+    aws_eks_access_policy_association.deployer,
+    aws_eks_addon.system,
+    aws_eks_pod_identity_association.this,
+    aws_elasticache_replication_group.limiter,
+    aws_route.public,
+    aws_route_table_association.public,
+    aws_vpc_security_group_ingress_rule.redis,
+    helm_release.autoscaler,
+    helm_release.storage,
+  ]
+}
+
+# Redis's password, next to the platform that names it: it needs its namespace, the platform's pods wait for it.
+resource "helm_release" "secrets" {
+  count = var.deploy_platform && var.redis.managed ? 1 : 0
+
+  name      = "oriel-secrets"
+  namespace = module.platform[0].namespace
+  chart     = local.carrier_chart
+  values = [jsonencode({ objects = [{
+    apiVersion = "v1"
+    kind       = "Secret"
+    metadata   = { name = local.infrastructure.redis_auth_secret_ref.name, namespace = module.platform[0].namespace }
+    type       = "Opaque"
+    stringData = { (local.infrastructure.redis_auth_secret_ref.key) = "" }
+  }] })]
+  set_sensitive = [{
+    name  = "objects[0].stringData.${local.infrastructure.redis_auth_secret_ref.key}"
+    value = aws_elasticache_replication_group.limiter[0].auth_token
+    type  = "string"
+  }]
+  atomic          = true
+  cleanup_on_fail = true
+  max_history     = 10
+  timeout         = 300
+}

@@ -1,0 +1,67 @@
+# The shared ledger of limits and quotas: Valkey with a replica in another zone. Its data are counters and leases, so no
+# snapshots: the gateway refills them.
+
+locals {
+  redis_port = 6379
+}
+
+# The password. uuid() is random (twice 122 bits) and new in each run, hence ignored once made; triggers_replace holds it
+# because a copy in `output` would be printed by destroy. `apply -replace` of this one rotates it.
+resource "terraform_data" "redis_password" {
+  count = var.redis.managed ? 1 : 0
+
+  triggers_replace = sensitive(sha256("${uuid()}${uuid()}"))
+  lifecycle {
+    ignore_changes = [triggers_replace]
+  }
+}
+
+resource "aws_elasticache_subnet_group" "limiter" {
+  count = var.redis.managed ? 1 : 0
+
+  name       = var.name
+  subnet_ids = [for subnet in aws_subnet.private : subnet.id]
+}
+
+resource "aws_security_group" "redis" {
+  count = var.redis.managed ? 1 : 0
+
+  name        = "${var.name}-redis"
+  description = "Redis: from the cluster's nodes and pods"
+  vpc_id      = aws_vpc.this.id
+  tags        = { Name = "${var.name}-redis" }
+}
+
+resource "aws_vpc_security_group_ingress_rule" "redis" {
+  count = var.redis.managed ? 1 : 0
+
+  security_group_id            = aws_security_group.redis[0].id
+  description                  = "Redis from the cluster's nodes and pods"
+  referenced_security_group_id = aws_eks_cluster.this.vpc_config[0].cluster_security_group_id
+  ip_protocol                  = "tcp"
+  from_port                    = local.redis_port
+  to_port                      = local.redis_port
+}
+
+resource "aws_elasticache_replication_group" "limiter" {
+  count = var.redis.managed ? 1 : 0
+
+  replication_group_id       = var.name
+  description                = "Limits and quotas of ${var.name}"
+  engine                     = "valkey"
+  engine_version             = "8.0"
+  node_type                  = coalesce(var.redis.size, "cache.t4g.micro")
+  port                       = local.redis_port
+  num_cache_clusters         = 2
+  automatic_failover_enabled = true
+  multi_az_enabled           = true
+  subnet_group_name          = aws_elasticache_subnet_group.limiter[0].name
+  security_group_ids         = [aws_security_group.redis[0].id]
+  at_rest_encryption_enabled = "true"
+  kms_key_id                 = aws_kms_key.this["cluster"].arn
+  transit_encryption_enabled = true
+  auth_token                 = sensitive(terraform_data.redis_password[0].triggers_replace)
+  # The old password is good until the next rotation: pods that still have it keep their limits.
+  auth_token_update_strategy = "ROTATE"
+  apply_immediately          = true
+}

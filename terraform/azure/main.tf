@@ -1,0 +1,80 @@
+# What everything else here is named and located by.
+
+data "azurerm_client_config" "current" {}
+
+# How many zones a region has; some have none.
+data "azurerm_location" "this" {
+  location = var.region
+}
+
+locals {
+  # Storage accounts and registries are one namespace for all of Azure: small letters and digits, 24 at most.
+  suffix      = substr(sha256("${data.azurerm_client_config.current.subscription_id}/${var.region}/${var.name}"), 0, 6)
+  unique_name = "${substr(replace(var.name, "-", ""), 0, 18)}${local.suffix}"
+  namespace   = try(var.platform.namespace, "oriel")
+  zones       = sort([for zone in data.azurerm_location.this.zone_mappings : zone.logical_zone])
+  tags        = merge({ managed-by = "terraform", part-of = var.name }, var.tags)
+  # Networks from which people and pipelines come; none: everything is reached from inside the network only.
+  private = length(var.cluster.api_access_cidrs) == 0
+
+  infrastructure = {
+    cloud        = "azure"
+    cluster_name = azurerm_kubernetes_cluster.this.name
+    # Of the kubeconfig only these two are taken: it holds no secret where local accounts are off.
+    cluster_endpoint       = nonsensitive(azurerm_kubernetes_cluster.this.kube_config[0].host)
+    cluster_ca_certificate = base64decode(nonsensitive(azurerm_kubernetes_cluster.this.kube_config[0].cluster_ca_certificate))
+    cluster_auth = {
+      api_version = "client.authentication.k8s.io/v1beta1"
+      command     = "kubelogin"
+      # The server is the same for every AKS cluster. AAD_LOGIN_METHOD names another way than the Azure CLI's.
+      args = ["get-token", "--server-id", "6dae42f8-4368-4678-94ff-3960e28e3630", "--login", "azurecli", "--tenant-id", data.azurerm_client_config.current.tenant_id]
+      env  = {}
+    }
+    registry_url          = azurerm_container_registry.images.login_server
+    model_repository_url  = "az://${azurerm_storage_account.models.name}/${azurerm_storage_container.models.name}/models"
+    redis_url             = var.redis.managed ? "rediss://${azurerm_managed_redis.this[0].hostname}:${azurerm_managed_redis.this[0].default_database[0].port}" : null
+    redis_tls             = var.redis.managed
+    redis_auth_secret_ref = var.redis.managed ? { name = "oriel-redis-auth", key = "password" } : null
+    workload_identity = {
+      service_account_annotations = {
+        for unit, identity in azurerm_user_assigned_identity.units : unit => { "azure.workload.identity/client-id" = identity.client_id }
+      }
+      # Azure's webhook gives tokens to pods with this label only.
+      pod_labels = { "azure.workload.identity/use" = "true" }
+    }
+    gpu_node_selector = { "oriel.dev/pool" = "gpu" }
+    # Ours (nodes.tf): AKS puts none on GPU nodes.
+    gpu_taint     = { key = "nvidia.com/gpu", value = "present", effect = "NoSchedule" }
+    storage_class = "managed-csi"
+  }
+}
+
+resource "azurerm_resource_group" "this" {
+  name     = var.name
+  location = var.region
+  tags     = local.tags
+}
+
+# Azure has nothing that refuses `terraform destroy`: a lock made here would be the first thing it takes away. This is
+# destroyed before anything it depends on, and fails while cluster.deletion_protection holds.
+resource "terraform_data" "deletion_protection" {
+  input = var.cluster.deletion_protection
+  provisioner "local-exec" {
+    when    = destroy
+    command = self.input ? "echo cluster.deletion_protection is true: apply with false before destroy && exit 1" : "exit 0"
+  }
+  depends_on = [
+    module.platform,
+    helm_release.secrets,
+    azurerm_kubernetes_cluster_node_pool.scaled,
+    azurerm_storage_container.models,
+    azurerm_container_registry.images,
+    azurerm_managed_redis.this,
+    azurerm_private_endpoint.this,
+    azurerm_dns_a_record.gateway,
+    azurerm_federated_identity_credential.units,
+    azurerm_role_assignment.models,
+    azurerm_role_assignment.registry,
+    azurerm_role_assignment.address,
+  ]
+}

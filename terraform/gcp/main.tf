@@ -1,0 +1,73 @@
+# What everything else here is named and located by, and the Google APIs it needs.
+
+data "google_client_config" "current" {
+  lifecycle {
+    postcondition {
+      condition     = try(length(self.project) > 0, false)
+      error_message = "No project: set GOOGLE_PROJECT."
+    }
+  }
+}
+
+data "google_project" "this" {
+  project_id = data.google_client_config.current.project
+}
+
+data "google_compute_zones" "available" {
+  region = var.region
+}
+
+locals {
+  project        = data.google_client_config.current.project
+  project_number = data.google_project.this.number
+  # Bucket names are one namespace for all of Google Cloud.
+  suffix    = substr(sha256("${local.project}/${var.region}/${var.name}"), 0, 6)
+  namespace = try(var.platform.namespace, "oriel")
+  labels    = merge({ managed-by = "terraform", part-of = var.name }, var.tags)
+
+  # The nodes of all pools, in two zones at least.
+  zones = slice(sort(data.google_compute_zones.available.names), 0, min(3, length(data.google_compute_zones.available.names)))
+
+  infrastructure = {
+    cloud                  = "gcp"
+    cluster_name           = google_container_cluster.this.name
+    cluster_endpoint       = "https://${google_container_cluster.this.endpoint}"
+    cluster_ca_certificate = base64decode(google_container_cluster.this.master_auth[0].cluster_ca_certificate)
+    cluster_auth = {
+      api_version = "client.authentication.k8s.io/v1beta1"
+      command     = "gke-gcloud-auth-plugin"
+      # The credentials Terraform itself uses; without it the plugin takes those of `gcloud auth login`.
+      args = ["--use_application_default_credentials"]
+      env  = {}
+    }
+    registry_url          = local.registry_url
+    model_repository_url  = "gs://${google_storage_bucket.models.name}/models"
+    redis_url             = var.redis.managed ? "rediss://${google_redis_instance.this[0].host}:${google_redis_instance.this[0].port}" : null
+    redis_tls             = var.redis.managed
+    redis_auth_secret_ref = var.redis.managed ? { name = "oriel-redis-auth", key = "password" } : null
+    # Nothing: a pod is known to the bucket by its service account itself (identity.tf).
+    workload_identity = { service_account_annotations = {}, pod_labels = {} }
+    gpu_node_selector = { "oriel.dev/pool" = "gpu" }
+    # Put on GPU nodes by GKE itself.
+    gpu_taint     = { key = "nvidia.com/gpu", value = "present", effect = "NoSchedule" }
+    storage_class = "standard-rwo"
+  }
+}
+
+resource "google_project_service" "this" {
+  for_each = toset(concat([
+    "artifactregistry.googleapis.com",
+    "cloudkms.googleapis.com",
+    "compute.googleapis.com",
+    "container.googleapis.com",
+    "iam.googleapis.com",
+    "storage.googleapis.com",
+    ], var.redis.managed ? [
+    "redis.googleapis.com",
+    "servicenetworking.googleapis.com",
+  ] : [], var.dns == null ? [] : ["dns.googleapis.com"]))
+
+  service = each.value
+  # Others in the project may use them.
+  disable_on_destroy = false
+}

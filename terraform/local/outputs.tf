@@ -1,0 +1,71 @@
+# The same names and types in aws/, gcp/, azure/ and local/: what modules/platform takes as `infrastructure`.
+
+output "cloud" {
+  description = "local."
+  value       = local.infrastructure.cloud
+}
+
+output "cluster_name" {
+  description = "Name of the context in the kubeconfig file."
+  value       = local.infrastructure.cluster_name
+}
+
+output "cluster_endpoint" {
+  description = "URL of the Kubernetes API."
+  value       = local.infrastructure.cluster_endpoint
+}
+
+output "cluster_ca_certificate" {
+  description = "Certificate authority of the Kubernetes API, PEM."
+  value       = local.infrastructure.cluster_ca_certificate
+}
+
+output "cluster_auth" {
+  description = "Command that prints a token for the Kubernetes API, as the kubeconfig file names it; null: it names none."
+  value       = local.infrastructure.cluster_auth
+}
+
+output "registry_url" {
+  description = "Where the images are: REGISTRY_URL/oriel-gateway:TAG, oriel-logic, oriel-inference."
+  value       = local.infrastructure.registry_url
+}
+
+output "model_repository_url" {
+  description = "Where the models are uploaded, a folder per model group."
+  value       = local.infrastructure.model_repository_url
+}
+
+output "redis_url" {
+  description = "Address of Redis without its password; null: a small Redis runs in the cluster."
+  value       = local.infrastructure.redis_url
+}
+
+output "redis_tls" {
+  description = "Whether Redis is spoken to over TLS."
+  value       = local.infrastructure.redis_tls
+}
+
+output "redis_auth_secret_ref" {
+  description = "Kubernetes Secret with Redis's password; null: it has none."
+  value       = local.infrastructure.redis_auth_secret_ref
+}
+
+output "workload_identity" {
+  description = "What pods carry to read the object store."
+  value       = local.infrastructure.workload_identity
+}
+
+output "gpu_node_selector" {
+  description = "Labels of the GPU nodes."
+  value       = local.infrastructure.gpu_node_selector
+}
+
+output "gpu_taint" {
+  description = "Taint of the GPU nodes, as Kubernetes spells it."
+  value       = local.infrastructure.gpu_taint
+}
+
+output "storage_class" {
+  description = "StorageClass for volumes."
+  value       = local.infrastructure.storage_class
+}

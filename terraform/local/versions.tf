@@ -1,0 +1,13 @@
+terraform {
+  required_version = ">= 1.11"
+  required_providers {
+    helm = {
+      source  = "hashicorp/helm"
+      version = "~> 3.1"
+    }
+    kubernetes = {
+      source  = "hashicorp/kubernetes"
+      version = ">= 2.38, < 3"
+    }
+  }
+}

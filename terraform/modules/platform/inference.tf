@@ -1,0 +1,188 @@
+locals {
+  default_groups = merge(
+    { cpu = { accelerator = "cpu" } },
+    { for name, group in { gpu = { accelerator = "gpu" } } : name => group if var.gpu_enabled },
+  )
+  accelerated = ["gpu", "tensorrt"]
+  # CPUs and memory in GiB for which the default nodes are chosen (terraform/README.md).
+  group_sizes = {
+    cpu      = { cpu = 2, memory = 4 }
+    openvino = { cpu = 2, memory = 4 }
+    gpu      = { cpu = 2, memory = 12 }
+    tensorrt = { cpu = 2, memory = 12 }
+  }
+  # What the caller said, and what follows from it.
+  model_groups = {
+    for name, group in merge({ for key, value in local.default_groups : key => value if var.model_groups == null }, var.model_groups) : name => {
+      accelerator  = group.accelerator
+      on_gpu       = contains(local.accelerated, group.accelerator)
+      kind         = contains(local.accelerated, group.accelerator) ? "gpu" : "cpu"
+      repository   = coalesce(try(group.repository, null), "${trimsuffix(var.infrastructure.model_repository_url, "/")}/${name}")
+      models       = try(group.models, [])
+      replicas     = try(group.replicas, { min = 1, max = 4 })
+      cpu          = coalesce(try(group.cpu, null), local.group_sizes[group.accelerator].cpu)
+      memory       = coalesce(try(group.memory, null), local.group_sizes[group.accelerator].memory)
+      cache        = try(group.cache, { gb = 20, claim = false })
+      load_grace_s = try(group.load_grace_s, 900)
+      args         = try(group.args, [])
+    }
+  }
+
+  inference_args = {
+    for name, group in local.model_groups : name => concat(
+      ["--model-repository", group.repository, "--model-control-mode", "poll", "--repository-poll-secs", "15"],
+      ["--host", "0.0.0.0", "--id", "inference-${name}"],
+      # Requests, not what the node has: the rest is other pods'.
+      ["--cores", tostring(max(1, floor(group.cpu)))],
+      local.trusted_peers,
+      group.args,
+    )
+  }
+  # Fetched models. A claim is a disk of its own for each pod, made and deleted with it; else a share of the node's.
+  cache_volume = {
+    for name, group in local.model_groups : name => merge(
+      { name = "models" },
+      { for key, value in { emptyDir = { sizeLimit = "${group.cache.gb}Gi" } } : key => value if !group.cache.claim },
+      {
+        for key, value in {
+          ephemeral = {
+            volumeClaimTemplate = {
+              metadata = { labels = local.group_labels[name] }
+              spec = {
+                accessModes      = ["ReadWriteOnce"]
+                storageClassName = var.infrastructure.storage_class
+                resources        = { requests = { storage = "${group.cache.gb}Gi" } }
+              }
+            }
+          }
+        } : key => value if group.cache.claim
+      },
+    )
+  }
+  disk_requests = {
+    for name, group in local.model_groups : name => { for key, value in { "ephemeral-storage" = "${group.cache.gb + 1}Gi" } : key => value if !group.cache.claim }
+  }
+
+  rollout = {
+    cpu = { type = "RollingUpdate", rollingUpdate = { maxSurge = "25%", maxUnavailable = 0 } }
+    # One GPU more than are bought may not be there: the old pod goes first.
+    gpu = { type = "RollingUpdate", rollingUpdate = { maxSurge = 0, maxUnavailable = 1 } }
+  }
+
+  inference_ports = [
+    { name = "http", port = local.ports.inference.http, targetPort = "http", protocol = "TCP", appProtocol = "http" },
+    { name = "grpc", port = local.ports.inference.grpc, targetPort = "grpc", protocol = "TCP", appProtocol = "grpc" },
+  ]
+
+  inference_objects = concat(
+    [
+      # All groups under one name, for logic servers and for models no group claims.
+      {
+        apiVersion = "v1"
+        kind       = "Service"
+        metadata   = { name = "inference", namespace = local.namespace, labels = local.labels.inference }
+        spec = {
+          clusterIP = "None"
+          selector  = local.selectors.inference
+          ports     = local.inference_ports
+        }
+      },
+    ],
+    [
+      for name, group in local.model_groups : {
+        apiVersion = "v1"
+        kind       = "Service"
+        metadata   = { name = "inference-${name}", namespace = local.namespace, labels = local.group_labels[name] }
+        spec = {
+          clusterIP = "None"
+          selector  = local.group_selectors[name]
+          ports     = local.inference_ports
+        }
+      }
+    ],
+    [
+      for name, group in local.model_groups : {
+        apiVersion = "apps/v1"
+        kind       = "Deployment"
+        metadata   = { name = "inference-${name}", namespace = local.namespace, labels = local.group_labels[name] }
+        spec = {
+          revisionHistoryLimit    = 5
+          strategy                = local.rollout[group.kind]
+          progressDeadlineSeconds = group.load_grace_s + 600
+          selector                = { matchLabels = local.group_selectors[name] }
+          template = {
+            metadata = {
+              labels = merge(
+                local.group_labels[name],
+                group.on_gpu ? local.marks_node : {},
+                var.infrastructure.workload_identity.pod_labels,
+              )
+              annotations = local.movable
+            }
+            spec = merge(local.pod_base, local.placement_of[group.kind], {
+              serviceAccountName            = "inference"
+              terminationGracePeriodSeconds = local.pause_s.inference + local.unit_drain_s + local.stop_margin_s
+              topologySpreadConstraints     = local.group_spread[name]
+              volumes                       = concat(local.scratch_volumes, [local.cache_volume[name]])
+              containers = [
+                {
+                  name            = "inference"
+                  image           = "${local.image_registry}/oriel-inference:${var.images.tag}-${group.accelerator}"
+                  imagePullPolicy = var.images.pull_policy
+                  args            = local.inference_args[name]
+                  env             = local.unit_env
+                  ports = [
+                    for port in ["http", "grpc", "metrics"] :
+                    { name = port, containerPort = local.ports.inference[port], protocol = "TCP" }
+                  ]
+                  volumeMounts = concat(local.scratch_mounts, [{ name = "models", mountPath = "/var/lib/oriel/cache" }])
+                  # Models are fetched and loaded before it is ready; the port answers meanwhile. What is not ready after the
+                  # grace is begun anew, with what was fetched still there.
+                  startupProbe = {
+                    httpGet          = { path = "/v2/health/ready", port = "http" }
+                    periodSeconds    = 5
+                    timeoutSeconds   = 2
+                    failureThreshold = ceil(group.load_grace_s / 5)
+                  }
+                  readinessProbe = {
+                    httpGet          = { path = "/v2/health/ready", port = "http" }
+                    periodSeconds    = 2
+                    timeoutSeconds   = 2
+                    failureThreshold = 2
+                  }
+                  livenessProbe = {
+                    httpGet          = { path = "/v2/health/live", port = "http" }
+                    periodSeconds    = 10
+                    timeoutSeconds   = 5
+                    failureThreshold = 6
+                  }
+                  lifecycle = { preStop = { sleep = { seconds = local.pause_s.inference } } }
+                  resources = {
+                    requests = merge(
+                      { cpu = tostring(group.cpu), memory = "${group.memory * 1024}Mi" },
+                      local.disk_requests[name],
+                      { for key, value in { "nvidia.com/gpu" = "1" } : key => value if group.on_gpu },
+                    )
+                    limits = merge(
+                      { memory = "${group.memory * 1024}Mi" },
+                      { for key, value in { "nvidia.com/gpu" = "1" } : key => value if group.on_gpu },
+                    )
+                  }
+                  securityContext = local.container_security
+                }
+              ]
+            })
+          }
+        }
+      }
+    ],
+    [
+      for name, group in local.model_groups : {
+        apiVersion = "policy/v1"
+        kind       = "PodDisruptionBudget"
+        metadata   = { name = "inference-${name}", namespace = local.namespace, labels = local.group_labels[name] }
+        spec       = { maxUnavailable = "25%", selector = { matchLabels = local.group_selectors[name] }, unhealthyPodEvictionPolicy = "AlwaysAllow" }
+      }
+    ],
+  )
+}

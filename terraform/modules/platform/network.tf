@@ -1,0 +1,174 @@
+# Nothing in the namespace is reached or reaches out but for what stands here. Only the gateway is public.
+# Policies add up: a logic service that calls others needs one more NetworkPolicy of its owner's, no change here.
+
+locals {
+  keda_namespace = "keda"
+
+  # Where pods with an identity get their tokens. Never a node's metadata address, from which a pod could take the
+  # node's own rights; on GKE that address is answered by its metadata server, for the pod. Azure's is public, port 443.
+  identity_endpoints = try({
+    aws = [{ cidr = "169.254.170.23/32", port = 80 }]
+    gcp = [
+      { cidr = "169.254.169.254/32", port = 80 },
+      { cidr = "169.254.169.252/32", port = 988 },
+    ]
+  }[var.infrastructure.cloud], [])
+
+  # Object stores and issuers of tokens have names, and addresses that change; private endpoints are inside the network.
+  # So: any address, on their port, but for link-local ones.
+  to_https = {
+    to    = [{ ipBlock = { cidr = "0.0.0.0/0", except = ["169.254.0.0/16"] } }]
+    ports = [{ protocol = "TCP", port = 443 }]
+  }
+
+  # An endpoint on another port than 443: an object store or a collector of one's own.
+  https_and = { for name, url in {
+    models   = var.infrastructure.model_repository_url
+    policies = var.policies.store == null ? "" : var.policies.store
+    otlp     = var.observability.otlp == null ? "" : var.observability.otlp.endpoint
+    } : name => concat([local.to_https], [
+      for port in try(regex("://[^/]*?:([0-9]+)(?:/|$)", url), []) : {
+        to    = local.to_https.to
+        ports = [{ protocol = "TCP", port = tonumber(port) }]
+      } if port != "443"
+      ], can(regex("^(s3://)?http://", url)) && !can(regex("://[^/]*?:[0-9]+(?:/|$)", url)) ? [{
+        to    = local.to_https.to
+        ports = [{ protocol = "TCP", port = 80 }]
+  }] : []) }
+
+  to_identity = [for endpoint in local.identity_endpoints : {
+    to    = [{ ipBlock = { cidr = endpoint.cidr } }]
+    ports = [{ protocol = "TCP", port = endpoint.port }]
+  }]
+
+  # The cluster's DNS, or its cache on the node (link-local; GKE switches it on by itself).
+  to_dns = {
+    to = [
+      {
+        namespaceSelector = { matchLabels = { "kubernetes.io/metadata.name" = "kube-system" } }
+        podSelector       = { matchExpressions = [{ key = "k8s-app", operator = "In", values = ["kube-dns", "coredns", "node-local-dns"] }] }
+      },
+      { ipBlock = { cidr = "169.254.20.10/32" } },
+    ]
+    ports = [{ protocol = "UDP", port = 53 }, { protocol = "TCP", port = 53 }]
+  }
+
+  to_collector = [for each in [{
+    to    = [{ podSelector = { matchLabels = { "app.kubernetes.io/component" = "collector" } } }]
+    ports = [{ protocol = "TCP", port = 4318 }]
+  }] : each if var.observability.otlp != null]
+
+  to_redis = [for each in [
+    {
+      bundled = true
+      to      = [{ podSelector = { matchLabels = { "app.kubernetes.io/component" = "redis" } } }]
+      port    = 6379
+    },
+    {
+      # A managed Redis has a private address; the name in its URL may move between them.
+      bundled = false
+      to      = [for cidr in ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"] : { ipBlock = { cidr = cidr } }]
+      port    = tonumber(try(regex(":([0-9]+)(?:/[0-9]*)?$", var.infrastructure.redis_url)[0], "6379"))
+    },
+    ] : {
+    to    = each.to
+    ports = [{ protocol = "TCP", port = each.port }]
+  } if each.bundled == (var.infrastructure.redis_url == null)]
+
+  to_inference = {
+    to    = [{ podSelector = { matchLabels = { "app.kubernetes.io/component" = "inference" } } }]
+    ports = [{ protocol = "TCP", port = 8000 }, { protocol = "TCP", port = 8001 }]
+  }
+
+  from_monitoring = { for port in [8002, 8082, 8092, 8888] : port => {
+    from  = [{ namespaceSelector = { matchLabels = { "kubernetes.io/metadata.name" = var.observability.namespace } } }]
+    ports = [{ protocol = "TCP", port = port }]
+  } }
+
+  traffic = {
+    gateway = {
+      ingress = concat(
+        [{ ports = [{ protocol = "TCP", port = 8080 }, { protocol = "TCP", port = 8081 }] }],
+        [local.from_monitoring[8082]],
+        [for each in [{
+          from = [{
+            namespaceSelector = { matchLabels = { "kubernetes.io/metadata.name" = local.keda_namespace } }
+            podSelector       = { matchLabels = { "app.kubernetes.io/name" = "keda-operator" } }
+          }]
+          ports = [{ protocol = "TCP", port = 8083 }]
+        }] : each if var.keda.enabled],
+      )
+      egress = concat(
+        [local.to_dns, local.to_inference],
+        [{
+          to    = [{ podSelector = { matchLabels = { "app.kubernetes.io/component" = "logic" } } }]
+          ports = [{ protocol = "TCP", port = 8090 }]
+        }],
+        local.to_redis, local.https_and.policies, local.to_identity, local.to_collector,
+      )
+    }
+    logic = {
+      ingress = [
+        {
+          from  = [{ podSelector = { matchLabels = { "app.kubernetes.io/component" = "gateway" } } }]
+          ports = [{ protocol = "TCP", port = 8090 }]
+        },
+        local.from_monitoring[8092],
+      ]
+      egress = concat([local.to_dns, local.to_inference], local.to_collector)
+    }
+    inference = {
+      ingress = [
+        {
+          from = [{ podSelector = { matchExpressions = [
+            { key = "app.kubernetes.io/component", operator = "In", values = ["gateway", "logic"] },
+          ] } }]
+          ports = [{ protocol = "TCP", port = 8000 }, { protocol = "TCP", port = 8001 }]
+        },
+        local.from_monitoring[8002],
+      ]
+      egress = concat([local.to_dns], local.https_and.models, local.to_identity, local.to_collector)
+    }
+    redis = {
+      ingress = [{
+        from  = [{ podSelector = { matchLabels = { "app.kubernetes.io/component" = "gateway" } } }]
+        ports = [{ protocol = "TCP", port = 6379 }]
+      }]
+      egress = []
+    }
+    collector = {
+      ingress = [
+        {
+          from = [{ podSelector = { matchExpressions = [
+            { key = "app.kubernetes.io/component", operator = "In", values = ["gateway", "logic", "inference"] },
+          ] } }]
+          ports = [{ protocol = "TCP", port = 4318 }]
+        },
+        local.from_monitoring[8888],
+      ]
+      egress = concat([local.to_dns], local.https_and.otlp)
+    }
+  }
+
+  network_objects = concat(
+    [{
+      apiVersion = "networking.k8s.io/v1"
+      kind       = "NetworkPolicy"
+      metadata   = { name = "default-deny", namespace = local.namespace, labels = local.common_labels }
+      spec       = { podSelector = {}, policyTypes = ["Ingress", "Egress"] }
+    }],
+    [for component, rules in local.traffic : {
+      apiVersion = "networking.k8s.io/v1"
+      kind       = "NetworkPolicy"
+      metadata   = { name = component, namespace = local.namespace, labels = local.labels[component] }
+      spec = {
+        podSelector = { matchLabels = { "app.kubernetes.io/component" = component } }
+        policyTypes = ["Ingress", "Egress"]
+        ingress     = rules.ingress
+        egress      = rules.egress
+      }
+      }
+      if(component != "redis" || var.infrastructure.redis_url == null) && (component != "collector" || var.observability.otlp != null)
+    ],
+  )
+}

@@ -1,0 +1,81 @@
+# What the gateway promises whom. The documents lie in a ConfigMap that is mounted as a folder: the kubelet swaps the whole
+# folder when it changes (within a minute or so), the gateway sees that within a second. No pod is replaced. A mistake
+# changes nothing but what it revokes, and stands in the log and in oriel_gateway_policy_mistakes.
+
+locals {
+  tiers_toml = <<-TOML
+    # band 0 is served first; target_ms orders the queue; give_up_ms is the deadline of a call that names none.
+    [tiers.gold]
+    band = 0
+    target_ms = 500
+    give_up_ms = 5000
+
+    [tiers.silver]
+    band = 1
+    target_ms = 2000
+    give_up_ms = 8000
+
+    [tiers.bronze]
+    band = 2
+    target_ms = 10000
+    give_up_ms = 30000
+  TOML
+
+  # One pool per group for the models that are named, one of all groups for the rest: its servers are asked which of them
+  # has a model. Names are short on purpose: the first entry of a pod's DNS search list makes them whole.
+  pool_discovery = merge(
+    { inference = "inference" },
+    { for group in keys(local.model_groups) : "inference-${group}" => "inference-${group}" },
+  )
+  pools_toml = join("\n", concat(
+    ["[pools.logic]", "discover = \"dns:logic:${local.ports.logic.http}\"", ""],
+    flatten([
+      for pool in sort(keys(local.pool_discovery)) : [
+        "[pools.${pool}]",
+        "discover = \"dns:${local.pool_discovery[pool]}:${local.ports.inference.http}\"",
+        "grpc_discover = \"dns:${local.pool_discovery[pool]}:${local.ports.inference.grpc}\"",
+        "",
+      ]
+    ]),
+  ))
+  # JSON's strings are TOML's as well.
+  routes_toml = join("\n", concat(
+    [local.pools_toml],
+    flatten([
+      for group in sort(keys(local.model_groups)) : [
+        for model in local.model_groups[group].models : [
+          "[[routes]]", "model = ${jsonencode(model)}", "pool = \"inference-${group}\"", "",
+        ]
+      ]
+    ]),
+    ["[[routes]]", "model = \"*\"", "pool = \"inference\"", "", "[[routes]]", "service = \"*\"", "pool = \"logic\"", ""],
+  ))
+  tenants_toml = join("\n", concat(
+    ["# From var.policies.tenants. Keys are known by their SHA-256 only: `oriel keys new` makes one.", ""],
+    flatten([
+      for name in sort(keys(var.policies.tenants)) : [
+        "[tenants.${jsonencode(name)}]",
+        "tier = ${jsonencode(var.policies.tenants[name].tier)}",
+        "keys = [${join(", ", [for key in var.policies.tenants[name].keys_sha256 : "{ sha256 = \"${key}\" }"])}]",
+        "models = ${jsonencode(var.policies.tenants[name].models)}",
+        "services = ${jsonencode(var.policies.tenants[name].services)}",
+        "",
+      ]
+    ]),
+  ))
+  policy_documents = merge(
+    { "tiers.toml" = local.tiers_toml, "routes.toml" = local.routes_toml, "tenants.toml" = local.tenants_toml },
+    var.policies.documents,
+  )
+
+  policies_objects = [
+    for each in [
+      {
+        apiVersion = "v1"
+        kind       = "ConfigMap"
+        metadata   = { name = "policies", namespace = local.namespace, labels = local.labels.gateway }
+        data       = local.policy_documents
+      }
+    ] : each if var.policies.store == null
+  ]
+}

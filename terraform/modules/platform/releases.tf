@@ -1,0 +1,137 @@
+# What is installed, in this order: base (the namespace and the priorities everything else names), the charts of others,
+# the platform, and last what needs the charts' custom resources. Destroyed the other way round.
+
+locals {
+  # A release waits until its pods are ready: a GPU node starts (10 min), an image of several GB is pulled, models load.
+  node_start_s = 900
+  platform_timeout_s = local.node_start_s + max(300, [
+    for group in values(local.model_groups) : group.load_grace_s
+  ]...)
+
+  charts = {
+    keda = {
+      enabled    = var.keda.enabled
+      repository = "https://kedacore.github.io/charts"
+      chart      = "keda"
+      version    = var.keda.chart_version
+      namespace  = local.keda_namespace
+      values = {
+        # Its operator may read Secrets and scale: in one namespace, not in all of them.
+        watchNamespace = var.namespace
+      }
+    }
+    nvidia-device-plugin = {
+      enabled    = var.gpu_enabled && var.charts.nvidia_device_plugin.enabled
+      repository = "https://nvidia.github.io/k8s-device-plugin"
+      chart      = "nvidia-device-plugin"
+      version    = var.charts.nvidia_device_plugin.version
+      namespace  = "kube-system"
+      values = {
+        nodeSelector = var.infrastructure.gpu_node_selector
+        # null takes the chart's own away: it asks for labels that only node-feature-discovery sets.
+        affinity = null
+        tolerations = [{
+          key      = var.infrastructure.gpu_taint.key
+          operator = "Exists"
+          effect   = var.infrastructure.gpu_taint.effect
+        }]
+      }
+    }
+    metrics-server = {
+      enabled    = var.charts.metrics_server.enabled
+      repository = "https://kubernetes-sigs.github.io/metrics-server"
+      chart      = "metrics-server"
+      version    = var.charts.metrics_server.version
+      namespace  = "kube-system"
+      values     = { replicas = 2, podDisruptionBudget = { enabled = true, maxUnavailable = 1 } }
+    }
+    kube-prometheus-stack = {
+      enabled    = var.charts.kube_prometheus_stack.enabled
+      repository = "https://prometheus-community.github.io/helm-charts"
+      chart      = "kube-prometheus-stack"
+      version    = var.charts.kube_prometheus_stack.version
+      namespace  = var.observability.namespace
+      values = {
+        # The monitors, rules and dashboards of all namespaces: by default it takes only those of its own release.
+        prometheus = {
+          prometheusSpec = {
+            serviceMonitorSelectorNilUsesHelmValues = false
+            ruleSelectorNilUsesHelmValues           = false
+          }
+        }
+        grafana = { sidecar = { dashboards = { enabled = true, label = "grafana_dashboard", labelValue = "1", searchNamespace = "ALL" } } }
+      }
+    }
+    prometheus-operator-crds = {
+      enabled    = var.charts.prometheus_operator_crds.enabled && !var.charts.kube_prometheus_stack.enabled
+      repository = "https://prometheus-community.github.io/helm-charts"
+      chart      = "prometheus-operator-crds"
+      version    = var.charts.prometheus_operator_crds.version
+      namespace  = var.observability.namespace
+      values     = {}
+    }
+  }
+}
+
+# The namespace is an object of a release elsewhere: create_namespace could not give it its labels.
+resource "helm_release" "base" {
+  name            = "oriel-base"
+  namespace       = "kube-system"
+  chart           = "${path.module}/chart"
+  values          = [jsonencode({ objects = local.base_objects })]
+  atomic          = true
+  cleanup_on_fail = true
+  wait            = true
+  max_history     = 10
+  timeout         = 300
+}
+
+resource "helm_release" "charts" {
+  for_each = { for name, chart in local.charts : name => chart if chart.enabled }
+
+  name             = each.key
+  namespace        = each.value.namespace
+  create_namespace = !contains(["kube-system", var.namespace], each.value.namespace)
+  repository       = each.value.repository
+  chart            = each.value.chart
+  version          = each.value.version
+  values           = [jsonencode(each.value.values)]
+  atomic           = true
+  cleanup_on_fail  = true
+  wait             = true
+  max_history      = 10
+  timeout          = 900
+
+  depends_on = [helm_release.base]
+}
+
+resource "helm_release" "platform" {
+  name            = "oriel"
+  namespace       = var.namespace
+  chart           = "${path.module}/chart"
+  values          = [jsonencode({ objects = local.objects })]
+  atomic          = true
+  cleanup_on_fail = true
+  wait            = true
+  max_history     = 10
+  timeout         = local.platform_timeout_s
+
+  depends_on = [helm_release.base, helm_release.charts]
+}
+
+# In a release of its own: Helm refuses a release with a kind the cluster does not know yet.
+resource "helm_release" "custom" {
+  count = var.keda.enabled || var.observability.service_monitors ? 1 : 0
+
+  name            = "oriel-custom"
+  namespace       = var.namespace
+  chart           = "${path.module}/chart"
+  values          = [jsonencode({ objects = local.custom_objects })]
+  atomic          = true
+  cleanup_on_fail = true
+  wait            = true
+  max_history     = 10
+  timeout         = 300
+
+  depends_on = [helm_release.charts, helm_release.platform]
+}

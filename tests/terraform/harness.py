@@ -1,0 +1,344 @@
+"""The real terraform in a copy of the tree, with the stand-in for every provider.
+
+    with Workspace("aws", tmp_path) as workspace:
+        workspace.init()
+        plan = workspace.plan_known(gpu_enabled=False)    # infrastructure applied, platform planned: everything known
+        objects = plan.objects()                          # what the carrier chart is handed
+
+`tree` is where terraform/ is read from: the checkout's, or what ORIEL_TERRAFORM_TREE names, for mutations.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from .standin import rules, schema
+from .standin.calls import Call
+from .standin.server import Servers
+
+HERE = Path(__file__).parent
+PROVIDERS = ("aws", "google", "azurerm", "kubernetes", "helm")
+# Far more than any command here takes: a hanging one becomes a failed test, not a hanging suite.
+COMMAND_S = 120
+
+
+def default_tree() -> Path:
+    return Path(os.environ.get("ORIEL_TERRAFORM_TREE") or HERE.parents[1] / "terraform").resolve()
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    severity: str
+    summary: str
+    detail: str = ""
+    address: str = ""
+    file: str = ""
+    line: int = 0
+
+    def __str__(self) -> str:
+        where = " ".join(filter(None, (self.address, f"{self.file}:{self.line}" if self.file else "")))
+        return f"{self.severity}: {self.summary} [{where}] {self.detail}"
+
+
+class TerraformFailed(Exception):
+    """diagnostics: the errors, as Terraform gave them; output: all it printed."""
+
+    def __init__(self, command: str, diagnostics: list[Diagnostic], output: str) -> None:
+        super().__init__(f"terraform {command}\n" + ("\n".join(map(str, diagnostics)) or output[-4000:]))
+        self.diagnostics = diagnostics
+        self.output = output
+
+
+@dataclass(slots=True)
+class Plan:
+    """What would be done. `changes`: whether anything would be."""
+
+    changes: bool
+    diagnostics: list[Diagnostic]
+    _show: Callable[[], dict[str, Any]]
+    _document: dict[str, Any] | None = None
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """`terraform show -json`."""
+        if self._document is None:
+            self._document = self._show()
+        return self._document
+
+    def actions(self) -> dict[str, str]:
+        """Address -> create, update, delete, replace; also read (data sources). What stays is left out."""
+        return {
+            change["address"]: _action(change["change"]["actions"])
+            for change in self.document.get("resource_changes", [])
+            if change["change"]["actions"] != ["no-op"]
+        }
+
+    def values(self, address: str) -> dict[str, Any]:
+        """The planned values; what is not known yet is left out. Raises KeyError."""
+        for resource in _resources(self.document["planned_values"]["root_module"]):
+            if resource["address"] == address:
+                return resource["values"]
+        raise KeyError(address)
+
+    def resources(self, type_name: str | None = None) -> dict[str, dict[str, Any]]:
+        """Address -> planned values, of one type or of all."""
+        found = _resources(self.document["planned_values"]["root_module"])
+        return {each["address"]: each["values"] for each in found if type_name in (None, each["type"])}
+
+    def outputs(self) -> dict[str, Any]:
+        """Name -> value; None for what is not known yet."""
+        return {name: each.get("value") for name, each in self.document["planned_values"].get("outputs", {}).items()}
+
+    def releases(self) -> dict[str, list[dict[str, Any]]]:
+        """Address of a release of the carrier chart -> the objects it is handed.
+
+        Raises ValueError for one whose values are not known yet: apply the infrastructure first (`plan_known`).
+        """
+        found = {}
+        for address, values in self.resources("helm_release").items():
+            texts = values.get("values", [None])  # left out, or null inside the list: not known
+            if texts is not None and None in texts:
+                raise ValueError(f"{address}: its values are not known when planning")
+            for text in texts or []:
+                document = json.loads(text) if text.lstrip().startswith("{") else {}
+                if isinstance(document.get("objects"), list):
+                    found.setdefault(address, []).extend(document["objects"])
+        return found
+
+    def objects(self) -> list[dict[str, Any]]:
+        """Every object that is handed to the carrier chart, of all its releases."""
+        return [each for objects in self.releases().values() for each in objects]
+
+
+@dataclass(slots=True)
+class State:
+    document: dict[str, Any]
+
+    @property
+    def outputs(self) -> dict[str, Any]:
+        return {name: each["value"] for name, each in self.document.get("outputs", {}).items()}
+
+    def resources(self, type_name: str | None = None) -> dict[str, dict[str, Any]]:
+        found = {}
+        for resource in self.document.get("resources", []):
+            if resource["mode"] != "managed" or type_name not in (None, resource["type"]):
+                continue
+            for instance in resource["instances"]:
+                index = f"[{json.dumps(instance['index_key'])}]" if "index_key" in instance else ""
+                name = f"{resource['type']}.{resource['name']}{index}"
+                found[".".join(filter(None, (resource.get("module"), name)))] = instance["attributes"]
+        return found
+
+    def values(self, address: str) -> dict[str, Any]:
+        return self.resources()[address]
+
+
+@dataclass(slots=True)
+class Workspace:
+    """A copy of the tree in `folder`; commands run in its root. edit: changes the copy, for mutations.
+
+    root: "aws", "modules/platform", or the path of a folder of one's own, which is copied beside them.
+    rules: name of a type -> its rule, over those of tests/terraform/rules.
+    """
+
+    root: str | Path
+    folder: Path
+    rules: Mapping[str, dict[str, Any]] | None = None
+    edit: Callable[[Path], None] | None = None
+    tree: Path = field(default_factory=default_tree)
+    schemas: Mapping[str, str] = field(default_factory=dict)  # "aws" -> "aws-5.100": not the newest
+    calls: list[Call] = field(default_factory=list)  # of the last command
+    history: list[Call] = field(default_factory=list)  # of all commands
+    path: Path = field(init=False)  # where the commands run
+    _servers: Servers = field(init=False)
+    _count: int = 0
+    _infrastructure: str | None = None
+
+    def __post_init__(self) -> None:
+        shutil.copytree(self.tree, self.folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".terraform*"))
+        self.path = self.folder / self.root
+        if Path(self.root).is_absolute():
+            self.path = self.folder / Path(self.root).name
+            shutil.copytree(self.root, self.path, dirs_exist_ok=True)
+        if self.edit is not None:
+            self.edit(self.folder)
+        self._servers = Servers(providers(self.folder, dict(self.schemas), self.rules))
+
+    def __enter__(self) -> "Workspace":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._servers.close()
+
+    def init(self) -> None:
+        self._run("init", "-input=false", "-backend=false", "-no-color", printed_json=False)
+
+    def validate(self) -> list[Diagnostic]:
+        """Errors and warnings; empty where all is well."""
+        done = self._process("validate", "-json")
+        return [_diagnostic(each) for each in json.loads(done.stdout)["diagnostics"]]
+
+    def plan(self, **variables: Any) -> Plan:
+        """Raises TerraformFailed."""
+        self._count += 1
+        file = f"plan-{self._count}"
+        code, lines = self._run(
+            "plan", "-json", "-input=false", "-detailed-exitcode", f"-out={file}", *self._given(variables)
+        )
+        return Plan(code == 2, _diagnostics(lines), lambda: self._shown(file))
+
+    def apply(self, **variables: Any) -> State:
+        """Raises TerraformFailed; `state()` is what there is then."""
+        self._run("apply", "-json", "-input=false", "-auto-approve", *self._given(variables))
+        return self.state()
+
+    def plan_known(self, **variables: Any) -> Plan:
+        """The plan of the platform where the infrastructure is there: everything in it is known.
+
+        The infrastructure is applied once for the same variables (but `platform` and the images').
+        """
+        own = {key: each for key, each in variables.items() if key not in ("platform", "image_tag", "image_registry")}
+        if self._infrastructure != json.dumps(own, sort_keys=True):
+            self.apply(**own, deploy_platform=False)
+            self._infrastructure = json.dumps(own, sort_keys=True)
+        return self.plan(**variables, deploy_platform=True)
+
+    def destroy(self, **variables: Any) -> State:
+        self._run("destroy", "-json", "-input=false", "-auto-approve", *self._given(variables))
+        self._infrastructure = None
+        return self.state()
+
+    def test(self) -> list[dict[str, Any]]:
+        """`terraform test`: one entry per run that was made, with name, status and the file. Raises TerraformFailed."""
+        _, lines = self._run("test", "-json")
+        return [
+            each["test_run"]
+            for each in lines
+            if each.get("type") == "test_run" and each["test_run"].get("progress", "complete") == "complete"
+        ]
+
+    def graph(self) -> str:
+        """Graphviz: what depends on what, of everything that would be made."""
+        return self._run("graph", "-type=plan", printed_json=False)[1]
+
+    def state(self) -> State:
+        file = self.path / "terraform.tfstate"
+        return State(json.loads(file.read_text()) if file.exists() else {})
+
+    def fail_at(self, type_name: str, nth: int = 1, *, action: str = "create", half_done: bool = False) -> None:
+        """The nth such call of the next apply or destroy fails; half_done: the thing is there all the same."""
+        self._servers.faults.add(type_name, nth, action=action, half_done=half_done)
+
+    def _given(self, variables: Mapping[str, Any]) -> list[str]:
+        file = self.path / "given.json"
+        file.write_text(json.dumps(variables))
+        return [f"-var-file={file.name}"]
+
+    def _shown(self, file: str) -> dict[str, Any]:
+        done = self._process("show", "-json", file)
+        return json.loads(done.stdout)
+
+    def _run(self, command: str, *arguments: str, printed_json: bool = True) -> tuple[int, Any]:
+        self._servers.log.taken()
+        try:
+            done = self._process(command, *arguments)
+        finally:
+            self.calls = self._servers.log.taken()
+            self.history += self.calls
+            self._servers.faults.clear()
+        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")] if printed_json else []
+        _address(self.calls, lines)
+        if done.returncode not in ((0, 2) if command == "plan" else (0,)):
+            errors = [each for each in _diagnostics(lines) if each.severity == "error"]
+            raise TerraformFailed(command, errors, done.stdout + done.stderr)
+        return done.returncode, lines if printed_json else done.stdout
+
+    def _process(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        kept = {key: each for key, each in os.environ.items() if not key.startswith("TF_")}
+        own = {"CHECKPOINT_DISABLE": "1", "TF_IN_AUTOMATION": "1", "TF_CLI_CONFIG_FILE": os.devnull}
+        return subprocess.run(
+            ["terraform", *arguments],
+            cwd=self.path,
+            env=kept | own | self._servers.environment,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_S,
+            stdin=subprocess.DEVNULL,
+        )
+
+
+def used_types(folder: Path) -> set[str]:
+    """The types that the files name: aws_vpc, data.aws_region."""
+    found = set()
+    for file in folder.rglob("*.tf"):
+        for kind, name in re.findall(r'^\s*(resource|data|ephemeral)\s+"([a-z0-9_]+)"', file.read_text(), re.M):
+            found.add(f"data.{name}" if kind == "data" else name)
+    return found
+
+
+def providers(
+    folder: Path, versions: dict[str, str], more: Mapping[str, dict[str, Any]] | None = None
+) -> list[schema.Provider]:
+    """All providers, each with the types that the files use; the rest would only have to be sent at every command."""
+    used = used_types(folder)
+    extra = json.dumps(dict(more)) if more else ""
+    return [_provider(versions.get(name, name), name, frozenset(used), extra) for name in PROVIDERS]
+
+
+@cache
+def _provider(file_name: str, name: str, used: frozenset[str], more: str) -> schema.Provider:
+    folder = Path(os.environ.get("ORIEL_TERRAFORM_SCHEMAS") or HERE / "schemas")
+    files = sorted(folder.glob(f"{file_name}-*.json"))
+    if not files:
+        raise FileNotFoundError(f"{folder}/{file_name}-*.json")
+    file = HERE / "rules" / f"{name}.toml"
+    known = rules.load(file) if file.exists() else {}
+    return schema.load(files[-1], known | (rules.read(json.loads(more)) if more else {}), used)
+
+
+def _resources(module: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    yield from module.get("resources", [])
+    for child in module.get("child_modules", []):
+        yield from _resources(child)
+
+
+def _action(actions: list[str]) -> str:
+    return "replace" if len(actions) == 2 else actions[0]
+
+
+def _diagnostics(lines: list[dict[str, Any]]) -> list[Diagnostic]:
+    return [_diagnostic(each["diagnostic"]) for each in lines if each.get("type") == "diagnostic"]
+
+
+def _diagnostic(said: Mapping[str, Any]) -> Diagnostic:
+    at = said.get("range") or {}
+    return Diagnostic(
+        said["severity"],
+        said["summary"],
+        said.get("detail", ""),
+        said.get("address", ""),
+        at.get("filename", ""),
+        at.get("start", {}).get("line", 0),
+    )
+
+
+def _address(calls: list[Call], lines: list[dict[str, Any]]) -> None:
+    """The protocol does not say which resource a call is for; Terraform prints each address with its id."""
+    named = {}
+    for line in lines:
+        hook = line.get("hook", {})
+        if line.get("type") in ("apply_start", "apply_complete") and hook.get("id_value"):
+            named[hook["resource"]["resource_type"], hook["id_value"]] = hook["resource"]["addr"]
+    for call in calls:
+        if call.rpc == "ApplyResourceChange" and call.id is not None:
+            call.address = named.get((call.type, call.id))

@@ -1,0 +1,91 @@
+"""The platform's objects, as they are in a plan: planned once per set of variables and test process."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import product
+from typing import Any
+
+from .harness import Workspace
+
+Object = dict[str, Any]
+Releases = dict[str, list[Object]]
+
+INFRASTRUCTURE: dict[str, Any] = {
+    "cloud": "aws",
+    "cluster_name": "oriel",
+    "cluster_endpoint": "https://cluster.example",
+    "cluster_ca_certificate": "-----BEGIN CERTIFICATE-----",
+    "cluster_auth": {"api_version": "client.authentication.k8s.io/v1", "command": "aws", "args": ["eks", "get-token"]},
+    "registry_url": "registry.example/oriel",
+    "model_repository_url": "s3://models.example/models",
+    "redis_url": "rediss://redis.example:6380",
+    "redis_tls": True,
+    "redis_auth_secret_ref": {"name": "oriel-redis-auth", "key": "password"},
+    "workload_identity": {},
+    "gpu_node_selector": {"oriel.dev/pool": "gpu"},
+    "gpu_taint": {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"},
+    "storage_class": "gp3",
+}
+WATCHED = {"service_monitors": True, "otlp": {"endpoint": "https://otlp.example"}}
+
+# gpu_enabled, scale_to_zero, keda.enabled
+MATRIX = tuple(product((True, False), repeat=3))
+
+_planned: dict[str, Releases] = {}
+
+
+def releases(
+    shared: Callable[[str], Workspace], *, infrastructure: Mapping[str, Any] | None = None, **variables: Any
+) -> Releases:
+    """Address of each carrier release -> its objects."""
+    given = {
+        "infrastructure": INFRASTRUCTURE | dict(infrastructure or {}),
+        "images": {"registry": "registry.example/oriel", "tag": "0.1.0"},
+        **variables,
+    }
+    key = json.dumps(given, sort_keys=True)
+    if key not in _planned:
+        _planned[key] = shared("modules/platform").plan(**given).releases()
+    return _planned[key]
+
+
+def objects(shared: Callable[[str], Workspace], **variables: Any) -> list[Object]:
+    """All of them. infrastructure: what differs from INFRASTRUCTURE; the rest: variables of the module."""
+    return [each for found in releases(shared, **variables).values() for each in found]
+
+
+def at(shared: Callable[[str], Workspace], gpu: bool, zero: bool, keda: bool, **variables: Any) -> list[Object]:
+    """The objects at one point of the matrix, with everything that can be switched on switched on."""
+    variables.setdefault("observability", WATCHED)
+    return objects(shared, gpu_enabled=gpu, scale_to_zero=zero, keda={"enabled": keda}, **variables)
+
+
+def of(found: Iterable[Object], kind: str) -> dict[str, Object]:
+    """Name -> object of one kind."""
+    return {each["metadata"]["name"]: each for each in found if each["kind"] == kind}
+
+
+def pods(found: Iterable[Object]) -> dict[str, Object]:
+    """Name of the Deployment or DaemonSet -> its pod template."""
+    return {
+        each["metadata"]["name"]: each["spec"]["template"]
+        for each in found
+        if each["kind"] in ("Deployment", "DaemonSet", "StatefulSet", "Job")
+    }
+
+
+def matches(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
+    return all(labels.get(key) == value for key, value in selector.items())
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every scalar with its path, keys included as their own values."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield f"{path}.{key}", key
+            yield from leaves(each, f"{path}.{key}")
+    elif isinstance(value, list):
+        for number, each in enumerate(value):
+            yield from leaves(each, f"{path}[{number}]")
+    else:
+        yield path, value

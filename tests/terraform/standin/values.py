@@ -1,0 +1,129 @@
+"""Values of a resource against its schema: marking what is not known yet, making it up, walking over all of it."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .schema import cty_of
+from .wire import UNKNOWN
+
+_BASE64_PEM = "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCkZBS0UKLS0tLS1FTkQgQ0VSVElGSUNBVEUtLS0tLQo="
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One attribute of one element: `holder[name]` is its value."""
+
+    path: str  # dotted, without indices
+    attribute: dict[str, Any]
+    holder: dict[str, Any]
+    name: str
+    prior: dict[str, Any] | None  # the same element as it was; None: there was none
+
+
+def places(block: dict[str, Any], value: Any, prior: Any = None, at: str = "") -> Iterator[Place]:
+    """Every attribute there is a value (or null) for, outer ones first; elements of lists go by their index."""
+    if not isinstance(value, dict):
+        return
+    before = prior if isinstance(prior, dict) else None
+    for name, attribute in block.get("attributes", {}).items():
+        yield Place(at + name, attribute, value, name, before)
+        if "nested_type" in attribute:
+            mode = attribute["nested_type"]["nesting_mode"]
+            for inner, was in _elements(mode, value.get(name), (before or {}).get(name)):
+                yield from places(attribute["nested_type"], inner, was, f"{at}{name}.")
+    for name, nested in block.get("block_types", {}).items():
+        for inner, was in _elements(nested["nesting_mode"], value.get(name), (before or {}).get(name)):
+            yield from places(nested["block"], inner, was, f"{at}{name}.")
+
+
+def _elements(mode: str, value: Any, prior: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(value, list):
+        was = prior if isinstance(prior, list) else []
+        for index, each in enumerate(value):
+            yield each, was[index] if index < len(was) else None
+    elif isinstance(value, dict):
+        if mode == "map":
+            was = prior if isinstance(prior, dict) else {}
+            for key, each in value.items():
+                yield each, was.get(key)
+        else:
+            yield value, prior
+
+
+def at_path(value: Any, path: str) -> list[Any]:
+    """What stands at a dotted path, of every element."""
+    found = [value]
+    for step in path.split("."):
+        found = [inner for each in found for inner in (each if isinstance(each, list) else [each])]
+        found = [each.get(step) for each in found if isinstance(each, dict)]
+    return found
+
+
+def has_unknown(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(has_unknown, value.values()))
+    return any(map(has_unknown, value)) if isinstance(value, list) else value is UNKNOWN
+
+
+def known(value: Any, word: str) -> Any:
+    """The same with `word` for what is unknown inside maps, lists and objects."""
+    if value is UNKNOWN:
+        return word
+    if isinstance(value, dict):
+        return {key: known(each, word) for key, each in value.items()}
+    return [known(each, word) for each in value] if isinstance(value, list) else value
+
+
+def replaced_unknown_blocks(block: dict[str, Any], value: Any) -> None:
+    """A dynamic block over something unknown is planned as unknown: when applying, it is none."""
+    if not isinstance(value, dict):
+        return
+    for name, nested in block.get("block_types", {}).items():
+        inner = value.get(name)
+        if inner is UNKNOWN:
+            value[name] = []
+            continue
+        for each in inner if isinstance(inner, list) else [inner]:
+            replaced_unknown_blocks(nested["block"], each)
+
+
+def invented(place: Place, seed: str) -> Any:
+    return _invented(cty_of(place.attribute), place.path, seed)
+
+
+def _invented(cty: Any, path: str, seed: str) -> Any:
+    leaf = path.rsplit(".", 1)[-1]
+    if isinstance(cty, list):
+        kind, inner = cty
+        if kind == "object":
+            return {name: _invented(each, f"{path}.{name}", seed) for name, each in inner.items()}
+        if kind == "map":
+            return {}
+        return [_invented(each, path, seed) for each in inner] if kind == "tuple" else [_invented(inner, path, seed)]
+    if cty != "string":
+        return {"number": 0, "bool": False}.get(cty)
+    if leaf == "arn" or leaf.endswith("_arn"):
+        return f"arn:aws:invented:eu-central-1:000000000000:{seed}"
+    if "certificate" in path or leaf in ("data", "client_key"):
+        return _BASE64_PEM
+    if leaf in ("endpoint", "issuer", "self_link") or leaf.endswith(("_url", "_uri")):
+        return f"https://{seed}.invalid/{leaf}"
+    return f"{seed}-{leaf}"
+
+
+def filled_in(template: Any, value_of: Callable[[str], Any]) -> Any:
+    """A rule's value with {name} for the value of another argument; what is not known stays as it is written."""
+
+    def one(match: re.Match[str]) -> str:
+        found = value_of(match[1])
+        return str(found) if isinstance(found, (str, int, float)) else match[0]
+
+    if isinstance(template, str):
+        return re.sub(r"\{([\w.]+)\}", one, template)
+    if isinstance(template, list):
+        return [filled_in(each, value_of) for each in template]
+    if isinstance(template, dict):
+        return {key: filled_in(each, value_of) for key, each in template.items()}
+    return template

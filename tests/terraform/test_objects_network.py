@@ -1,0 +1,239 @@
+"""Who reaches whom, on every port that anything listens on: exactly the pairs of the table, everything else refused."""
+
+import itertools
+import re
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from . import objects
+from .reach import Network, Peer, selects
+
+PORTS = (
+    22,
+    53,
+    80,
+    443,
+    988,
+    4317,
+    4318,
+    6379,
+    6380,
+    8000,
+    8001,
+    8002,
+    8080,
+    8081,
+    8082,
+    8083,
+    8090,
+    8092,
+    8888,
+    9000,
+    13133,
+)
+
+OUTSIDE = [
+    Peer("internet", "203.0.113.9"),
+    Peer("managed redis", "10.42.200.4"),
+    Peer("node metadata", "169.254.169.254"),
+    Peer("aws identity", "169.254.170.23"),
+    Peer("gke identity", "169.254.169.252"),
+    Peer("dns cache", "169.254.20.10"),
+    Peer("dns", "10.42.0.10", "kube-system", {"k8s-app": "kube-dns"}),
+    Peer("system pod", "10.42.0.11", "kube-system", {"k8s-app": "other"}),
+    Peer("prometheus", "10.42.0.12", "monitoring", {"app": "prometheus"}),
+    Peer("keda", "10.42.0.13", "keda", {"app.kubernetes.io/name": "keda-operator"}),
+    Peer("keda webhook", "10.42.0.14", "keda", {"app.kubernetes.io/name": "keda-admission-webhooks"}),
+    Peer("stranger", "10.42.0.15", "default", {"app.kubernetes.io/component": "gateway"}),
+    Peer("neighbour", "10.42.0.16", "oriel", {"app": "something"}),
+]
+# No policy of ours is on them: they come to every open door, and are reached on the ports an egress rule names.
+OPEN = {each.name for each in OUTSIDE} - {"neighbour"}
+
+
+def peers(found: list[objects.Object]) -> list[Peer]:
+    """The pods by the labels of their templates, and whoever else is there."""
+    ours = [
+        Peer(name, f"10.42.1.{number}", "oriel", template["metadata"]["labels"])
+        for number, (name, template) in enumerate(sorted(objects.pods(found).items()), 1)
+    ]
+    return ours + OUTSIDE
+
+
+def reached(found: list[objects.Object]) -> set[tuple[str, str, int]]:
+    """Every (source, target, port) that is allowed, but for pairs of which neither is ours."""
+    network = Network(objects.of(found, "NetworkPolicy").values())
+    return {
+        (source.name, target.name, port)
+        for source, target in itertools.permutations(peers(found), 2)
+        for port in PORTS
+        if "oriel" in (source.namespace, target.namespace) and network.allowed(source, target, port)
+    }
+
+
+def table(**groups: set[tuple[str, str, int]]) -> set[tuple[str, str, int]]:
+    return set().union(*groups.values())
+
+
+def between(sources: Any, targets: Any, *ports: int) -> set[tuple[str, str, int]]:
+    return set(itertools.product(sources, targets, ports))
+
+
+MODELS = ("inference-cpu", "inference-gpu")
+CALLERS = ("gateway", "logic", *MODELS)
+LINK_LOCAL = {"node metadata", "aws identity", "gke identity", "dns cache"}
+
+
+def expected(
+    *, keda: bool, bundled: bool, identity: set[tuple[str, int]], collected: bool
+) -> set[tuple[str, str, int]]:
+    """The table. What is not in it must not be reached."""
+    asks = {"gateway", "logic", *MODELS, *({"collector"} if collected else ())}
+    stores = {"gateway", *MODELS, *({"collector"} if collected else ())}
+    private = {each.name for each in OUTSIDE if each.address.startswith("10.")} - {"neighbour"}
+    return table(
+        # Only the gateway is public, and only by its two doors.
+        public=between(OPEN, ["gateway"], 8080, 8081),
+        calls=between(["gateway"], ["logic"], 8090) | between(["gateway", "logic"], MODELS, 8000, 8001),
+        metrics=between(["prometheus"], ["gateway"], 8082)
+        | between(["prometheus"], ["logic"], 8092)
+        | between(["prometheus"], MODELS, 8002)
+        | (between(["prometheus"], ["collector"], 8888) if collected else set()),
+        scaler=between(["keda"], ["gateway"], 8083) if keda else set(),
+        spans=between(CALLERS, ["collector"], 4318) if collected else set(),
+        redis=between(["gateway"], ["redis"], 6379) if bundled else between(["gateway"], private, 6380),
+        dns=between(asks, ["dns", "dns cache"], 53),
+        # Object stores, issuers of tokens, the endpoint for spans: any address, one port.
+        https=between(stores, OPEN - LINK_LOCAL, 443),
+        identity={(pod, name, port) for pod in ("gateway", *MODELS) for name, port in identity},
+    )
+
+
+# 169.254.169.254 is the node's own, and none for a pod, but on GKE, where the metadata server answers for the pod.
+POINTS = [
+    ("aws", True, False, True, {("aws identity", 80)}),
+    ("gcp", False, True, False, {("node metadata", 80), ("gke identity", 988)}),
+    ("azure", False, False, True, set()),
+    ("local", True, True, False, set()),
+]
+
+
+@pytest.mark.parametrize(("cloud", "keda", "bundled", "collected", "identity"), POINTS)
+def test_exactly_these_reach_each_other(shared, cloud, keda, bundled, collected, identity) -> None:
+    infrastructure = {"cloud": cloud} | ({"redis_url": None, "redis_auth_secret_ref": None} if bundled else {})
+    watched = objects.WATCHED if collected else {}
+    found = objects.at(shared, True, True, keda, infrastructure=infrastructure, observability=watched)
+    assert reached(found) == expected(keda=keda, bundled=bundled, identity=identity, collected=collected)
+
+
+@pytest.mark.parametrize("protocol", ["TCP", "UDP"])
+def test_names_are_looked_up_by_both_protocols(shared, protocol) -> None:
+    found = objects.at(shared, True, True, False)
+    network = Network(objects.of(found, "NetworkPolicy").values())
+    named = {each.name: each for each in peers(found)}
+    for pod in (*CALLERS, "collector"):
+        assert network.allowed(named[pod], named["dns"], 53, protocol)
+        assert not network.allowed(named[pod], named["system pod"], 53, protocol)
+    assert not network.allowed(named["anchor"], named["dns"], 53, protocol)
+
+
+@pytest.mark.parametrize(("gpu", "zero", "keda"), objects.MATRIX)
+def test_nothing_is_public_but_the_gateway(shared, gpu, zero, keda) -> None:
+    found = objects.at(shared, gpu, zero, keda)
+    assert not {each["kind"] for each in found} & {"Ingress", "Gateway", "HTTPRoute"}
+    public = [
+        each for each in objects.of(found, "Service").values() if each["spec"].get("type", "ClusterIP") != "ClusterIP"
+    ]
+    assert [each["metadata"]["name"] for each in public] == ["gateway"]
+    template = objects.pods(found)["gateway"]
+    named = {port["name"]: port["containerPort"] for port in template["spec"]["containers"][0]["ports"]}
+    assert {named[port["targetPort"]] for port in public[0]["spec"]["ports"]} == {8080, 8081}
+    for name, pod in objects.pods(found).items():
+        assert not pod["spec"].get("hostNetwork") and not pod["spec"].get("hostPID"), name
+        for container in pod["spec"]["containers"]:
+            assert not [port for port in container.get("ports", []) if "hostPort" in port], name
+    for service in objects.of(found, "Service").values():
+        assert "externalIPs" not in service["spec"]
+
+
+@pytest.mark.parametrize(("gpu", "zero", "keda"), objects.MATRIX)
+def test_every_pod_is_under_a_policy_of_both_directions(shared, gpu, zero, keda) -> None:
+    found = objects.at(shared, gpu, zero, keda)
+    deny = objects.of(found, "NetworkPolicy")["default-deny"]["spec"]
+    assert deny == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    templates = objects.pods(found)
+    for name, policy in objects.of(found, "NetworkPolicy").items():
+        if name != "default-deny":
+            chosen = [
+                pod
+                for pod, each in templates.items()
+                if selects(policy["spec"]["podSelector"], each["metadata"]["labels"])
+            ]
+            assert chosen, f"{name} selects nobody"
+            assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+
+
+def test_what_the_units_are_told_to_ask_they_may_ask(shared) -> None:
+    """Addresses in arguments, environment and documents: each names a Service whose pods the policies let through."""
+    found = objects.at(shared, True, True, True, infrastructure={"redis_url": None, "redis_auth_secret_ref": None})
+    network = Network(objects.of(found, "NetworkPolicy").values())
+    services, named = objects.of(found, "Service"), {each.name: each for each in peers(found)}
+    asked = 0
+    routes = objects.of(found, "ConfigMap")["policies"]["data"]["routes.toml"]
+    for pod, template in objects.pods(found).items():
+        for container in template["spec"]["containers"]:
+            said = [*container.get("args", []), *(each.get("value", "") for each in container.get("env", []))]
+            text = " ".join(said) + (" " + routes if pod == "gateway" else "")
+            for host, port in re.findall(
+                r"\b(?:https?://|rediss?://|dns:)?([a-z][a-z0-9-]*)(?:\.oriel\.svc[a-z.]*)?:(\d+)\b", text
+            ):
+                if host not in services:
+                    continue
+                selector = services[host]["spec"]["selector"]
+                for target, each in named.items():
+                    if each.namespace == "oriel" and target != "neighbour" and objects.matches(selector, each.labels):
+                        assert network.allowed(named[pod], each, int(port)), (pod, target, port)
+                        asked += 1
+    assert asked >= 12
+
+
+@pytest.mark.parametrize(
+    ("url", "endpoint", "port"),
+    [
+        ("s3://http://minio.example:9000/bucket/models", "http://otlp.example", 9000),
+        ("s3://bucket/models", "https://otlp.example:4318/v1", 443),
+    ],
+)
+def test_stores_and_collectors_on_other_ports_are_reached(shared, url, endpoint, port) -> None:
+    found = objects.at(
+        shared,
+        True,
+        True,
+        False,
+        infrastructure={"model_repository_url": url},
+        observability={"otlp": {"endpoint": endpoint}},
+    )
+    asked = reached(found)
+    assert ("inference-gpu", "internet", port) in asked
+    address = urlsplit(endpoint)
+    assert ("collector", "internet", address.port or 80) in asked
+    assert ("logic", "internet", port) not in asked
+
+
+def test_the_evaluator_sees_a_hole(shared) -> None:
+    """A policy that lets everybody in, and one without its selector: both show up in the table."""
+    found = objects.at(shared, True, True, False)
+    before = reached(found)
+    holes = [dict(each) for each in found]
+    for number, each in enumerate(holes):
+        if each["kind"] == "NetworkPolicy" and each["metadata"]["name"] == "inference":
+            holes[number] = each | {
+                "spec": each["spec"] | {"ingress": [{"ports": [{"port": 8000, "protocol": "TCP"}]}]}
+            }
+    assert ("internet", "inference-gpu", 8000) in reached(holes) - before
+    fewer = [each for each in found if each["metadata"]["name"] != "default-deny"]
+    assert ("stranger", "anchor", 22) in reached(fewer) - before
+    with pytest.raises(ValueError, match="not known"):
+        selects({"matchLabel": {}}, {})

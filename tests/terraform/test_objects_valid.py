@@ -1,0 +1,126 @@
+"""Every object of every point of the matrix, judged by Kubernetes' own schemas; custom ones by schemas of our own."""
+
+import copy
+import gzip
+import json
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+
+from . import objects
+
+# The clusters' default version is between them.
+VERSIONS = ("1.34", "1.36")
+CRDS = Path(__file__).parent / "crds"
+
+
+@cache
+def crd(kind: str) -> jsonschema.Draft7Validator:
+    schema = json.loads((CRDS / f"{kind}.json").read_text())
+    jsonschema.Draft7Validator.check_schema(schema)
+    return jsonschema.Draft7Validator(schema)
+
+
+@cache
+def judged(version: str, text: str) -> None:
+    """Raises where it is no such object. Points of the matrix share most of theirs: each is judged once."""
+    each = json.loads(text)
+    if each["kind"] in {file.stem for file in CRDS.glob("*.json")}:
+        crd(each["kind"]).validate(each)
+    else:
+        kubernetes_validate.validate(each, version, strict=True)
+
+
+def judge(each: Any, version: str) -> None:
+    judged(version, json.dumps(each, sort_keys=True))
+
+
+@pytest.mark.parametrize(("gpu", "zero", "keda"), objects.MATRIX)
+def test_every_object_is_one_that_kubernetes_takes(shared, gpu, zero, keda) -> None:
+    found = objects.at(shared, gpu, zero, keda)
+    assert {"Deployment", "Service", "NetworkPolicy", "ConfigMap", "Namespace"} <= {each["kind"] for each in found}
+    for each in found:
+        for version in VERSIONS:
+            judge(each, version)
+
+
+@pytest.mark.parametrize(("gpu", "zero", "keda"), objects.MATRIX)
+def test_no_name_twice_and_all_in_the_namespace(shared, gpu, zero, keda) -> None:
+    found = objects.at(shared, gpu, zero, keda)
+    names = Counter((each["kind"], each["metadata"]["name"]) for each in found)
+    assert not [name for name, count in names.items() if count > 1]
+    for each in found:
+        if each["kind"] in ("Namespace", "PriorityClass"):
+            assert "namespace" not in each["metadata"]
+        else:
+            assert each["metadata"]["namespace"] == "oriel", each["metadata"]["name"]
+        assert each["metadata"]["labels"]["app.kubernetes.io/part-of"] == "oriel"
+
+
+@pytest.mark.parametrize("other", [{}, {"redis_url": None, "redis_auth_secret_ref": None, "cloud": "local"}])
+def test_what_the_carrier_chart_could_not_carry_is_not_there(shared, other) -> None:
+    for each in objects.at(shared, True, True, True, infrastructure=other):
+        for path, value in objects.leaves(each):
+            assert value is not None, f"{each['kind']}{path}: null is no value for Kubernetes"
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                assert abs(value) < 2**53, f"{path}: Helm's numbers are floats"
+            if isinstance(value, str):
+                assert all(char.isprintable() or char == "\n" for char in value), f"{path}: not for YAML"
+
+
+def test_the_objects_of_a_bundled_redis_and_of_given_services_are_valid_too(shared) -> None:
+    found = objects.at(
+        shared,
+        True,
+        False,
+        False,
+        infrastructure={"redis_url": None, "redis_auth_secret_ref": None},
+        logic={"services": {"hello.py": "async def handle(request): ..."}},
+        gateway={"tls_secret": "tls", "service": {"load_balancer_ip": "203.0.113.9", "source_ranges": ["0.0.0.0/0"]}},
+        model_groups={"big": {"accelerator": "tensorrt", "cache": {"gb": 50, "claim": True}, "models": ["llm-*"]}},
+    )
+    assert "redis" in objects.pods(found)
+    for each in found:
+        for version in VERSIONS:
+            judge(each, version)
+
+
+def test_what_helm_stores_of_a_release_fits_its_secret(shared) -> None:
+    """Helm keeps a release as one Secret, compressed, in base64: values and manifest, at most 1 MiB."""
+    for address, found in objects.releases(shared, observability=objects.WATCHED).items():
+        text = json.dumps(found).encode()
+        assert len(gzip.compress(text + text)) * 4 / 3 < 512 * 1024, address
+
+
+def test_custom_objects_come_last_and_alone(shared) -> None:
+    custom = {file.stem for file in CRDS.glob("*.json")}
+    found = objects.releases(shared, keda={"enabled": True}, observability=objects.WATCHED)
+    for address, each in found.items():
+        assert {one["kind"] in custom for one in each} == {address == "helm_release.custom[0]"}
+    assert "helm_release.custom[0]" not in objects.releases(shared)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("Deployment", lambda each: each["spec"]["template"]["spec"].update(terminationGracePeriod=3)),
+        ("NetworkPolicy", lambda each: each["spec"].update(policyTypes="Ingress")),
+        ("HorizontalPodAutoscaler", lambda each: each["spec"].pop("maxReplicas")),
+        ("ScaledObject", lambda each: each["spec"].update(minReplicas=0)),
+        ("ScaledObject", lambda each: each["spec"]["triggers"][0]["metadata"].update(value=1)),
+        ("ServiceMonitor", lambda each: each["spec"]["endpoints"][0].update(targetPort="metrics", interval="30")),
+        ("PrometheusRule", lambda each: each["spec"]["groups"][0]["rules"][0].update(record=None)),
+    ],
+)
+def test_the_judges_refuse_what_is_wrong(shared, kind, change) -> None:
+    found = objects.objects(shared, keda={"enabled": True}, observability=objects.WATCHED)
+    each = copy.deepcopy(next(iter(objects.of(found, kind).values())))
+    change(each)
+    for version in VERSIONS:
+        with pytest.raises((kubernetes_validate.ValidationError, jsonschema.ValidationError)):
+            judge(each, version)
