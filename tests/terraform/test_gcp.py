@@ -301,7 +301,7 @@ def test_without_gpus_scaling_to_zero_redis_and_a_name(planned):
     made = plan.resources()
     assert set(pools(made)) == {"system", "cpu"}
     assert pools(made)["cpu"]["autoscaling"][0]["total_min_node_count"] == 1
-    for absent in ("google_redis", "google_service_networking", "google_dns", "google_compute_address", "helm_release.secrets"):
+    for absent in ("google_redis", "google_service_networking", "google_dns", "google_compute_address", ".secrets["):
         assert not any(absent in address for address in made), absent
     assert plan.outputs()["redis_url"] is None and plan.outputs()["redis_auth_secret_ref"] is None
     assert "redis.googleapis.com" not in {each["service"] for each in plan.resources("google_project_service").values()}

@@ -27,9 +27,6 @@ class Seeds:
 
 def planned(schema: Schema, prior: Any, proposed: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The proposed value with defaults and unknowns, and which arguments' change needs a new one."""
-    for name in schema.rule.blocks:
-        if not proposed.get(name):
-            proposed[name] = UNKNOWN if prior is None else prior[name]
     for place in list(places(schema.block, proposed, prior)):
         if place.attribute.get("write_only"):
             place.holder[place.name] = None
@@ -51,9 +48,6 @@ def _not_given(schema: Schema, place: Place) -> Any:
 
 def made(schema: Schema, value: dict[str, Any], seed: str) -> dict[str, Any]:
     """A planned resource or a data source's configuration with everything known."""
-    for name, filled in schema.rule.blocks.items():
-        if value.get(name) is UNKNOWN:
-            value[name] = filled
     replaced_unknown_blocks(schema.block, value)
     for place in list(places(schema.block, value)):
         if place.holder.get(place.name) is UNKNOWN:

@@ -64,9 +64,7 @@ class StandIn:
         value, replace = planning.planned(schema, prior, proposed)
         paths = b"".join(wire.message(2, wire.message(1, wire.field(1, name))) for name in replace)
         said = wire.joined(4, (wire.diagnostic(*each) for each in errors))
-        # As the real ones do: Terraform tolerates blocks that are planned without being configured.
-        tolerated = wire.field(5, bool(schema.rule.blocks))
-        return wire.message(1, wire.encoded(value)) + paths + said + tolerated
+        return wire.message(1, wire.encoded(value)) + paths + said
 
     def _ApplyResourceChange(self, fields: dict[int, list[Any]]) -> bytes:
         at_s = self._log.now_s()

@@ -12,8 +12,6 @@
     authentication_mode = "API"
     [aws_eks_cluster.set]                   # known after apply; {name}: another argument of it, {seed}: unique
     endpoint = "https://{name}.invalid"
-    [azurerm_kubernetes_cluster.blocks]     # whole blocks that the provider fills in when they are left out
-    kubelet_identity = [{ object_id = "1", client_id = "2", user_assigned_identity_id = "3" }]
     [aws_eks_cluster.enum]
     "taint.effect" = ["NO_SCHEDULE"]
     [aws_eks_cluster.match]                 # regular expressions, of the whole value
@@ -41,7 +39,6 @@ class Rule:
     cidr: list[str] = field(default_factory=list)
     defaults: dict[str, Any] = field(default_factory=dict)
     set: dict[str, Any] = field(default_factory=dict)
-    blocks: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     enum: dict[str, list[Any]] = field(default_factory=dict)
     match: dict[str, str] = field(default_factory=dict)
     range: dict[str, list[float]] = field(default_factory=dict)
@@ -49,7 +46,7 @@ class Rule:
     def paths(self) -> list[str]:
         """Every argument that the rule names."""
         single = [*self.computed, *self.replace, *self.sensitive, *self.write_only, *self.cidr]
-        keyed = [*self.defaults, *self.set, *self.blocks, *self.enum, *self.match, *self.range]
+        keyed = [*self.defaults, *self.set, *self.enum, *self.match, *self.range]
         return single + keyed + [each for group in (*self.conflicts, *self.one_of) for each in group]
 
 
