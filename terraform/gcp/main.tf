@@ -71,3 +71,24 @@ resource "google_project_service" "this" {
   # Others in the project may use them.
   disable_on_destroy = false
 }
+
+# The first thing a destroy comes to: everything that nothing else waits for is named. GKE's own protection keeps the
+# cluster only, after its node pools and what runs on them are gone.
+resource "terraform_data" "deletion_protection" {
+  input = var.cluster.deletion_protection
+  provisioner "local-exec" {
+    when    = destroy
+    command = self.input ? "echo cluster.deletion_protection is true: apply with false before destroy && exit 1" : "exit 0"
+  }
+  depends_on = [
+    module.platform,
+    helm_release.secrets,
+    helm_release.storage,
+    google_artifact_registry_repository_iam_member.nodes,
+    google_compute_address.gateway,
+    google_container_node_pool.scaled,
+    google_dns_record_set.gateway,
+    google_redis_instance.this,
+    google_storage_bucket_iam_member.readers,
+  ]
+}
