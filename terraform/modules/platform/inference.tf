@@ -72,8 +72,8 @@ locals {
   }
 
   inference_ports = [
-    { name = "http", port = local.ports.inference.http, targetPort = "http", protocol = "TCP", appProtocol = "http" },
-    { name = "grpc", port = local.ports.inference.grpc, targetPort = "grpc", protocol = "TCP", appProtocol = "grpc" },
+    { name = "http", port = local.ports.inference.http, targetPort = "http", protocol = "TCP" },
+    { name = "grpc", port = local.ports.inference.grpc, targetPort = "grpc", protocol = "TCP" },
   ]
 
   inference_objects = concat(
