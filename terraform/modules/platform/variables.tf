@@ -29,6 +29,14 @@ variable "infrastructure" {
     gpu_taint     = object({ key = string, value = string, effect = string })
     storage_class = string
   })
+  validation {
+    condition     = contains(["NoSchedule", "PreferNoSchedule", "NoExecute"], var.infrastructure.gpu_taint.effect)
+    error_message = "infrastructure.gpu_taint.effect: NoSchedule, PreferNoSchedule or NoExecute, as Kubernetes spells it."
+  }
+  validation {
+    condition     = var.infrastructure.redis_url == null ? true : can(regex("^rediss?://[^/@]+$", var.infrastructure.redis_url))
+    error_message = "infrastructure.redis_url: redis://HOST:PORT or rediss://HOST:PORT; a password never stands in it."
+  }
 }
 
 variable "namespace" {
