@@ -9,7 +9,8 @@ BIN := $(VENV)/bin
 HERE := $(shell pwd | cksum | cut -d' ' -f1)
 export PYTHON VENV
 
-.PHONY: run test test-openvino test-redis62 test-compiled test-embeddings test-images compiled demo-embeddings images push-images setup lint lock proto bench \
+.PHONY: run test test-openvino test-redis62 test-compiled test-embeddings test-terraform test-images compiled demo-embeddings images push-images setup \
+	lint lock proto bench \
 	bench-inference soak fuzz clean
 
 run: $(VENV)/.demo-$(HERE)
@@ -62,6 +63,10 @@ compiled: build/compiled/.wheel-$(HERE)
 test-compiled: build/compiled-test/.wheel-$(HERE)
 	@ORIEL_TEST_COMPILED=1 exec build/compiled-test/bin/python -m pytest -o "pythonpath=tests/path tests/bench tests/conformance" \
 		-n $(JOBS) tests/gateway tests/wire tests/policies $(ARGS)
+
+# The .tf files: the real terraform (skipped where it is missing) against stand-ins with the providers' real schemas.
+test-terraform: $(VENV)/.dev-$(HERE)
+	@exec $(BIN)/python -m pytest -n 2 tests/terraform $(ARGS)
 
 setup: $(VENV)/.dev-$(HERE)
 

@@ -43,7 +43,8 @@ from oriel_inference.servers.surface import Surface
 from oriel_inference.settings import Settings
 from oriel_inference.start_report import models_table, ports_table
 from oriel_inference.statistics import FIRST_RESPONSE_MS, Ledger
-from oriel_inference.stores.local import LocalStore
+from oriel_inference.stores.opening import open_stores
+from oriel_inference.stores.remote import RemoteStore
 from oriel_wire.engine.buffered import HttpLimits
 from oriel_wire.engine.buffered import serve as serve_http
 from oriel_wire.engine.control import serve_control
@@ -127,9 +128,15 @@ async def open_unit(
     catalog = Catalog()
     ledger = Ledger(catalog.serves)
     try:
-        stores = [LocalStore(root) for root in settings.repositories]
+        stores = open_stores(
+            settings.repositories,
+            settings.model_cache,
+            max_cache_bytes=settings.max_cache_bytes,
+            in_use=catalog.identities,
+        )
     except LoadFailed as failure:
         raise StartFailed(f"{failure.reason}: pass --model-repository DIR") from failure
+    remote = [store for store in stores if isinstance(store, RemoteStore)]
 
     scripting = Scripting(clock.now)
     python = PythonBackend(scripting, environment=settings.load_defaults.python_environment)
@@ -192,6 +199,8 @@ async def open_unit(
         server_id=settings.server_id,
     )
     with ExitStack() as sockets:
+        for store in remote:
+            sockets.callback(store.close)
         sockets.callback(surface.log.close)
         sockets.callback(surface.meter.close)
         log.change(settings.log)
@@ -248,6 +257,7 @@ async def open_unit(
             finally:
                 surface.stopping = True
                 python.stop()  # a load under way is a request under way: it must not hold the others' end up
+                await asyncio.gather(*(asyncio.to_thread(store.close) for store in remote))  # likewise what it fetches
                 _log.info("stopping: %d request(s) under way have at most %g s", _under_way(catalog), settings.drain_s)
                 grpc_frontend.stop(settings.drain_s)
                 drains: list[Awaitable[None]] = [http_server.drain(settings.drain_s)] if http_server is not None else []
@@ -277,7 +287,10 @@ async def _done(work: asyncio.Task[None], stop: asyncio.Event | None) -> bool:
     finally:
         stopped.cancel()
     if work.done():
-        work.result()
+        try:
+            work.result()
+        except LoadFailed as failure:
+            raise StartFailed(failure.reason) from failure
     return work.done()
 
 

@@ -48,11 +48,27 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
         "--model-repository",
         "--model-store",
         dest="model_repository",
-        metavar="DIR",
-        type=_folder,
+        metavar="DIR|URL",
+        type=_repository,
         action="append",
         required=True,
-        help="folder of models, <model>/config.pbtxt and <model>/<version>/model.onnx (repeatable)",
+        help="folder of models, <model>/config.pbtxt and <model>/<version>/model.onnx, or the same in an object store: "
+        "s3://bucket/prefix, gs://bucket/prefix, az://account/container/prefix (repeatable)",
+    )
+    add(
+        "--model-cache",
+        type=Path,
+        default=None,
+        metavar="DIR",
+        help="where versions from object stores are kept, one server per folder (default: ~/.cache/oriel/models)",
+    )
+    add(
+        "--model-cache-bytes",
+        dest="max_cache_bytes",
+        type=_bytes,
+        default=32 << 30,
+        metavar="N",
+        help="bytes of that folder; what was not used for longest makes room, never what serves (default 32 GiB)",
     )
     add(
         "--access-log",
@@ -172,10 +188,24 @@ def _add_log(parser: argparse.ArgumentParser) -> None:
     add("--log-format", choices=("default", "ISO8601"), help=argparse.SUPPRESS)
 
 
-def _folder(text: str) -> Path:
-    if "://" in text:
-        raise argparse.ArgumentTypeError(f"{text!r} is a remote repository; only local folders are read")
-    return Path(text)
+def _repository(text: str) -> Path | str:
+    if "://" not in text:
+        return Path(text)
+    from oriel_inference.errors import LoadFailed
+    from oriel_inference.stores.objects import location_of
+
+    try:
+        location_of(text)
+    except LoadFailed as failure:
+        raise argparse.ArgumentTypeError(failure.reason) from failure
+    return text
+
+
+def _bytes(text: str) -> int:
+    number = int(text)
+    if not 1 << 20 <= number < 1 << 50:
+        raise argparse.ArgumentTypeError("must lie between 1048576 and 2**50")
+    return number
 
 
 def _seconds(text: str) -> float:
@@ -227,6 +257,8 @@ def run(args: argparse.Namespace) -> int:
     options = {option: getattr(args, option) for option in _GRPC.values()}
     settings = Settings(
         repositories=tuple(args.model_repository),
+        model_cache=args.model_cache,
+        max_cache_bytes=args.max_cache_bytes,
         http_host=args.http_address or args.host,
         http_port=args.http_port if args.allow_http else None,
         grpc_host=args.grpc_address or args.host,

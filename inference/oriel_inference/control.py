@@ -88,7 +88,12 @@ class ModelControl:
     @property
     def repository_up(self) -> bool:
         """Whether the last look at the repository found one that can be read."""
-        return not self._outage
+        return not self._outage and all(store.up for store in self._stores)
+
+    @property
+    def stores(self) -> Sequence[ModelStore]:
+        """The model repositories."""
+        return self._stores
 
     @property
     def failures(self) -> LoadFailures:

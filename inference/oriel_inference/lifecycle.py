@@ -131,6 +131,11 @@ class Catalog:
         """Whether that version serves."""
         return (name, str(version)) in self._by_request
 
+    def identities(self) -> set[str]:
+        """What the files of everything that serves, or still finishes, looked like. Any thread may ask."""
+        serving = [*tuple(self._by_request.values()), *tuple(self.leaving)]
+        return {each.identity for each in serving if each.identity}
+
     def names(self) -> list[str]:
         """Every model known, sorted."""
         return sorted(self._entries)

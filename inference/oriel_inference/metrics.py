@@ -13,6 +13,7 @@ from oriel_inference.exposition import head, histogram, label_text, pieces
 from oriel_inference.host import HostLoad
 from oriel_inference.lifecycle import Catalog, ServingModel
 from oriel_inference.statistics import Statistics
+from oriel_inference.stores.remote import StoreCounts
 
 __all__ = ["FAMILIES", "Family", "ServerCounts", "Source", "exposition"]
 
@@ -59,6 +60,7 @@ class ServerCounts:
     refused: Mapping[tuple[str, str, Outcome], int]
     failed_loads: Mapping[tuple[str, str], int]
     repository_up: bool
+    stores: StoreCounts
     log_lines_dropped: int
 
 
@@ -240,6 +242,13 @@ def _server(counts: ServerCounts, host: HostLoad, openmetrics: bool) -> Iterator
     yield from single("nv_cpu_memory_used_bytes", "gauge", "Memory of the machine that is in use", memory[1])
     up = int(counts.repository_up)
     yield from single("oriel_model_repository_up", "gauge", "Whether every model repository could be read", up)
+    stores = counts.stores
+    yield from single("oriel_model_store_read_bytes_total", "counter", "Read from object stores", stores.read_bytes)
+    yield from single("oriel_model_cache_bytes", "gauge", "Held of object stores on this machine", stores.cache_bytes)
+    name = "oriel_model_store_failures_total"
+    yield head(name, "counter", "What object stores failed to give, by why", openmetrics=openmetrics)
+    for reason, count in stores.failures.items():
+        yield f'{name}{{reason="{reason}"}} {count}\n'
     name = "oriel_model_load_failures_total"
     yield head(name, "counter", "Loads that were refused, by why", openmetrics=openmetrics)
     for (model, reason), count in sorted(counts.failed_loads.items()):

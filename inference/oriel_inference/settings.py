@@ -21,12 +21,16 @@ class Settings:
     `load_models` ("*": all) and what clients ask for. strict_readiness: ready only while every model of the start
     serves. check_timeout_s: for opening one model file in the process that tries it first.
     load_threads: how many models load at once, 0 lets the server choose. trusted_peers: addresses or networks whose
-    `x-oriel-*` headers count. access_log: a file, "-" for standard output, "" for none.
+    `x-oriel-*` headers count. repositories: folders, and URLs of object stores as text; versions of these are kept
+    below model_cache (None: where caches lie), at most max_cache_bytes. access_log: a file, "-" for standard output, ""
+    for none.
     exit_on_error: do not serve at all if a model of the start cannot. server_id: the server's name in its metadata.
     log: what differs from the logging settings' defaults. grpc_options: gRPC's own (`grpc.*`), beside ours.
     """
 
-    repositories: tuple[Path, ...]
+    repositories: tuple[Path | str, ...]
+    model_cache: Path | None = None
+    max_cache_bytes: int = 32 << 30
     http_host: str = "127.0.0.1"
     http_port: int | None = 8000
     grpc_host: str = "127.0.0.1"

@@ -13,6 +13,7 @@ from oriel_inference.host import HostLoad
 from oriel_inference.lifecycle import Entry
 from oriel_inference.metrics import ServerCounts, exposition
 from oriel_inference.servers.surface import Surface
+from oriel_inference.stores.remote import counts_of
 from oriel_wire.engine.control import health_routes
 
 __all__ = ["control_app"]
@@ -32,6 +33,7 @@ def control_app(surface: Surface) -> Starlette:
             refused=dict(surface.meter.refused),
             failed_loads=dict(surface.control.failures.counts),
             repository_up=surface.control.repository_up,
+            stores=counts_of(surface.control.stores),
             log_lines_dropped=surface.meter.log.dropped if surface.meter.log is not None else 0,
         )
         text: list[str] = []

@@ -32,6 +32,11 @@ class ModelStore(Protocol):
     @property
     def runs_code(self) -> bool: ...
 
+    @property
+    def up(self) -> bool:
+        """Whether the last look at what it holds succeeded."""
+        ...
+
     def models(self) -> Sequence[str]:
         """Names of the models, sorted; entries whose names no model may have are left out."""
         ...

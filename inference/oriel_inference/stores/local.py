@@ -36,6 +36,8 @@ class LocalStore:
     runs_code: the operator put the files there.
     """
 
+    up = True  # a look that fails raises
+
     def __init__(
         self,
         root: Path,

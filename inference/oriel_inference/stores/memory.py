@@ -22,6 +22,8 @@ class MemoryStore:
     until `close`.
     """
 
+    up = True
+
     def __init__(
         self, files: Mapping[str, bytes] | None = None, *, max_copy_bytes: int = MAX_COPY_BYTES, runs_code: bool = True
     ) -> None:

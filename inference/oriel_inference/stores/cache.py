@@ -1,0 +1,287 @@
+"""Versions of a remote repository as they lie on this machine, bounded by bytes.
+
+    lock                             of the one process that uses this folder
+    versions/<look>/files/...        whole versions, published by one rename
+    versions/<look>/manifest.json    their checksums; looked at again by every process before it first uses them
+    partial/<look>/...               being fetched; left to be resumed
+    shared/<look>                    small files beside the versions, each behind its own checksum
+    models/<model>.json              what made up the model when it was last loaded
+
+Looks are digests, so no name from outside becomes a path but inside `files`. Nobody else writes here: the folder is the
+server's own (mode 0700). What is evicted is what was not used for longest; never what serves or is being loaded.
+"""
+
+import fcntl
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Collection, Mapping
+from hashlib import sha256
+from pathlib import Path
+from threading import RLock
+from typing import BinaryIO
+
+from oriel_inference.errors import LoadFailed
+from oriel_inference.stores.manifest import Manifest, Record, read_document, sha256_of, write_document
+
+__all__ = ["Cache"]
+
+_log = logging.getLogger(__name__)
+
+MANIFEST_FILE = "manifest.json"
+# From the time its path is handed out until the version is known to serve.
+HANDED_S = 600.0
+
+
+class Cache:
+    """Raises LoadFailed at once if the folder cannot be used. Methods block; any thread may call them.
+
+    in_use: identities of what serves; a look that is part of one is not evicted.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        max_bytes: int,
+        in_use: Callable[[], Collection[str]] = tuple,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._in_use = in_use
+        self._now = now
+        self._lock = RLock()
+        self._verified: set[str] = set()
+        self._held: dict[str, float] = {}  # look -> until when it is not evicted
+        self._reserved: dict[str, int] = {}
+        self._left: dict[str, int] = {}  # half fetched, nobody is at it
+        try:
+            for name in ("versions", "partial", "shared", "models"):
+                (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._own: BinaryIO = (folder / "lock").open("ab")
+        except OSError as error:
+            raise LoadFailed(f"--model-cache cannot be written: {error.strerror}") from error
+        try:
+            fcntl.flock(self._own, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._own.close()
+            raise LoadFailed("another server uses this --model-cache: give each one of its own") from error
+        self._sizes = self._survey()
+
+    def close(self) -> None:
+        """Another process may use the folder now."""
+        self._own.close()
+
+    @property
+    def used_bytes(self) -> int:
+        """Of whole versions, of others on their way as if they were here, of half fetched ones, and of shared files.
+
+        Waits for nobody.
+        """
+        parts = (self._sizes, self._reserved, self._left)
+        return sum(sum(tuple(each.values())) for each in parts) + self._shared_bytes
+
+    # Versions ---------------------------------------------------------------------------------------------------
+
+    def has(self, look: str) -> bool:
+        """Whether it seems to be here, whole; `version` looks closely."""
+        return look in self._sizes
+
+    def version(self, look: str) -> Path | None:
+        """The folder with its files, each of which is as it was fetched; None if it has to be fetched (again)."""
+        with self._lock:
+            if look not in self._sizes:
+                return None
+            self.hold(look)
+        folder = self._folder / "versions" / look
+        if look not in self._verified:
+            wrong = self._wrong(folder)
+            if wrong:
+                _log.warning("model cache: %s, it is fetched again", wrong)
+                self._remove(look)
+                return None
+            self._verified.add(look)
+        try:
+            os.utime(folder / MANIFEST_FILE)
+        except OSError:
+            self._remove(look)
+            return None
+        return folder / "files"
+
+    def partial(self, look: str, size_bytes: int) -> Path:
+        """The folder to fetch it into, with what an earlier try left there. Makes room for it.
+
+        Raises LoadFailed if there is none: what serves is never evicted for it.
+        """
+        with self._lock:
+            self._reserved.pop(look, None)
+            self._left.pop(look, None)
+            while self.used_bytes + size_bytes > self._max_bytes:
+                if self._left:
+                    each, _ = self._left.popitem()
+                    shutil.rmtree(self._folder / "partial" / each, ignore_errors=True)
+                    continue
+                oldest = self._oldest()
+                if oldest is None:
+                    raise LoadFailed(
+                        f"the model cache ({self._max_bytes} bytes) has no room for {size_bytes} beside what serves"
+                    )
+                _log.info("model cache: %s makes room", self._shown(oldest))
+                self._remove(oldest)
+            self._reserved[look] = size_bytes
+        folder = self._folder / "partial" / look
+        (folder / "files").mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder
+
+    def publish(self, look: str, manifest: Manifest) -> Path:
+        """What was fetched becomes the version, in one step; the folder with its files."""
+        partial, whole = self._folder / "partial" / look, self._folder / "versions" / look
+        shutil.rmtree(partial / "blocks", ignore_errors=True)
+        write_document(partial / MANIFEST_FILE, manifest)
+        with self._lock:
+            if whole.exists():
+                self._remove(look)
+            partial.rename(whole)
+            self._reserved.pop(look, None)
+            self._sizes[look] = manifest.size_bytes
+            self._verified.add(look)
+            self.hold(look)
+        return whole / "files"
+
+    def abandon(self, look: str) -> None:
+        """Its fetch ended without a version; what came of it may serve the next try."""
+        with self._lock:
+            if size_bytes := self._reserved.pop(look, 0):
+                self._left[look] = size_bytes
+
+    def hold(self, look: str) -> None:
+        """It is about to be used: not evicted until it is known to serve."""
+        with self._lock:
+            self._held[look] = self._now() + HANDED_S
+
+    def release(self, look: str) -> None:
+        """It will not be used, unless it serves."""
+        with self._lock:
+            self._held.pop(look, None)
+
+    def _oldest(self) -> str | None:
+        """What may go and was not used for longest."""
+        used = tuple(self._in_use())
+        now = self._now()
+        self._held = {look: until for look, until in self._held.items() if until > now}
+        free = [
+            look for look in self._sizes if look not in self._held and not any(look in identity for identity in used)
+        ]
+        return min(free, key=self._used_at, default=None)
+
+    def _used_at(self, look: str) -> float:
+        try:
+            return (self._folder / "versions" / look / MANIFEST_FILE).stat().st_mtime
+        except OSError:
+            return 0.0
+
+    def _remove(self, look: str) -> None:
+        with self._lock:
+            self._sizes.pop(look, None)
+            self._verified.discard(look)
+            gone = self._folder / "partial" / f"{look}.gone"
+            try:
+                shutil.rmtree(gone, ignore_errors=True)
+                (self._folder / "versions" / look).rename(gone)
+            except OSError as error:
+                _log.debug("model cache: %s", error)
+        shutil.rmtree(gone, ignore_errors=True)
+
+    def _wrong(self, folder: Path) -> str:
+        """What is not as the manifest says, "" if everything is."""
+        manifest = read_document(folder / MANIFEST_FILE, Manifest)
+        if manifest is None:
+            return f"{folder.name} has no manifest"
+        for file in manifest.files:
+            path = folder / "files" / file.name
+            try:
+                if path.stat().st_size != file.size or sha256_of(path) != file.sha256:
+                    return f"{manifest.shown}/{file.name} is not what was fetched"
+            except OSError:
+                return f"{manifest.shown}/{file.name} cannot be read"
+        return ""
+
+    def _shown(self, look: str) -> str:
+        manifest = read_document(self._folder / "versions" / look / MANIFEST_FILE, Manifest)
+        return manifest.shown if manifest else look
+
+    def _survey(self) -> dict[str, int]:
+        """Look -> bytes of every version, and of what is shared. What was half removed goes."""
+        for each in (self._folder / "partial").glob("*.gone"):
+            shutil.rmtree(each, ignore_errors=True)
+        self._shared_bytes = sum(each.stat().st_size for each in (self._folder / "shared").iterdir())
+        for each in (self._folder / "partial").iterdir():
+            # They are as long as they will be, and sparse.
+            self._left[each.name] = sum(path.stat().st_size for path in each.rglob("*") if path.is_file())
+        found: dict[str, int] = {}
+        for folder in (self._folder / "versions").iterdir():
+            manifest = read_document(folder / MANIFEST_FILE, Manifest)
+            if manifest is None:
+                shutil.rmtree(folder, ignore_errors=True)
+            else:
+                found[folder.name] = manifest.size_bytes
+        return found
+
+    # Small files, and what models are made of ---------------------------------------------------------------------
+
+    def shared(self, look: str) -> bytes | None:
+        """Its bytes, None if they are not here or not what was kept."""
+        path = self._folder / "shared" / look
+        try:
+            head, _, data = path.read_bytes().partition(b"\n")
+        except OSError:
+            return None
+        if head.decode("ascii", "replace") != _sha256(data):
+            _log.warning("model cache: a small file is not what was fetched, it is fetched again")
+            return None
+        return data
+
+    def keep_shared(self, look: str, data: bytes) -> None:
+        """Raises LoadFailed."""
+        path = self._folder / "shared" / look
+        beside = path.with_name(f"{look}.new")
+        try:
+            beside.write_bytes(_sha256(data).encode() + b"\n" + data)
+            os.replace(beside, path)
+        except OSError as error:
+            raise LoadFailed(f"the model cache cannot be written: {error.strerror}") from error
+        with self._lock:
+            self._shared_bytes += len(data)
+
+    def records(self) -> Mapping[str, Record]:
+        """Model -> what it was made of."""
+        found = (read_document(path, Record) for path in (self._folder / "models").glob("*.json"))
+        return {record.model: record for record in found if record is not None}
+
+    def record(self, record: Record) -> None:
+        try:
+            write_document(self._folder / "models" / f"{record.model}.json", record)
+        except OSError as error:
+            # It only matters to the next start.
+            _log.warning("model cache: %s cannot be written: %s", record.model, error.strerror)
+
+    def forget(self, model: str) -> None:
+        (self._folder / "models" / f"{model}.json").unlink(missing_ok=True)
+
+    def keep_only(self, partial: Collection[str], shared: Collection[str]) -> None:
+        """What else was half fetched, or beside the versions, goes."""
+        with self._lock:
+            for each in (self._folder / "partial").iterdir():
+                if each.name not in partial and each.name not in self._reserved:
+                    self._left.pop(each.name, None)
+                    shutil.rmtree(each, ignore_errors=True)
+            for each in (self._folder / "shared").iterdir():
+                if each.name not in shared:
+                    each.unlink(missing_ok=True)
+            self._shared_bytes = sum(each.stat().st_size for each in (self._folder / "shared").iterdir())
+
+
+def _sha256(data: bytes) -> str:
+    return sha256(data).hexdigest()

@@ -1,0 +1,249 @@
+"""One object into one file: in parts, by as many readers as pay, resumed where an earlier try ended.
+
+A near store fills the line with one connection, a far one needs many: a fetch begins with one and doubles them while
+what is left would take longer than `split_s` at the speed so far. Each block that has come is noted in a journal with
+its CRC; the next process looks again at what is noted and fetches the rest. The checksums of the whole are computed
+behind the readers.
+"""
+
+import asyncio
+import os
+import time
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from zlib import crc32
+
+from oriel_inference.errors import LoadFailed, ObjectChanged, StoreUnavailable
+from oriel_inference.stores.digests import Digest, Follower, digest_of
+from oriel_inference.stores.gate import BROUGHT_BYTES, Gate
+from oriel_inference.stores.objects import ObjectClient, Stored
+from oriel_inference.stores.ranges import BLOCK_BYTES, Run, Work
+
+__all__ = ["Counts", "FetchSettings", "Fetched", "fetch_file"]
+
+HEAD_S = 30.0
+TICK_S = 0.1
+STALL_S = 30.0
+STALL_BYTES = 256 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchSettings:
+    """readers: per file. split_s: another reader is worth it while the rest would take longer."""
+
+    readers: int = 8
+    split_s: float = 1.0
+    block_bytes: int = BLOCK_BYTES
+
+
+@dataclass(slots=True)
+class Counts:
+    """Since the start. Single writer: the loop of the client."""
+
+    read_bytes: int = 0
+    resumed: int = 0
+    failures: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("changed", "corrupt", "unavailable"), 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """sha256: of the file's bytes. checked: by a checksum of the store's. wrong: which they do not have, "" if none."""
+
+    sha256: str
+    checked: bool = False
+    wrong: str = ""
+
+
+async def fetch_file(
+    client: ObjectClient,
+    gate: Gate,
+    listed: Stored,
+    path: Path,
+    journal: Path,
+    *,
+    shown: str,
+    settings: FetchSettings,
+    counts: Counts,
+) -> Fetched:
+    """Bytes of `listed` at `path`. Raises LoadFailed; what had come stays for the next try, but if it is wrong.
+
+    shown: the file's name in what is raised. A cancelled fetch stays resumable too.
+    """
+    async with gate.attempt():
+        try:
+            async with asyncio.timeout(HEAD_S):
+                stored = await client.head(listed.key)
+        except TimeoutError as error:
+            raise StoreUnavailable(f"the object store does not answer within {HEAD_S:g} s") from error
+    if (stored.etag, stored.size) != (listed.etag, listed.size):
+        raise ObjectChanged(f"{shown} was written anew while it was being fetched")
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.ftruncate(descriptor, stored.size)
+        fetch = _Fetch(client, gate, stored, descriptor, journal, shown, settings, counts)
+        fetched = await fetch.run()
+        if fetched.wrong:
+            counts.failures["corrupt"] += 1
+            os.unlink(journal)
+    except OSError as error:
+        raise LoadFailed(f"{shown} cannot be written into the model cache: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+    return fetched
+
+
+class _Fetch:
+    def __init__(
+        self,
+        client: ObjectClient,
+        gate: Gate,
+        stored: Stored,
+        descriptor: int,
+        journal: Path,
+        shown: str,
+        settings: FetchSettings,
+        counts: Counts,
+    ) -> None:
+        self._client = client
+        self._gate = gate
+        self._stored = stored
+        self._descriptor = descriptor
+        self._journal_path = journal
+        self._journal = -1
+        self._shown = shown
+        self._settings = settings
+        self._counts = counts
+        self._work = Work(0)
+        self._begun_s = 0.0  # when the first byte came
+        self._read_bytes = 0
+        digests: dict[str, Digest | None] = {"sha256": digest_of("sha256")}
+        if stored.checksum:
+            digests.setdefault(stored.checksum[0], digest_of(stored.checksum[0]))
+        self._digests = {name: digest for name, digest in digests.items() if digest is not None}
+        self._follower = Follower(descriptor, stored.size, list(self._digests.values()))
+
+    async def run(self) -> Fetched:
+        size, block = self._stored.size, self._settings.block_bytes
+        have = await asyncio.to_thread(_journalled, self._journal_path, self._descriptor, size, block)
+        self._work = Work(size, have, block_bytes=block)
+        if have:
+            self._counts.resumed += 1
+        self._journal = os.open(self._journal_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        following = asyncio.create_task(asyncio.to_thread(self._follower.run))
+        try:
+            self._follower.advance(self._work.frontier)
+            await self._read_all()
+            await asyncio.wait({following})
+            following.result()
+        finally:
+            # A thread cannot be cancelled: the descriptor is closed when it has ended.
+            self._follower.end()
+            await asyncio.wait({following})
+            os.close(self._journal)
+        found = {name: digest.hexdigest() for name, digest in self._digests.items()}
+        algorithm, expected = self._stored.checksum or ("", "")
+        checked = algorithm in found
+        return Fetched(found["sha256"], checked, algorithm if checked and found[algorithm] != expected else "")
+
+    async def _read_all(self) -> None:
+        readers: set[asyncio.Task[None]] = set()
+        marked_s, marked_bytes = time.monotonic(), 0
+        try:
+            while self._work.left:
+                while len(readers) < self._wanted(len(readers)) and (run := self._work.more()):
+                    readers.add(asyncio.create_task(self._reader(run)))
+                done, readers = await asyncio.wait(readers, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
+                for each in done:
+                    each.result()
+                if self._read_bytes - marked_bytes >= STALL_BYTES:
+                    marked_s, marked_bytes = time.monotonic(), self._read_bytes
+                elif time.monotonic() - marked_s > STALL_S:
+                    raise StoreUnavailable(f"{self._shown}: less than {STALL_BYTES} bytes came in {STALL_S:g} s")
+        finally:
+            for each in readers:
+                each.cancel()
+            if readers:
+                await asyncio.wait(readers)
+
+    def _wanted(self, now: int) -> int:
+        """How many readers there should be. now: how many there are."""
+        if not now:
+            return 1
+        if not self._begun_s:
+            return now
+        took_s = time.monotonic() - self._begun_s
+        pays = self._work.left * took_s > self._settings.split_s * self._read_bytes and took_s >= TICK_S / 2
+        return min(2 * now, self._settings.readers) if pays else now
+
+    async def _reader(self, run: Run) -> None:
+        """Read `run` to its end, which may come nearer meanwhile; then what nobody reads."""
+        following: Run | None = run
+        while following is not None:
+            await self._read(following)
+            self._work.done(following)
+            following = self._work.next()
+
+    async def _read(self, run: Run) -> None:
+        block = self._settings.block_bytes
+        sum_at, check = run.pos, 0  # the CRC of the block from its beginning to `run.pos`
+        while run.left:
+            brought = 0
+            try:
+                async with self._gate.attempt() as attempt:
+                    read = self._client.read(self._stored.key, start=run.pos, end=run.end, etag=self._stored.etag)
+                    async with aclosing(read) as pieces:  # type: ignore[type-var]
+                        async for piece in pieces:
+                            attempt.brought(len(piece))
+                            brought = attempt.brought_bytes
+                            view = memoryview(piece)[: run.left]
+                            self._came(len(view))
+                            while view:
+                                part = view[: min(block - (run.pos - sum_at), run.left)]
+                                os.pwrite(self._descriptor, part, run.pos)
+                                check = crc32(part, check)
+                                run.pos += len(part)
+                                view = view[len(part) :]
+                                if run.pos - sum_at == block or run.pos == self._stored.size:
+                                    os.write(self._journal, f"{sum_at // block} {check:08x}\n".encode())
+                                    sum_at, check = run.pos, 0
+                            self._follower.advance(self._work.frontier)
+                            if not run.left:
+                                break
+                    if run.left:
+                        raise StoreUnavailable(f"{self._shown}: {run.left} bytes are missing")
+            except StoreUnavailable:
+                if brought < BROUGHT_BYTES:
+                    raise
+                self._counts.resumed += 1
+
+    def _came(self, size_bytes: int) -> None:
+        self._begun_s = self._begun_s or time.monotonic()
+        self._read_bytes += size_bytes
+        self._counts.read_bytes += size_bytes
+
+
+def _journalled(journal: Path, descriptor: int, size: int, block_bytes: int) -> set[int]:
+    """The blocks that an earlier try noted and that are still what they were."""
+    try:
+        lines = journal.read_text("ascii", "replace").splitlines()
+    except OSError:
+        return set()
+    noted: dict[int, str] = {}
+    for line in lines:
+        block, _, check = line.partition(" ")
+        if block.isdigit() and len(check) == 8:
+            noted[int(block)] = check
+    return {
+        block
+        for block, check in noted.items()
+        if block * block_bytes < size and f"{_crc_of(descriptor, block * block_bytes, block_bytes):08x}" == check
+    }
+
+
+def _crc_of(descriptor: int, start: int, length: int) -> int:
+    check, end = 0, start + length
+    while start < end and (piece := os.pread(descriptor, min(1 << 20, end - start), start)):
+        check = crc32(piece, check)
+        start += len(piece)
+    return check

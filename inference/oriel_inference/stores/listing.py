@@ -1,0 +1,58 @@
+"""Asking a store what it holds: one listing of all keys and ETags, which is what polls compare."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+
+from oriel_inference.errors import StoreUnavailable
+from oriel_inference.stores.gate import Gate
+from oriel_inference.stores.objects import ObjectClient
+from oriel_inference.stores.snapshot import ModelFiles, snapshot
+
+__all__ = ["Listing"]
+
+MAX_OBJECTS = 100_000
+LISTING_S = 60.0
+
+
+class Listing:
+    """Looks at the objects below `prefix`, one look at a time. Used on the loop of the client only."""
+
+    def __init__(
+        self,
+        client: ObjectClient,
+        prefix: str,
+        gate: Gate,
+        *,
+        max_objects: int,
+        max_version_bytes: int,
+    ) -> None:
+        self._client = client
+        self._prefix = prefix
+        self._gate = gate
+        self._max_objects = max_objects
+        self._max_version_bytes = max_version_bytes
+        self._looking = asyncio.Lock()
+        self._began_s = 0.0
+        self._found: Mapping[str, ModelFiles] = {}
+
+    async def look(self) -> Mapping[str, ModelFiles]:
+        """What is there now: who waits while another looks shares what a look found that began after it asked.
+
+        Raises StoreUnavailable, TooManyObjects.
+        """
+        asked_s = time.monotonic()
+        async with self._looking:
+            if self._began_s > asked_s:
+                return self._found
+            began_s = time.monotonic()
+            async with self._gate.attempt():
+                try:
+                    async with asyncio.timeout(LISTING_S):
+                        objects = await self._client.list(self._prefix, limit=self._max_objects)
+                except TimeoutError as error:
+                    raise StoreUnavailable(f"the object store takes more than {LISTING_S:g} s to list") from error
+            # In a thread: a hundred thousand names take a while.
+            found = await asyncio.to_thread(snapshot, objects, self._prefix, max_version_bytes=self._max_version_bytes)
+            self._began_s, self._found = began_s, found
+            return found

@@ -1,0 +1,152 @@
+"""What the cache knows of itself on disk: small JSON documents, believed only when they decode.
+
+A version's manifest says which bytes belong into its folder. A model's record says which files made it up when it was
+last loaded, so that a server can start with it while the store is down.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from oriel_inference.errors import LoadFailed
+from oriel_inference.stores.names import relative_parts
+from oriel_inference.stores.objects import Stored
+from oriel_inference.stores.snapshot import ModelFiles, RemoteFile, VersionFiles, look_of
+
+__all__ = ["CachedFile", "Manifest", "Record", "read_document", "sha256_of", "sums", "write_document"]
+
+MAX_DOCUMENT_BYTES = 32 << 20
+SUMS_FILE = "SHA256SUMS"
+MAX_SUMS_BYTES = 2 << 20
+
+T = TypeVar("T")
+_SUM = re.compile(r"\\?([0-9a-fA-F]{64}) [ *](.+)")
+
+
+class CachedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """name: below the version's folder. etag: of the object it came from. sha256: 64 hex digits of its bytes."""
+
+    name: str
+    size: int
+    etag: str
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """A version's folder. shown: `<model>/<version>`, for whoever looks into the cache."""
+
+    shown: str
+    files: tuple[CachedFile, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    key: str
+    size: int
+    etag: str
+
+
+class _Version(msgspec.Struct, frozen=True, kw_only=True):
+    look: str
+    files: tuple[_File, ...]
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """A model as it lay in the store."""
+
+    model: str
+    shared: tuple[_File, ...]
+    versions: Mapping[int, _Version]
+
+    @classmethod
+    def of(cls, model: str, files: ModelFiles) -> "Record":
+        return cls(
+            model=model,
+            shared=tuple(_file(each) for each in files.shared.values()),
+            versions={
+                version: _Version(look=each.look, files=tuple(_file(file) for file in each.files))
+                for version, each in files.versions.items()
+                if not each.refused
+            },
+        )
+
+    def after(self, older: "Record", have: Callable[[str], bool]) -> "Record":
+        """With the older files of those versions whose newer ones are not here. have: whether a look is."""
+        kept = {
+            version: older.versions[version]
+            for version, each in self.versions.items()
+            if not have(each.look) and version in older.versions and have(older.versions[version].look)
+        }
+        return Record(model=self.model, shared=self.shared, versions={**self.versions, **kept})
+
+    def only(self, versions: Collection[int]) -> "Record":
+        kept = {version: each for version, each in self.versions.items() if version in versions}
+        return Record(model=self.model, shared=self.shared, versions=kept)
+
+    def files(self, have: Callable[[str], bool]) -> ModelFiles:
+        """As a listing would say it, with those versions that are here. have: whether a look is."""
+        shared = {each.name: _remote(each) for each in self.shared}
+        return ModelFiles(
+            shared=shared,
+            look=look_of(shared.values()),
+            versions={
+                version: VersionFiles(look=each.look, files=tuple(_remote(file) for file in each.files))
+                for version, each in sorted(self.versions.items())
+                if have(each.look) or not any(file.size for file in each.files)
+            },
+        )
+
+
+def _file(file: RemoteFile) -> _File:
+    return _File(name=file.name, key=file.object.key, size=file.object.size, etag=file.object.etag)
+
+
+def _remote(file: _File) -> RemoteFile:
+    return RemoteFile(name=file.name, object=Stored(key=file.key, size=file.size, etag=file.etag))
+
+
+def read_document(path: Path, kind: type[T]) -> T | None:
+    """None if there is none, or none that can be read."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_DOCUMENT_BYTES + 1)
+        return msgspec.json.decode(data, type=kind) if len(data) <= MAX_DOCUMENT_BYTES else None
+    except (OSError, msgspec.MsgspecError, ValueError):
+        return None
+
+
+def write_document(path: Path, document: msgspec.Struct) -> None:
+    """In one step: a reader sees the old one or the new one. Raises OSError."""
+    beside = path.with_name(f"{path.name}.new")
+    beside.write_bytes(msgspec.json.encode(document))
+    os.replace(beside, path)
+
+
+def sha256_of(path: Path) -> str:
+    """Of a file's bytes. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sums(text: str, shown: str) -> dict[str, str]:
+    """Name -> SHA-256 in lower case, of a file as sha256sum prints it. Raises LoadFailed."""
+    found: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        match = _SUM.fullmatch(line)
+        if match is None or line.startswith("\\"):
+            raise LoadFailed(f"{shown}: line {number} is not a SHA-256 and a name")
+        name = match[2].removeprefix("./")
+        relative_parts(name)
+        found[name] = match[1].lower()
+    return found

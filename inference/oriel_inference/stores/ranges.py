@@ -1,0 +1,84 @@
+"""Which bytes of one object are still to be fetched, and by whom. Pure; single writer: the loop.
+
+An object is cut into blocks of BLOCK_BYTES, which is how progress is remembered on disk. A run is a stretch of missing
+bytes that one request reads from its beginning to its end. More readers come by splitting the longest run in the
+middle, at a block: its reader then stops there.
+"""
+
+from collections.abc import Collection
+
+__all__ = ["BLOCK_BYTES", "Run", "Work"]
+
+BLOCK_BYTES = 8 << 20
+
+
+class Run:
+    """The bytes [pos, end). pos: written by its reader; end: moved down by `Work.more`."""
+
+    __slots__ = ("end", "pos")
+
+    def __init__(self, pos: int, end: int) -> None:
+        self.pos = pos
+        self.end = end
+
+    @property
+    def left(self) -> int:
+        return self.end - self.pos
+
+    def __repr__(self) -> str:
+        return f"Run({self.pos}, {self.end})"
+
+
+class Work:
+    """have: blocks that are there already."""
+
+    def __init__(self, size: int, have: Collection[int] = (), *, block_bytes: int = BLOCK_BYTES) -> None:
+        self._block = block_bytes
+        self._waiting: list[Run] = []
+        self._active: list[Run] = []
+        for block in range(-(-size // block_bytes)):
+            start, end = block * block_bytes, min((block + 1) * block_bytes, size)
+            if block in have:
+                continue
+            if self._waiting and self._waiting[-1].end == start:
+                self._waiting[-1].end = end
+            else:
+                self._waiting.append(Run(start, end))
+        self._size = size
+
+    @property
+    def left(self) -> int:
+        """Bytes still to come."""
+        return sum(run.left for run in (*self._waiting, *self._active))
+
+    @property
+    def frontier(self) -> int:
+        """Every byte before it is there."""
+        return min((run.pos for run in (*self._waiting, *self._active) if run.left), default=self._size)
+
+    def next(self) -> Run | None:
+        """A run nobody reads, the first."""
+        if not self._waiting:
+            return None
+        self._active.append(self._waiting.pop(0))
+        return self._active[-1]
+
+    def more(self) -> Run | None:
+        """The same, or the second half of the longest run that is being read; None if there is nothing to share."""
+        if self._waiting:
+            return self.next()
+        longest = max(self._active, key=lambda run: run.left, default=None)
+        if longest is None:
+            return None
+        middle = -(-(longest.pos + longest.left // 2) // self._block) * self._block
+        # Its reader shall have a block of its own left, at least.
+        if not longest.pos + self._block <= middle < longest.end:
+            return None
+        half = Run(middle, longest.end)
+        longest.end = middle
+        self._active.append(half)
+        return half
+
+    def done(self, run: Run) -> None:
+        """Its reader has come to its end."""
+        self._active.remove(run)

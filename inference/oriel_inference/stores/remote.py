@@ -1,0 +1,343 @@
+"""A model repository in an object store, read through a cache on this machine.
+
+Rules.
+1. Methods block and may be called by any thread; the store's client lives on one loop in a thread of its own.
+2. `models` looks at the store; everything else answers from the last look, and every byte that is read is bound to the
+   ETag of that look. So nothing is ever mixed of two uploads: an object written anew meanwhile refuses the load, and
+   the next look finds the new one.
+3. A version is fetched whole into the cache and checked before anybody gets a path of it; then it is read from there.
+4. While the store cannot be reached, looks raise, and who follows them changes nothing. A server that has not seen the
+   store yet starts with what its cache holds of it.
+5. A fetch that failed for a reason that may pass changes the fingerprint of its version at a later look, so that it is
+   tried again: after an outage at the first look that succeeds, else ever less often.
+"""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import copyfile
+from threading import Lock
+
+from oriel_inference.errors import LoadFailed, ObjectChanged, StoreUnavailable
+from oriel_inference.model import is_version
+from oriel_inference.stores import Fingerprint
+from oriel_inference.stores.cache import Cache
+from oriel_inference.stores.fetch import fetch_version
+from oriel_inference.stores.fetch_file import Counts, FetchSettings
+from oriel_inference.stores.gate import Gate
+from oriel_inference.stores.listing import MAX_OBJECTS, Listing
+from oriel_inference.stores.local import MAX_COPY_BYTES, MAX_DATA_BYTES, MAX_TEXT_BYTES, MAX_VERSION_BYTES
+from oriel_inference.stores.loop_thread import LoopThread
+from oriel_inference.stores.manifest import Record
+from oriel_inference.stores.names import relative_parts
+from oriel_inference.stores.objects import ObjectClient
+from oriel_inference.stores.retries import Retries
+from oriel_inference.stores.small import read_small
+from oriel_inference.stores.snapshot import ModelFiles, RemoteFile, VersionFiles
+
+__all__ = ["RemoteStore", "StoreCounts", "StoreLimits", "counts_of"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreLimits:
+    """objects: listed in all. version_bytes: of one version's files. copy_bytes: of a version that `copy` copies."""
+
+    objects: int = MAX_OBJECTS
+    version_bytes: int = MAX_VERSION_BYTES
+    copy_bytes: int = MAX_COPY_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreCounts:
+    """Of all object stores together, since the start. failures: reason -> times. cache_bytes: now."""
+
+    read_bytes: int
+    failures: Mapping[str, int]
+    cache_bytes: int
+
+
+class RemoteStore:
+    """shown: the URL, for the log. cache: belongs to this store alone, and is closed with it.
+
+    Code in it never runs: who may write a bucket is not who may start processes here.
+    """
+
+    runs_code = False
+
+    def __init__(
+        self,
+        client: ObjectClient,
+        prefix: str,
+        cache: Cache,
+        *,
+        shown: str,
+        limits: StoreLimits | None = None,
+        fetch: FetchSettings | None = None,
+        gate: Gate | None = None,
+    ) -> None:
+        self.shown = shown
+        self.counts = Counts()
+        self._limits = limits or StoreLimits()
+        self._fetch_settings = fetch or FetchSettings()
+        self._client = client
+        self._cache = cache
+        self._gate = gate or Gate()
+        self._listing = Listing(
+            client,
+            prefix,
+            self._gate,
+            max_objects=self._limits.objects,
+            max_version_bytes=self._limits.version_bytes,
+        )
+        self._loop = LoopThread("oriel-model-store")
+        self._lock = Lock()
+        self._fetching: dict[str, Lock] = {}
+        self._retries = Retries()
+        self._found: Mapping[str, ModelFiles] | None = None
+        self._from_cache = False
+        self._handed: dict[tuple[str, int], str] = {}
+        self.up = True
+
+    @property
+    def cache_bytes(self) -> int:
+        """What the cache holds now, with what is on its way."""
+        return self._cache.used_bytes
+
+    def close(self) -> None:
+        """Loads under way fail; blocks until connections are closed. Twice is fine."""
+        self._loop.close(self._client.close())
+        self._cache.close()
+
+    # The seam -----------------------------------------------------------------------------------------------------
+
+    def models(self) -> Sequence[str]:
+        try:
+            found = self._loop.call(self._listing.look())
+        except LoadFailed as failure:
+            self._missed(failure)
+            if not self._from_cache:
+                raise
+            return sorted(self._found or ())
+        self._saw(found)
+        return sorted(found)
+
+    def versions(self, model: str) -> Sequence[int]:
+        return sorted(self._model(model).versions)
+
+    def files(self, model: str, version: int) -> Sequence[str]:
+        try:
+            return self._version(model, version).names()
+        except LoadFailed:
+            return ()  # loading the version says what is wrong
+
+    def text(self, model: str, filename: str) -> str | None:
+        data = self._small(model, filename, MAX_TEXT_BYTES)
+        try:
+            return None if data is None else data.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise LoadFailed(f"{model}/{filename} is not UTF-8 text") from error
+
+    def data(self, model: str, filename: str) -> bytes:
+        data = self._small(model, filename, MAX_DATA_BYTES)
+        if data is None:
+            raise LoadFailed(f"{model}/{filename} is missing")
+        return data
+
+    def artifact(self, model: str, version: int, filename: str) -> Path:
+        name = "/".join(relative_parts(filename))
+        files = self._version(model, version)
+        names = {file.name for file in files.files}
+        if name not in names:
+            name += "/model.onnx"  # the folder form of a model
+        if not files.refused and name not in names:
+            raise LoadFailed(f"{model}/{version}/{filename} is missing")
+        return self._whole(model, version, files) / name
+
+    def copy(self, model: str, version: int, into: Path) -> bool:
+        files = self._version(model, version)
+        if files.size_bytes > self._limits.copy_bytes:
+            return False
+        folder = self._whole(model, version, files)
+        for file in files.files:
+            target = into / file.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            copyfile(folder / file.name, target)
+        return True
+
+    def fingerprint(self, model: str) -> Fingerprint:
+        files = (self._found or {}).get(model)
+        if files is None:
+            return Fingerprint(shared="absent")
+        named = self._retries.named
+        versions = {version: named(each.look) for version, each in files.versions.items()}
+        return Fingerprint(shared=named(files.look), versions=versions)
+
+    # Looks --------------------------------------------------------------------------------------------------------
+
+    def _saw(self, found: Mapping[str, ModelFiles]) -> None:
+        with self._lock:
+            if self._from_cache:
+                _log.info("%s can be reached: what it holds is followed again", self.shown)
+            changed = self._found != found or self._from_cache
+            self.up, self._from_cache, self._found = True, False, found
+            looks = {each.look for each in found.values()}
+            looks.update(each.look for files in found.values() for each in files.versions.values())
+            self._retries.looked(looks, time.monotonic())
+            if changed:
+                self._prune(found, looks)
+
+    def _missed(self, failure: LoadFailed) -> None:
+        with self._lock:
+            self.up = False
+            self.counts.failures["unavailable"] += 1
+            if self._found is not None:
+                return
+            records = self._cache.records()
+            kept = {model: record.files(self._cache.has) for model, record in records.items()}
+            self._found = {model: files for model, files in kept.items() if files.versions} or None
+            self._from_cache = self._found is not None
+            if self._from_cache:
+                _log.error(
+                    "%s cannot be read, starting with %d model(s) from the cache: %s",
+                    self.shown,
+                    len(self._found or ()),
+                    failure.reason,
+                )
+
+    def _prune(self, found: Mapping[str, ModelFiles], looks: set[str]) -> None:
+        """What is gone from the store is not started with again, and its pieces go."""
+        shared = {file.look for files in found.values() for file in files.shared.values()}
+        for model, record in self._cache.records().items():
+            if model not in found:
+                self._cache.forget(model)
+                continue
+            if set(record.versions) - set(found[model].versions):
+                self._cache.record(record.only(found[model].versions))
+            shared.update(file.look for file in record.files(self._cache.has).shared.values())
+        self._cache.keep_only(looks, shared)
+
+    def _model(self, model: str) -> ModelFiles:
+        files = (self._found or {}).get(model)
+        if files is None:
+            raise LoadFailed(f"model {model!r} cannot be listed: there is none")
+        return files
+
+    def _version(self, model: str, version: int) -> VersionFiles:
+        files = self._model(model).versions.get(version)
+        if files is None:
+            raise LoadFailed(f"{model}/{version} cannot be listed: there is none")
+        return files
+
+    # Bytes --------------------------------------------------------------------------------------------------------
+
+    def _whole(self, model: str, version: int, files: VersionFiles) -> Path:
+        """The folder with its files."""
+        if files.refused:
+            raise LoadFailed(files.refused)
+        with self._lock:
+            one_at_a_time = self._fetching.setdefault(files.look, Lock())
+        with one_at_a_time:
+            folder = self._cache.version(files.look)
+            if folder is None:
+                folder = self._fetch(f"{model}/{version}", files)
+        with self._lock:
+            self._fetching.pop(files.look, None)
+            before = self._handed.get((model, version), files.look)
+            self._handed[model, version] = files.look
+        if before != files.look:
+            self._cache.release(before)
+        self._remember(model)
+        return folder
+
+    def _fetch(self, shown: str, files: VersionFiles) -> Path:
+        began, fetched = time.monotonic(), False
+        partial = self._cache.partial(files.look, files.size_bytes)
+        try:
+            manifest = self._loop.call(
+                fetch_version(
+                    self._client,
+                    self._gate,
+                    files,
+                    partial,
+                    shown=shown,
+                    settings=self._fetch_settings,
+                    counts=self.counts,
+                )
+            )
+            folder = self._cache.publish(files.look, manifest)
+            fetched = True
+        except LoadFailed as failure:
+            self._failed(files.look, failure)
+            raise
+        except OSError as error:
+            raise LoadFailed(f"{shown} cannot be written into the model cache: {error.strerror}") from error
+        finally:
+            if not fetched:
+                self._cache.abandon(files.look)
+        _log.info("%s: %d bytes fetched in %.1f s", shown, files.size_bytes, time.monotonic() - began)
+        return folder
+
+    def _failed(self, look: str, failure: LoadFailed) -> None:
+        outage = isinstance(failure, StoreUnavailable)
+        with self._lock:
+            kind = "unavailable" if outage else "changed" if isinstance(failure, ObjectChanged) else ""
+            if kind:
+                self.counts.failures[kind] += 1
+            self._retries.failed(look, time.monotonic(), outage=outage)
+
+    def _remember(self, model: str) -> None:
+        """What the model is made of now, for a start without the store."""
+        files = (self._found or {}).get(model)
+        if files is None or self._from_cache:
+            return
+        with self._lock:
+            record, older = Record.of(model, files), self._cache.records().get(model)
+            merged = record.after(older, self._cache.has) if older is not None else record
+            if merged != older:
+                self._cache.record(merged)
+
+    def _small(self, model: str, filename: str, limit: int) -> bytes | None:
+        """A file of the model's folder, None if there is none."""
+        parts = relative_parts(filename)
+        files = self._model(model)
+        file = self._file(files, parts)
+        if file is None:
+            return None
+        if file.object.size > limit:
+            raise LoadFailed(f"{model}/{filename} is larger than {limit} bytes")
+        data = self._cache.shared(file.look)
+        if data is None:
+            shown = f"{model}/{filename}"
+            try:
+                work = read_small(self._client, self._gate, file.object, shown=shown, counts=self.counts)
+                data = self._loop.call(work)
+            except LoadFailed as failure:
+                self._failed(files.look, failure)
+                raise
+            self._cache.keep_shared(file.look, data)
+        if not any(each.size_bytes for each in files.versions.values()):
+            self._remember(model)  # an ensemble: nobody asks for files of its versions
+        return data
+
+    @staticmethod
+    def _file(files: ModelFiles, parts: Sequence[str]) -> RemoteFile | None:
+        if len(parts) > 1 and is_version(parts[0]) and int(parts[0]) in files.versions:
+            inside = files.versions[int(parts[0])].files
+            return next((file for file in inside if file.name == "/".join(parts[1:])), None)
+        return files.shared.get("/".join(parts))
+
+
+def counts_of(stores: Sequence[object]) -> StoreCounts:
+    """Of those that are remote. Any thread may ask, nothing is waited for."""
+    remote = [store for store in stores if isinstance(store, RemoteStore)]
+    return StoreCounts(
+        read_bytes=sum(store.counts.read_bytes for store in remote),
+        failures={
+            reason: sum(store.counts.failures[reason] for store in remote) for reason in sorted(Counts().failures)
+        },
+        cache_bytes=sum(store.cache_bytes for store in remote),
+    )
