@@ -82,10 +82,6 @@ resource "google_container_cluster" "this" {
   }
 
   addons_config {
-    # Its node-local pods would answer DNS in place of kube-dns, which is what our NetworkPolicies name.
-    dns_cache_config {
-      enabled = false
-    }
     gce_persistent_disk_csi_driver_config {
       enabled = true
     }

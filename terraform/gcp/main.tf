@@ -50,7 +50,7 @@ locals {
     gpu_node_selector = { "oriel.dev/pool" = "gpu" }
     # Put on GPU nodes by GKE itself.
     gpu_taint     = { key = "nvidia.com/gpu", value = "present", effect = "NoSchedule" }
-    storage_class = "standard-rwo"
+    storage_class = "oriel-encrypted"
   }
 }
 

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from oriel_inference.stores.cache import Cache
 from oriel_inference.stores.local import LocalStore
 from oriel_inference.stores.memory import MemoryStore
+from oriel_inference.stores.memory_objects import MemoryObjects
+from oriel_inference.stores.remote import RemoteStore
 
 from .model_store import ModelStoreSuite, Written
 
@@ -53,3 +56,27 @@ def test_large_versions_are_not_copied_and_the_folder_ends_with_the_double(tmp_p
         path = store.artifact("m", 1, "model.onnx")
         assert path.exists()
     assert not path.exists()
+
+
+class Bucket:
+    """Seen through a remote store that has just looked."""
+
+    def __init__(self, store: RemoteStore, objects: MemoryObjects) -> None:
+        self.store, self._objects = store, objects
+
+    def put(self, name: str, data: bytes) -> None:
+        self._objects.put(f"repo/{name}", data)
+        self.store.models()
+
+    def remove(self, name: str) -> None:
+        self._objects.remove(f"repo/{name}")
+        self.store.models()
+
+
+class TestRemoteStore(ModelStoreSuite):
+    @pytest.fixture
+    def written(self, tmp_path: Path) -> Iterator[Written]:
+        objects = MemoryObjects()
+        store = RemoteStore(objects, "repo/", Cache(tmp_path, max_bytes=1 << 30), shown="s3://bucket/repo")
+        yield Bucket(store, objects)
+        store.close()

@@ -1,8 +1,8 @@
 """As much of Kubernetes' scheduler and of its cluster autoscaler as decides about our pods.
 
 Filters: node selector, required node affinity, taints, required pod affinity by host, requests. Score: preferred node
-affinity. Preemption: lower priorities, lowest first. The autoscaler imagines a new node of a pool, with the DaemonSet pods
-that would be on it, and grows the pool if a pending pod fits there.
+affinity. Preemption: lower priorities, lowest first. The autoscaler imagines a new node of a pool, with the pods of
+DaemonSets on it, and grows the pool if a pending pod fits there.
 
 Left out: spreading, ports, volumes, anti-affinity: no object of ours forbids a node by them but gateways on one host.
 """
@@ -84,7 +84,7 @@ def why_not(pod: Pod, node: Node) -> str:
     for term in affinity.get("podAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution", []):
         assert term["topologyKey"] == "kubernetes.io/hostname"
         wanted = term["labelSelector"]["matchLabels"]
-        # The exception for a group's first pod: it matches itself, and no pod anywhere does. None of ours may rely on it.
+        # The exception for a first pod: it matches itself, and no pod anywhere does. None of ours may rely on it.
         assert not agrees(wanted, pod.labels)
         if not any(agrees(wanted, each.labels) for each in node.pods):
             return "pod affinity"

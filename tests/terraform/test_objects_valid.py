@@ -81,10 +81,11 @@ def test_the_objects_of_a_bundled_redis_and_of_given_services_are_valid_too(shar
         False,
         infrastructure={"redis_url": None, "redis_auth_secret_ref": None},
         logic={"services": {"hello.py": "async def handle(request): ..."}},
-        gateway={"tls_secret": "tls", "service": {"load_balancer_ip": "203.0.113.9", "source_ranges": ["0.0.0.0/0"]}},
+        gateway={"tls_secret": "tls", "load_balancer_ip": "203.0.113.9", "source_ranges": ["198.51.100.0/24"]},
         model_groups={"big": {"accelerator": "tensorrt", "cache": {"gb": 50, "claim": True}, "models": ["llm-*"]}},
     )
-    assert "redis" in objects.pods(found)
+    assert "redis" in objects.pods(found) and "inference-big" in objects.pods(found)
+    assert objects.of(found, "Service")["gateway"]["spec"]["loadBalancerSourceRanges"] == ["198.51.100.0/24"]
     for each in found:
         for version in VERSIONS:
             judge(each, version)

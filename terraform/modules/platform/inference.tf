@@ -31,6 +31,8 @@ locals {
   inference_args = {
     for name, group in local.model_groups : name => concat(
       ["--model-repository", group.repository, "--model-control-mode", "poll", "--repository-poll-secs", "15"],
+      # Less than the volume has: a pod whose emptyDir overflows is evicted. What is being fetched comes on top.
+      ["--model-cache", "/var/lib/oriel/models", "--model-cache-bytes", format("%d", floor(group.cache.gb * 0.9 * 1073741824))],
       ["--host", "0.0.0.0", "--id", "inference-${name}"],
       # Requests, not what the node has: the rest is other pods'.
       ["--cores", tostring(max(1, floor(group.cpu)))],
@@ -135,7 +137,7 @@ locals {
                     for port in ["http", "grpc", "metrics"] :
                     { name = port, containerPort = local.ports.inference[port], protocol = "TCP" }
                   ]
-                  volumeMounts = concat(local.scratch_mounts, [{ name = "models", mountPath = "/var/lib/oriel/cache" }])
+                  volumeMounts = concat(local.scratch_mounts, [{ name = "models", mountPath = "/var/lib/oriel/models" }])
                   # Models are fetched and loaded before it is ready; the port answers meanwhile. What is not ready after the
                   # grace is begun anew, with what was fetched still there.
                   startupProbe = {

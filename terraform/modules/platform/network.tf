@@ -4,14 +4,11 @@
 locals {
   keda_namespace = "keda"
 
-  # Where pods with an identity get their tokens. Never a node's metadata address, from which a pod could take the
-  # node's own rights; on GKE that address is answered by its metadata server, for the pod. Azure's is public, port 443.
+  # Where pods with an identity get their tokens; Azure's is public, port 443. On AWS not the metadata address, from which a
+  # pod could take its node's rights; on GKE that very address is answered by its metadata server, for the pod.
   identity_endpoints = try({
     aws = [{ cidr = "169.254.170.23/32", port = 80 }]
-    gcp = [
-      { cidr = "169.254.169.254/32", port = 80 },
-      { cidr = "169.254.169.252/32", port = 988 },
-    ]
+    gcp = [{ cidr = "169.254.169.254/32", port = 80 }]
   }[var.infrastructure.cloud], [])
 
   # Object stores and issuers of tokens have names, and addresses that change; private endpoints are inside the network.
@@ -59,21 +56,9 @@ locals {
   }] : each if var.observability.otlp != null]
 
   to_redis = [for each in [
-    {
-      bundled = true
-      to      = [{ podSelector = { matchLabels = { "app.kubernetes.io/component" = "redis" } } }]
-      port    = 6379
-    },
-    {
-      # A managed Redis has a private address; the name in its URL may move between them.
-      bundled = false
-      to      = [for cidr in ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"] : { ipBlock = { cidr = cidr } }]
-      port    = tonumber(try(regex(":([0-9]+)(?:/[0-9]*)?$", var.infrastructure.redis_url)[0], "6379"))
-    },
-    ] : {
-    to    = each.to
-    ports = [{ protocol = "TCP", port = each.port }]
-  } if each.bundled == (var.infrastructure.redis_url == null)]
+    { bundled = true, to = [{ podSelector = { matchLabels = local.selectors.redis } }], port = 6379 },
+    { bundled = false, to = local.to_https.to, port = tonumber(try(regex(":([0-9]+)(?:/[0-9]*)?$", var.infrastructure.redis_url)[0], "6379")) },
+  ] : { to = each.to, ports = [{ protocol = "TCP", port = each.port }] } if each.bundled == local.bundles_redis]
 
   to_inference = {
     to    = [{ podSelector = { matchLabels = { "app.kubernetes.io/component" = "inference" } } }]
@@ -168,7 +153,7 @@ locals {
         egress      = rules.egress
       }
       }
-      if(component != "redis" || var.infrastructure.redis_url == null) && (component != "collector" || var.observability.otlp != null)
+      if(component != "redis" || local.bundles_redis) && (component != "collector" || var.observability.otlp != null)
     ],
   )
 }

@@ -2,8 +2,10 @@
 # OTEL_EXPORTER_OTLP_ENDPOINT (local.telemetry_env); the endpoint behind it and its credential are the collector's alone.
 
 locals {
-  # Whatever has a Service with a port named metrics.
-  measured = concat(["gateway", "logic", "inference"], [for name in ["collector"] : name if var.observability.otlp != null])
+  metrics_ports = merge(
+    { gateway = 8082, logic = 8092, inference = 8002 },
+    { for name, port in { collector = 8888 } : name => port if var.observability.otlp != null },
+  )
 
   telemetry_env = [for each in [
     { name = "OTEL_EXPORTER_OTLP_ENDPOINT", value = "http://collector.${var.namespace}.svc.cluster.local:4318" },
@@ -56,10 +58,7 @@ locals {
       spec = {
         type     = "ClusterIP"
         selector = local.selectors.collector
-        ports = [
-          { name = "otlp-http", port = 4318, targetPort = "otlp-http", protocol = "TCP" },
-          { name = "metrics", port = 8888, targetPort = "metrics", protocol = "TCP" },
-        ]
+        ports    = [{ name = "otlp-http", port = 4318, targetPort = "otlp-http", protocol = "TCP" }]
       }
     },
     {
@@ -119,10 +118,28 @@ locals {
     },
   ] : each if var.observability.otlp != null]
 
-  observability_objects = concat(local.collector_objects, local.dashboard_objects)
+  # Of their own: the gateway's Service is public, and each pod has to be behind exactly one port that is read.
+  metrics_services = [for component, port in local.metrics_ports : {
+    apiVersion = "v1"
+    kind       = "Service"
+    metadata = {
+      name      = "${component}-metrics"
+      namespace = local.namespace
+      labels    = merge(local.labels[component], { "oriel.dev/metrics" = "true" })
+    }
+    spec = {
+      type                     = "ClusterIP"
+      clusterIP                = "None"
+      publishNotReadyAddresses = true
+      selector                 = local.selectors[component]
+      ports                    = [{ name = "metrics", port = port, targetPort = port, protocol = "TCP" }]
+    }
+  } if var.observability.service_monitors]
+
+  observability_objects = concat(local.collector_objects, local.metrics_services, local.dashboard_objects)
 
   observability_custom_objects = [for each in concat(
-    [for component in local.measured : {
+    [for component in keys(local.metrics_ports) : {
       apiVersion = "monitoring.coreos.com/v1"
       kind       = "ServiceMonitor"
       metadata = {
@@ -131,7 +148,7 @@ locals {
         labels    = merge(var.observability.monitor_labels, local.labels[component])
       }
       spec = {
-        selector          = { matchLabels = local.selectors[component] }
+        selector          = { matchLabels = merge(local.selectors[component], { "oriel.dev/metrics" = "true" }) }
         namespaceSelector = { matchNames = [var.namespace] }
         podTargetLabels   = ["oriel.dev/model-group"]
         endpoints = [{

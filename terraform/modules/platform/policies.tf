@@ -25,7 +25,7 @@ locals {
   # has a model. Names are short on purpose: the first entry of a pod's DNS search list makes them whole.
   pool_discovery = merge(
     { inference = "inference" },
-    { for group in keys(local.model_groups) : "inference-${group}" => "inference-${group}" },
+    { for name, group in local.model_groups : "inference-${name}" => "inference-${name}" if length(group.models) > 0 },
   )
   pools_toml = join("\n", concat(
     ["[pools.logic]", "discover = \"dns:logic:${local.ports.logic.http}\"", ""],

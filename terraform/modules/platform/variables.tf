@@ -29,6 +29,14 @@ variable "infrastructure" {
     gpu_taint     = object({ key = string, value = string, effect = string })
     storage_class = string
   })
+  validation {
+    condition     = contains(["NoSchedule", "PreferNoSchedule", "NoExecute"], var.infrastructure.gpu_taint.effect)
+    error_message = "infrastructure.gpu_taint.effect: NoSchedule, PreferNoSchedule or NoExecute, as Kubernetes spells it."
+  }
+  validation {
+    condition     = var.infrastructure.redis_url == null ? true : can(regex("^rediss?://[^/@]+$", var.infrastructure.redis_url))
+    error_message = "infrastructure.redis_url: redis://HOST:PORT or rediss://HOST:PORT; a password never stands in it."
+  }
 }
 
 variable "namespace" {
@@ -146,6 +154,10 @@ variable "model_groups" {
     error_message = "model_groups: accelerator is cpu, openvino, gpu or tensorrt."
   }
   validation {
+    condition     = alltrue(flatten([for group in values(coalesce(var.model_groups, {})) : [for model in group.models : can(regex("^[A-Za-z0-9._*-]{1,128}$", model))]]))
+    error_message = "model_groups: models are names, or patterns with *."
+  }
+  validation {
     condition     = var.gpu_enabled || alltrue([for group in values(coalesce(var.model_groups, {})) : contains(["cpu", "openvino"], group.accelerator)])
     error_message = "model_groups: a group on gpu or tensorrt needs gpu_enabled = true: its pods would wait for ever."
   }
@@ -172,6 +184,10 @@ variable "policies" {
   validation {
     condition     = alltrue(flatten([for tenant in values(var.policies.tenants) : [for key in tenant.keys_sha256 : can(regex("^[0-9a-f]{64}$", key))]]))
     error_message = "policies.tenants: keys_sha256 are SHA-256 in 64 small hexadecimal digits, never the keys themselves."
+  }
+  validation {
+    condition     = alltrue([for name, tenant in var.policies.tenants : can(regex("^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$", name)) && can(regex("^[A-Za-z0-9][A-Za-z0-9._-]*$", tenant.tier)) && alltrue([for pattern in concat(tenant.models, tenant.services) : can(regex("^[A-Za-z0-9._*-]{1,128}$", pattern))])])
+    error_message = "policies.tenants: names of letters, digits, dots, dashes and underscores; models and services are names, or patterns with *."
   }
   validation {
     condition     = alltrue([for name in keys(var.policies.documents) : can(regex("^[A-Za-z0-9_][A-Za-z0-9_.-]*\\.(toml|ndjson|json)$", name))]) && length(join("", values(var.policies.documents))) <= 900000

@@ -64,7 +64,9 @@ class StandIn:
         value, replace = planning.planned(schema, prior, proposed)
         paths = b"".join(wire.message(2, wire.message(1, wire.field(1, name))) for name in replace)
         said = wire.joined(4, (wire.diagnostic(*each) for each in errors))
-        return wire.message(1, wire.encoded(value)) + paths + said
+        # A computed block that is not written is what the old plugin SDK does, and Terraform lets only that do it.
+        legacy = wire.field(5, bool(planning.computed_blocks(schema)))
+        return wire.message(1, wire.encoded(value)) + paths + said + legacy
 
     def _ApplyResourceChange(self, fields: dict[int, list[Any]]) -> bytes:
         at_s = self._log.now_s()

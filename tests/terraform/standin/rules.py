@@ -12,6 +12,7 @@
     authentication_mode = "API"
     [aws_eks_cluster.set]                   # known after apply; {name}: another argument of it, {seed}: unique
     endpoint = "https://{name}.invalid"
+    "certificate.data" = "..."              # also inside blocks that the provider makes when none is written
     [aws_eks_cluster.enum]
     "taint.effect" = ["NO_SCHEDULE"]
     [aws_eks_cluster.match]                 # regular expressions, of the whole value

@@ -1,0 +1,92 @@
+"""An `ObjectClient` double: a bucket in memory, which fails as it is told."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from hashlib import md5
+
+from oriel_inference.errors import ObjectChanged, StoreUnavailable, TooManyObjects
+from oriel_inference.stores.objects import Stored
+
+__all__ = ["MemoryObjects"]
+
+PIECE_BYTES = 1 << 16
+
+
+class MemoryObjects:
+    """objects: key -> bytes; `put` and `remove` change them.
+
+    down: nothing answers. breaks: so many reads break off, each after breaks_after bytes. spoils: keys whose bytes
+    change on their way. checksums: whether the store keeps any. held: reads wait for it. requests: what was asked, in
+    order: ("list", prefix), ("head", key), ("read", key, start, end).
+    """
+
+    def __init__(self, objects: Mapping[str, bytes] | None = None, *, checksums: bool = True) -> None:
+        self.objects: dict[str, bytes] = {}
+        self._digests: dict[str, str] = {}
+        self.down = False
+        self.breaks = 0
+        self.breaks_after = 0
+        self.spoils: set[str] = set()
+        self.checksums = checksums
+        self.held: asyncio.Event | None = None
+        self.requests: list[tuple[object, ...]] = []
+        self.closed = False
+        for key, data in (objects or {}).items():
+            self.put(key, data)
+
+    def put(self, key: str, data: bytes) -> None:
+        self.objects[key] = data
+        self._digests[key] = md5(data, usedforsecurity=False).hexdigest()
+
+    def remove(self, key: str) -> None:
+        """An object, or all below a folder."""
+        self.objects = {
+            name: data for name, data in self.objects.items() if name != key and not name.startswith(f"{key}/")
+        }
+
+    async def list(self, prefix: str, *, limit: int) -> Sequence[Stored]:
+        self._asked("list", prefix)
+        found = [self._stored(key, checksum=False) for key in sorted(self.objects) if key.startswith(prefix)]
+        if len(found) > limit:
+            raise TooManyObjects(f"below {prefix!r} are more than {limit} objects")
+        return found
+
+    async def head(self, key: str) -> Stored:
+        self._asked("head", key)
+        return self._stored(key, checksum=self.checksums)
+
+    async def read(self, key: str, *, start: int, end: int, etag: str) -> AsyncIterator[bytes]:
+        self._asked("read", key, start, end)
+        left = self.breaks_after if self.breaks else end
+        self.breaks = max(0, self.breaks - 1)
+        position = start
+        while position < end:
+            if self.held is not None:
+                await self.held.wait()
+            self._up()
+            if self._stored(key, checksum=False).etag != etag:
+                raise ObjectChanged(f"{key} was written anew")
+            piece = self.objects[key][position : min(end, position + PIECE_BYTES)]
+            if left <= 0:
+                raise StoreUnavailable("the connection broke")
+            left -= len(piece)
+            yield bytes(reversed(piece)) if key in self.spoils else piece
+            position += len(piece)
+            await asyncio.sleep(0)  # others come in between
+
+    async def close(self) -> None:
+        self.closed = True
+
+    def _asked(self, *what: object) -> None:
+        self.requests.append(what)
+        self._up()
+
+    def _up(self) -> None:
+        if self.down:
+            raise StoreUnavailable("the store is down")
+
+    def _stored(self, key: str, *, checksum: bool) -> Stored:
+        if key not in self.objects:
+            raise ObjectChanged(f"{key} is gone")
+        data, digest = self.objects[key], self._digests[key]
+        return Stored(key=key, size=len(data), etag=f"{digest}-1", checksum=("md5", digest) if checksum else None)
