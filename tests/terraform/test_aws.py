@@ -375,7 +375,7 @@ def test_what_the_platform_is_told_reaches_it_beside_the_clouds_own(applied):
         image_registry="registry.example.com/oriel",
         platform={
             "namespace": "serving",
-            "gateway": {"service": {"annotations": {"example.com/note": "ours"}}, "tls_secret": "another"},
+            "gateway": {"service_annotations": {"example.com/note": "ours"}, "tls_secret": "another"},
             "charts": {"cluster_autoscaler": {"version": "9.58.0"}, "metrics_server": {"version": "3.12.2"}},
         },
     )

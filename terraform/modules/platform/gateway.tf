@@ -113,6 +113,7 @@ locals {
                 imagePullPolicy = var.images.pull_policy
                 args            = local.gateway_args
                 env             = local.gateway_env
+                envFrom         = [for name in compact([var.gateway.credentials]) : { secretRef = { name = name } }]
                 ports = [
                   for name in ["http", "grpc", "admin"] :
                   { name = name, containerPort = local.ports.gateway[name], protocol = "TCP" }
