@@ -164,7 +164,7 @@ def test_the_documents_are_taken_by_the_check_and_lead_to_the_groups(
 
 
 def test_what_may_wait_in_a_gateway_fits_its_memory(shared: Callable[[str], Workspace]) -> None:
-    """docs/limits.md: bytes that wait for permits, and again for a server, per pool; what is bounded for the process."""
+    """docs/limits.md: per pool bytes that wait for permits, and again for a server; what is bounded for the process."""
     for memory in (1, 3):
         found = objects(shared, gateway={"memory": memory})
         documents = {name: text.encode() for name, text in of(found, "ConfigMap")["policies"]["data"].items()}
