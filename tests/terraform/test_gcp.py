@@ -147,6 +147,7 @@ def test_api_access_opens_the_api_to_those_networks_only(applied):
     (asked,) = cluster["master_authorized_networks_config"]
     assert {each["cidr_block"] for each in asked["cidr_blocks"]} == {"10.42.0.0/16", "198.51.100.7/32"}
     assert plan.actions()["google_container_cluster.this"] == "update"
+    assert plan.outputs()["cluster_endpoint"] == "https://203.0.113.40"
 
 
 def test_every_right_that_is_given(applied):
