@@ -25,13 +25,16 @@ locals {
   namespace = try(var.platform.namespace, "oriel")
   labels    = merge({ managed-by = "terraform", part-of = var.name }, var.tags)
 
+  # No network may reach the API from the internet: it has no public address then.
+  private = length(var.cluster.api_access_cidrs) == 0
+
   # The nodes of all pools, in two zones at least.
   zones = slice(sort(data.google_compute_zones.available.names), 0, min(3, length(data.google_compute_zones.available.names)))
 
   infrastructure = {
     cloud                  = "gcp"
     cluster_name           = google_container_cluster.this.name
-    cluster_endpoint       = "https://${google_container_cluster.this.endpoint}"
+    cluster_endpoint       = "https://${local.private ? google_container_cluster.this.private_cluster_config[0].private_endpoint : google_container_cluster.this.endpoint}"
     cluster_ca_certificate = base64decode(google_container_cluster.this.master_auth[0].cluster_ca_certificate)
     cluster_auth = {
       api_version = "client.authentication.k8s.io/v1beta1"

@@ -147,6 +147,7 @@ def test_api_access_opens_the_api_to_those_networks_only(applied):
     (asked,) = cluster["master_authorized_networks_config"]
     assert {each["cidr_block"] for each in asked["cidr_blocks"]} == {"10.42.0.0/16", "198.51.100.7/32"}
     assert plan.actions()["google_container_cluster.this"] == "update"
+    assert plan.outputs()["cluster_endpoint"] == "https://203.0.113.40"
 
 
 def test_every_right_that_is_given(applied):
@@ -361,6 +362,18 @@ def test_no_project_is_said_before_anything_is_made(workspace):
     with pytest.raises(TerraformFailed) as caught:
         workspace("gcp", rules={"data.google_client_config": {"set": {"project": ""}}}).plan(region="europe-west4")
     assert "set GOOGLE_PROJECT" in str(caught.value)
+
+
+def test_a_fault_in_the_middle_is_mended_by_applying_again(workspace):
+    one = workspace("gcp")
+    one.fail_at("google_container_cluster")
+    with pytest.raises(TerraformFailed):
+        one.apply(**GIVEN)
+    before = set(one.state().resources())
+    assert before and not any(address.startswith("helm_release") for address in before)
+    one.apply(**GIVEN)
+    assert not {call.address for call in one.calls if call.action == "create"} & before, "nothing is made twice"
+    assert not one.plan(**GIVEN).changes
 
 
 def test_terraform_test(planned):
