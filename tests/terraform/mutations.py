@@ -58,7 +58,7 @@ MUTATIONS = (
         "gcp/models.tf",
         "  depends_on = [google_kms_crypto_key_iam_member.this]\n",
         "",
-        "test_gcp.py::test_made_in_the_order_the_cloud_needs",
+        "test_lifecycle.py::test_apply_change_and_destroy[gcp-cpu-zero]",
     ),
     Mutation(
         "a taint's effect as Kubernetes spells it, given to EKS",
@@ -164,7 +164,7 @@ MUTATIONS = (
         '        from  = [{ podSelector = { matchLabels = { "app.kubernetes.io/component" = "gateway" } } }]\n'
         '        ports = [{ protocol = "TCP", port = 6379 }]',
         '        from  = [{ podSelector = {} }]\n        ports = [{ protocol = "TCP", port = 6379 }]',
-        f"{_NETWORK}test_exactly_these_reach_each_other",
+        f"{_NETWORK}test_each_door_holds_by_itself",
     ),
     Mutation(
         "pods without a policy of their own may ask the world",
@@ -216,10 +216,10 @@ MUTATIONS = (
         f"{_NETWORK}test_nothing_is_public_but_the_gateway",
     ),
     Mutation(
-        "an object that Kubernetes does not know so",
+        "a field that Kubernetes does not know",
         "modules/platform/gateway.tf",
-        'unhealthyPodEvictionPolicy = "AlwaysAllow"',
-        'unhealthyPodEvictionPolicy = "Always"',
+        "revisionHistoryLimit ",
+        "revisionHistory      ",
         "test_objects_valid.py::test_every_object_is_one_that_kubernetes_takes",
     ),
 )
