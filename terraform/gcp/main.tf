@@ -74,3 +74,22 @@ resource "google_project_service" "this" {
   # Others in the project may use them.
   disable_on_destroy = false
 }
+
+# GKE refuses to delete a protected cluster, but only when everything on it and its pools are gone already. This is destroyed
+# before anything it depends on, and fails while cluster.deletion_protection holds.
+resource "terraform_data" "deletion_protection" {
+  input = var.cluster.deletion_protection
+  provisioner "local-exec" {
+    when    = destroy
+    command = self.input ? "echo cluster.deletion_protection is true: apply with false before destroy && exit 1" : "exit 0"
+  }
+  depends_on = [
+    module.platform,
+    helm_release.secrets,
+    google_artifact_registry_repository_iam_member.nodes,
+    google_container_node_pool.scaled,
+    google_dns_record_set.gateway,
+    google_redis_instance.this,
+    google_storage_bucket_iam_member.readers,
+  ]
+}
