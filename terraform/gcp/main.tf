@@ -75,8 +75,8 @@ resource "google_project_service" "this" {
   disable_on_destroy = false
 }
 
-# GKE refuses to delete a protected cluster, but only when everything on it and its pools are gone already. This is destroyed
-# before anything it depends on, and fails while cluster.deletion_protection holds.
+# The first thing a destroy comes to: everything that nothing else waits for is named. GKE's own protection keeps the
+# cluster only, after its node pools and what runs on them are gone.
 resource "terraform_data" "deletion_protection" {
   input = var.cluster.deletion_protection
   provisioner "local-exec" {
@@ -86,7 +86,9 @@ resource "terraform_data" "deletion_protection" {
   depends_on = [
     module.platform,
     helm_release.secrets,
+    helm_release.storage,
     google_artifact_registry_repository_iam_member.nodes,
+    google_compute_address.gateway,
     google_container_node_pool.scaled,
     google_dns_record_set.gateway,
     google_redis_instance.this,
