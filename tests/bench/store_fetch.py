@@ -114,7 +114,6 @@ def main() -> int:
 
             def fresh() -> Path:
                 shutil.rmtree(Path(top, "x"), ignore_errors=True)
-                os.sync()  # what the one before has written shall not be the next one's load
                 Path(top, "x").mkdir()
                 return Path(top, "x")
 
