@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 HERE := $(shell pwd | cksum | cut -d' ' -f1)
 export PYTHON VENV
 
-.PHONY: run test test-openvino test-redis62 test-compiled test-embeddings test-terraform test-images compiled demo-embeddings images setup \
+.PHONY: run test test-openvino test-redis62 test-compiled test-embeddings test-terraform test-images compiled demo-embeddings images push-images setup \
 	lint lock proto bench \
 	bench-inference soak fuzz clean
 
@@ -40,6 +40,21 @@ test-redis62: $(VENV)/.dev-$(HERE)
 # The images of OpenVINO and CUDA as well (3 GB of wheels), and all of them with a container engine where ENGINE names one.
 test-images: $(VENV)/.dev-$(HERE)
 	@ORIEL_TEST_IMAGES=1 ORIEL_TEST_ENGINE="$(ENGINE)" exec $(BIN)/python -m pytest tests/images -rA $(ARGS)
+
+# Needs a container engine: make images REGISTRY=registry.example.com/oriel TARGETS="cpu gpu" ENGINE=podman BUILD_ARGS="..."
+TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+TARGETS ?= cpu gpu
+BUILD = $(or $(ENGINE),docker) build --build-arg VERSION=$(TAG) --build-arg REVISION=$(or $(shell git rev-parse HEAD),unknown) $(BUILD_ARGS)
+images:
+	@test -n "$(REGISTRY)" || { echo "oriel: pass REGISTRY=registry.example.com/oriel" >&2; exit 2; }
+	@for unit in gateway logic; do $(BUILD) -f $$unit/Dockerfile -t $(REGISTRY)/oriel-$$unit:$(TAG) . || exit 1; done
+	@for target in $(TARGETS); do \
+		$(BUILD) -f inference/Dockerfile --target $$target -t $(REGISTRY)/oriel-inference:$(TAG)-$$target . || exit 1; done
+
+push-images:
+	@test -n "$(REGISTRY)" || { echo "oriel: pass REGISTRY=registry.example.com/oriel" >&2; exit 2; }
+	@for image in gateway:$(TAG) logic:$(TAG) $(TARGETS:%=inference:$(TAG)-%); do \
+		$(or $(ENGINE),docker) push $(REGISTRY)/oriel-$$image || exit 1; done
 
 # The gateway with its hot path compiled: build/compiled/bin/oriel, and its wheel in build/wheels. Needs a C compiler.
 compiled: build/compiled/.wheel-$(HERE)

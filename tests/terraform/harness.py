@@ -62,6 +62,7 @@ class Plan:
 
     changes: bool
     diagnostics: list[Diagnostic]
+    _planned: list[dict[str, Any]]  # as it was printed
     _show: Callable[[], dict[str, Any]]
     _document: dict[str, Any] | None = None
 
@@ -74,11 +75,7 @@ class Plan:
 
     def actions(self) -> dict[str, str]:
         """Address -> create, update, delete, replace; also read (data sources). What stays is left out."""
-        return {
-            change["address"]: _action(change["change"]["actions"])
-            for change in self.document.get("resource_changes", [])
-            if change["change"]["actions"] != ["no-op"]
-        }
+        return {each["resource"]["addr"]: each["action"] for each in self._planned}
 
     def values(self, address: str) -> dict[str, Any]:
         """The planned values; what is not known yet is left out. Raises KeyError."""
@@ -136,6 +133,16 @@ class State:
                 found[".".join(filter(None, (resource.get("module"), name)))] = instance["attributes"]
         return found
 
+    def dependencies(self) -> dict[str, set[str]]:
+        """Resource, without its instances' keys -> all that it was made after, directly or not, as Terraform noted."""
+        found: dict[str, set[str]] = {}
+        for resource in self.document.get("resources", []):
+            if resource["mode"] == "managed":
+                name = ".".join(filter(None, (resource.get("module"), resource["type"], resource["name"])))
+                deps = {each for instance in resource["instances"] for each in instance.get("dependencies", [])}
+                found.setdefault(name_of(name), set()).update(map(name_of, deps))
+        return found
+
     def values(self, address: str) -> dict[str, Any]:
         return self.resources()[address]
 
@@ -153,7 +160,7 @@ class Workspace:
     rules: Mapping[str, dict[str, Any]] | None = None
     edit: Callable[[Path], None] | None = None
     tree: Path = field(default_factory=default_tree)
-    schemas: Mapping[str, str] = field(default_factory=dict)  # "aws" -> "aws-5.100": not the newest
+    schemas: Mapping[str, str] = field(default_factory=dict)  # {"aws": "aws-5"}: not the newest version
     calls: list[Call] = field(default_factory=list)  # of the last command
     history: list[Call] = field(default_factory=list)  # of all commands
     path: Path = field(init=False)  # where the commands run
@@ -195,7 +202,8 @@ class Workspace:
         code, lines = self._run(
             "plan", "-json", "-input=false", "-detailed-exitcode", f"-out={file}", *self._given(variables)
         )
-        return Plan(code == 2, _diagnostics(lines), lambda: self._shown(file))
+        planned = [each["change"] for each in lines if each.get("type") == "planned_change"]
+        return Plan(code == 2, _diagnostics(lines), planned, lambda: self._shown(file))
 
     def apply(self, **variables: Any) -> State:
         """Raises TerraformFailed; `state()` is what there is then."""
@@ -277,6 +285,11 @@ class Workspace:
         )
 
 
+def name_of(address: str) -> str:
+    """The address without keys of instances: module.platform.helm_release.base, aws_subnet.private."""
+    return re.sub(r"\[[^]]*\]", "", address)
+
+
 def used_types(folder: Path) -> set[str]:
     """The types that the files name: aws_vpc, data.aws_region."""
     found = set()
@@ -298,9 +311,9 @@ def providers(
 @cache
 def _provider(file_name: str, name: str, used: frozenset[str], more: str) -> schema.Provider:
     folder = Path(os.environ.get("ORIEL_TERRAFORM_SCHEMAS") or HERE / "schemas")
-    files = sorted(folder.glob(f"{file_name}[.-]*.json"))
+    files = sorted(folder.glob(f"{file_name}[.-]*.json"), key=lambda file: [int(n) for n in re.findall(r"\d+", file.name)])
     if not files:
-        raise FileNotFoundError(f"{folder}/{file_name}-*.json")
+        raise FileNotFoundError(f"{folder}/{file_name}*.json")
     file = HERE / "rules" / f"{name}.toml"
     known = rules.load(file) if file.exists() else {}
     return schema.load(files[-1], known | (rules.read(json.loads(more)) if more else {}), used)
@@ -310,10 +323,6 @@ def _resources(module: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield from module.get("resources", [])
     for child in module.get("child_modules", []):
         yield from _resources(child)
-
-
-def _action(actions: list[str]) -> str:
-    return "replace" if len(actions) == 2 else actions[0]
 
 
 def _diagnostics(lines: list[dict[str, Any]]) -> list[Diagnostic]:

@@ -45,12 +45,24 @@ def objects(applied) -> list[dict[str, Any]]:
     return [each for document in documents for each in document.get("objects", [])]
 
 
+def dependencies(state) -> dict[str, set[str]]:
+    """Resource, without its key -> all that it depends on, directly or not."""
+    after: dict[str, set[str]] = {}
+    for resource in state.document["resources"]:
+        if resource["mode"] == "managed":
+            module = re.sub(r"\[.*?\]", "", resource.get("module", ""))
+            name = ".".join(filter(None, (module, resource["type"], resource["name"])))
+            listed = (each for instance in resource["instances"] for each in instance.get("dependencies", []))
+            after.setdefault(name, set()).update(each for each in listed if not each.startswith("data."))
+    return after
+
+
 def position(calls, action: str, address: str) -> int:
     """When it was done, as a place in the log. Raises ValueError: it was not."""
     return [(call.action, call.address) for call in calls].index((action, address))
 
 
-@pytest.mark.parametrize("version", ["aws-5.100", "aws-6.25"])
+@pytest.mark.parametrize("version", ["aws-5", "aws-6"])
 def test_valid_for_both_major_versions_of_the_provider(terraform, tree, tmp_path, version):
     with Workspace("aws", tmp_path, tree=tree, schemas={"aws": version}) as workspace:
         workspace.init()
@@ -128,6 +140,7 @@ def test_nothing_is_public_but_the_gateways_addresses(applied):
 
 # Allowed statements with a `*` for their action or resource, each with its reason.
 WILD = {
+    "aws_iam_role_policy.cluster: LoadBalancerAddresses": "descriptions can't be limited to a resource in IAM",
     'aws_iam_role_policy.pod["autoscaler"]: Describe': "descriptions can't be limited to a resource in IAM",
     'aws_kms_key.this["cluster"]: AccountPolicies': "a key's own policy: * is this key, and IAM policies decide",
     'aws_kms_key.this["cluster"]: ClusterLogs': "a key's own policy: * is this key",
@@ -294,26 +307,56 @@ def test_redis_password_is_random_and_only_where_it_has_to_be(applied):
 
 
 def test_each_thing_is_made_after_what_it_needs(applied):
-    nodes = 'aws_eks_node_group.this["system"]'
-    for first, then in (
-        ("aws_cloudwatch_log_group.cluster", "aws_eks_cluster.this"),
-        ("aws_eks_addon.pod_identity", 'aws_eks_addon.node["vpc-cni"]'),
-        ('aws_eks_addon.node["vpc-cni"]', nodes),
-        ('aws_eks_addon.node["kube-proxy"]', nodes),
-        ("aws_nat_gateway.this", nodes),
-        ("aws_route.private", nodes),
-        ('aws_vpc_endpoint.interface["ecr.dkr"]', nodes),
-        ('aws_iam_role_policy_attachment.node["AmazonEKSWorkerNodePolicy"]', nodes),
-        (nodes, 'aws_eks_addon.system["coredns"]'),
-        (nodes, 'aws_eks_addon.system["aws-ebs-csi-driver"]'),
-        ('aws_eks_addon.system["coredns"]', "helm_release.autoscaler[0]"),
-        ("aws_eks_access_policy_association.deployer", "module.platform[0].helm_release.base"),
-        ('aws_eks_pod_identity_association.this["inference"]', "module.platform[0].helm_release.platform"),
-        ("aws_vpc_security_group_ingress_rule.redis[0]", "module.platform[0].helm_release.platform"),
-        ("helm_release.storage[0]", "module.platform[0].helm_release.platform"),
-        ("module.platform[0].helm_release.base", "helm_release.secrets[0]"),
-    ):
-        assert position(applied.calls, "create", first) < position(applied.calls, "create", then), (first, then)
+    """As Terraform wrote it down, and so also the other way round when destroying; not by the luck of one run."""
+    after = dependencies(applied.state)
+    nodes, platform = "aws_eks_node_group.this", "module.platform.helm_release.platform"
+    for thing, needed in {
+        "aws_eks_cluster.this": {
+            "aws_cloudwatch_log_group.cluster",
+            "aws_iam_role_policy.cluster",
+            "aws_iam_role_policy_attachment.cluster",
+            "aws_vpc_security_group_ingress_rule.api",
+        },
+        "aws_nat_gateway.this": {"aws_route.public", "aws_route_table_association.public"},
+        "aws_eks_addon.node": {"aws_eks_addon.pod_identity", "aws_iam_role_policy_attachment.pod"},
+        nodes: {
+            "aws_eip.gateway",
+            "aws_eks_addon.node",
+            "aws_iam_role_policy_attachment.node",
+            "aws_nat_gateway.this",
+            "aws_route.private",
+            "aws_route_table_association.private",
+            "aws_vpc_endpoint.interface",
+            "aws_vpc_endpoint.s3",
+            "aws_vpc_security_group_ingress_rule.endpoints",
+        },
+        "aws_eks_addon.system": {nodes, "aws_iam_role_policy.pod", "aws_iam_role_policy_attachment.pod"},
+        "helm_release.autoscaler": {
+            "aws_autoscaling_group_tag.local_storage",
+            "aws_eks_access_policy_association.deployer",
+            "aws_eks_addon.system",
+            "aws_eks_pod_identity_association.this",
+        },
+        "module.platform.helm_release.base": {"aws_eks_access_policy_association.deployer", "aws_eks_addon.system"},
+        platform: {
+            "aws_eip.gateway",
+            "aws_eks_pod_identity_association.this",
+            "aws_elasticache_replication_group.limiter",
+            "aws_route.public",
+            "aws_route_table_association.public",
+            "aws_vpc_security_group_ingress_rule.redis",
+            "helm_release.autoscaler",
+            "helm_release.storage",
+        },
+        "helm_release.secrets": {"module.platform.helm_release.base"},
+        "aws_s3_bucket_policy.models": {"aws_s3_bucket_public_access_block.models"},
+        "aws_s3_bucket_lifecycle_configuration.models": {"aws_s3_bucket_versioning.models"},
+    }.items():
+        assert needed <= after[thing], thing
+    # The platform's pods wait for the password: it can't wait for them.
+    assert platform not in after["helm_release.secrets"]
+    # What is protected is everything.
+    assert set(after) - {"terraform_data.deletion_protection"} <= after["terraform_data.deletion_protection"]
 
 
 def test_another_floor_is_another_pool_and_touches_nothing_else(applied):
@@ -324,6 +367,38 @@ def test_another_floor_is_another_pool_and_touches_nothing_else(applied):
         *(f'aws_autoscaling_group_tag.local_storage["{pool}"]' for pool in ("cpu", "gpu")),
     }
     assert {actions[each] for each in infrastructure} == {"replace"}
+
+
+def test_what_the_platform_is_told_reaches_it_beside_the_clouds_own(applied):
+    plan = applied.workspace.plan(
+        **GIVEN,
+        image_registry="registry.example.com/oriel",
+        platform={
+            "namespace": "serving",
+            "gateway": {"service_annotations": {"example.com/note": "ours"}, "tls_secret": "another"},
+            "charts": {"cluster_autoscaler": {"version": "9.58.0"}, "metrics_server": {"version": "3.12.2"}},
+        },
+    )
+    assert plan.values("helm_release.autoscaler[0]")["version"] == "9.58.0"
+    assert plan.values('module.platform[0].helm_release.charts["metrics-server"]')["version"] == "3.12.2"
+    found = plan.objects()
+    (service,) = [each for each in found if (each["kind"], each["metadata"]["name"]) == ("Service", "gateway")]
+    annotations = service["metadata"]["annotations"]
+    assert annotations["example.com/note"] == "ours"
+    assert annotations["service.beta.kubernetes.io/aws-load-balancer-type"] == "nlb"
+    (gateway,) = [each for each in found if (each["kind"], each["metadata"]["name"]) == ("Deployment", "gateway")]
+    pod = json.dumps(gateway["spec"]["template"]["spec"])
+    assert "registry.example.com/oriel/oriel-gateway:0.1.0" in pod
+    assert '"another"' in pod and '"api-tls"' not in pod
+    assert {each["metadata"].get("namespace", "serving") for each in found if each["kind"] != "StorageClass"} == {
+        "serving"
+    }
+    trusted = {
+        each.condition["StringEquals"]["aws:RequestTag/kubernetes-namespace"]
+        for each in statements(plan.resources("aws_iam_role"))
+        if "aws:SourceAccount" in str(each.condition)
+    }
+    assert trusted == {"serving", "kube-system"}
 
 
 def test_longest_names_fit_what_aws_takes(applied):

@@ -37,7 +37,15 @@ ONE = {
     "logic": {"services": {"echo.py": "# a service\n"}},
 }
 OTHER: dict[str, Any] = {
-    "gateway": {"tls_secret": "public-tls", "admin_token_secret_ref": {"name": "admin", "key": "token"}},
+    "gateway": {
+        "tls_secret": "public-tls",
+        "admin_token_secret_ref": {"name": "admin", "key": "token"},
+        "credentials": "policy-store",
+    },
+    "model_groups": {
+        "own": {"accelerator": "cpu", "repository": "s3://https://minio.example:9000/models", "credentials": "minio"},
+        "gpu": {"accelerator": "gpu"},
+    },
     "logic": {"image": "registry.example/ours:1", "folders": ["/services"], "workers": 3},
     "policies": {"store": "s3://policies.example/oriel"},
     "observability": {"otlp": {"endpoint": "https://otlp.example"}},
@@ -184,6 +192,9 @@ def test_secrets_are_named_and_never_told(shared: Callable[[str], Workspace]) ->
     assert volumes["redis"]["secret"] == {
         "secretName": "oriel-redis-auth", "items": [{"key": "ca.crt", "path": "ca.crt"}], "optional": True
     }  # fmt: skip
+    assert gateway["containers"][0]["envFrom"] == [{"secretRef": {"name": "policy-store"}}]
+    (model_server,) = pods(found)["inference-own"]["spec"]["containers"]
+    assert model_server["envFrom"] == [{"secretRef": {"name": "minio"}}]
     arguments = units(found)["gateway"][0]
     assert arguments.limiter == "rediss://redis.example:6380" and arguments.limiter_ca == Path(
         "/etc/oriel/redis/ca.crt"
@@ -196,8 +207,10 @@ def test_only_the_gateway_has_a_balancer(found: list[Object]) -> None:
         name for name, each in of(found, "Service").items() if each["spec"].get("type", "ClusterIP") != "ClusterIP"
     ]
     assert public == ["gateway"]
-    ports = {each["name"]: each["targetPort"] for each in of(found, "Service")["gateway"]["spec"]["ports"]}
-    assert set(ports.values()) == {"http", "grpc"}, "the admin port is not for the public"
+    ports = of(found, "Service")["gateway"]["spec"]["ports"]
+    assert {each["targetPort"] for each in ports} == {"http", "grpc"}, "the admin port is not for the public"
+    # With it Azure's balancer would probe "/" by HTTP, where the gateway answers 404.
+    assert not any("appProtocol" in each for each in ports)
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,8 @@ def test_up_at_once_down_slowly_and_not_before_a_load_would_have_paid(shared, ke
     behaviors = {name: each["spec"]["behavior"] for name, each in objects.of(found, "HorizontalPodAutoscaler").items()}
     for name, each in objects.of(found, "ScaledObject").items():
         own = each["spec"]["advanced"]["horizontalPodAutoscalerConfig"]
-        assert own["name"] == name
+        # Ours and KEDA's must not have one name: Helm refuses to make what somebody else has made.
+        assert own.get("name", f"keda-hpa-{name}") not in behaviors
         behaviors[name] = own["behavior"]
         assert each["spec"]["cooldownPeriod"] >= own["behavior"]["scaleDown"]["stabilizationWindowSeconds"]
     assert set(behaviors) == {"gateway", "logic", "inference-small", "inference-big"}

@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import sys
+from asyncio.subprocess import DEVNULL
 from collections.abc import AsyncIterator, Awaitable, Callable
 from hashlib import sha256
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 import httpx
 import pytest
+from redis_server import binary
 
 from oriel_cli.units import free_ports
 
@@ -110,6 +112,14 @@ class Machine:
         environment = {each["name"]: local(each["value"]) for each in container["env"]}
         return [sys.executable, "-P", "-m", "oriel_cli.main", unit.partition("-")[0], *words], environment
 
+    def redis(self, template: Object) -> list[str]:
+        """The bundled Redis, of whatever version is here."""
+        container = template["spec"]["containers"][0]
+        assert container["command"] == ["redis-server"] and not container["env"]
+        folder = self.folder / "redis"
+        folder.mkdir()
+        return [binary(), *container["args"], "--dir", str(folder), "--port", str(self.port(6379))]
+
     def probe(self, template: Object) -> str:
         asked = template["spec"]["containers"][0]["readinessProbe"]["httpGet"]
         (port,) = [
@@ -123,10 +133,11 @@ class Machine:
 @contextlib.asynccontextmanager
 async def running(machine: Machine, found: list[Object], client: httpx.AsyncClient) -> AsyncIterator[dict[str, Path]]:
     """All units, ready by their planned probes; each unit's folder of its ConfigMap."""
-    configs, folders, processes = of(found, "ConfigMap"), {}, []
+    configs, folders = of(found, "ConfigMap"), {}
+    processes = [await asyncio.create_subprocess_exec(*machine.redis(pods(found)["redis"]), stdout=DEVNULL)]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ORIEL_", "OTEL_"))}
     try:
-        for unit in ("inference-cpu", "logic", "gateway"):
+        for unit in UNITS:
             template = pods(found)[unit]
             mounts = machine.mount(unit, template, configs)
             folders.update({name: mounts[path] for name, path in CONFIGS.items() if path in mounts})
@@ -138,7 +149,7 @@ async def running(machine: Machine, found: list[Object], client: httpx.AsyncClie
                 "PYTHONPATH": os.pathsep.join(sys.path),
             }
             processes.append(await asyncio.create_subprocess_exec(*words, env=kept | environment))
-        for unit in ("inference-cpu", "logic", "gateway"):
+        for unit in UNITS:
             await until(lambda unit=unit: answers(client, machine.probe(pods(found)[unit]), 200), processes)
         yield folders
     finally:
@@ -146,9 +157,10 @@ async def running(machine: Machine, found: list[Object], client: httpx.AsyncClie
             if process.returncode is None:
                 process.terminate()
         ended = [await asyncio.wait_for(process.wait(), 60) for process in processes]
-    assert ended == [0, 0, 0]
+    assert ended == [0, 0, 0, 0]
 
 
+UNITS = ("inference-cpu", "logic", "gateway")
 CONFIGS = {"policies": "/etc/oriel/policies", "services": "/etc/oriel/services"}
 
 
@@ -157,6 +169,10 @@ async def answers(client: httpx.AsyncClient, url: str, status: int, **headers: s
         return (await client.get(url, headers=headers)).status_code == status
     except httpx.TransportError:
         return False
+
+
+async def says(client: httpx.AsyncClient, url: str, line: str) -> bool:
+    return line in (await client.get(url)).text.splitlines()
 
 
 async def until(
@@ -187,6 +203,8 @@ async def test_the_planned_objects_run_and_answer_and_take_changes(
             ready = await client.get(f"{base}/v2/models/digits/ready", headers={"x-api-key": KEY})
             assert ready.status_code == 200
             assert (await digit(LATER)).status_code == 401
+            metrics = f"http://127.0.0.1:{machine.port(8082)}/metrics"
+            await until(lambda: says(client, metrics, "oriel_gateway_limiter_up 1.0"))
             # What probes and scrapes get of the admin port, whoever asks.
             for path, status in (("/metrics", 200), ("/health/live", 200), ("/policies", 401)):
                 url = f"http://127.0.0.1:{machine.port(8082)}{path}"

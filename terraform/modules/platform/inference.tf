@@ -18,6 +18,7 @@ locals {
       on_gpu       = contains(local.accelerated, group.accelerator)
       kind         = contains(local.accelerated, group.accelerator) ? "gpu" : "cpu"
       repository   = coalesce(try(group.repository, null), "${trimsuffix(var.infrastructure.model_repository_url, "/")}/${name}")
+      credentials  = try(group.credentials, null)
       models       = try(group.models, [])
       replicas     = try(group.replicas, { min = 1, max = 4 })
       cpu          = coalesce(try(group.cpu, null), local.group_sizes[group.accelerator].cpu)
@@ -72,8 +73,8 @@ locals {
   }
 
   inference_ports = [
-    { name = "http", port = local.ports.inference.http, targetPort = "http", protocol = "TCP", appProtocol = "http" },
-    { name = "grpc", port = local.ports.inference.grpc, targetPort = "grpc", protocol = "TCP", appProtocol = "grpc" },
+    { name = "http", port = local.ports.inference.http, targetPort = "http", protocol = "TCP" },
+    { name = "grpc", port = local.ports.inference.grpc, targetPort = "grpc", protocol = "TCP" },
   ]
 
   inference_objects = concat(
@@ -133,6 +134,7 @@ locals {
                   imagePullPolicy = var.images.pull_policy
                   args            = local.inference_args[name]
                   env             = local.unit_env
+                  envFrom         = [for name in compact([group.credentials]) : { secretRef = { name = name } }]
                   ports = [
                     for port in ["http", "grpc", "metrics"] :
                     { name = port, containerPort = local.ports.inference[port], protocol = "TCP" }

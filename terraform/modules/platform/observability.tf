@@ -82,12 +82,9 @@ locals {
             # It reads its configuration once.
             annotations = { "oriel.dev/config" = sha256(yamlencode(local.collector_config)) }
           }
-          spec = {
+          spec = merge(local.pod_base, local.gateway_placement, {
             serviceAccountName            = "collector"
-            automountServiceAccountToken  = false
-            enableServiceLinks            = false
             terminationGracePeriodSeconds = 30
-            securityContext               = local.pod_security
             containers = [{
               name  = "collector"
               image = try(var.observability.otlp.image, "")
@@ -112,7 +109,7 @@ locals {
               volumeMounts    = [{ name = "config", mountPath = "/etc/otelcol", readOnly = true }]
             }]
             volumes = [{ name = "config", configMap = { name = "collector" } }]
-          }
+          })
         }
       }
     },

@@ -80,7 +80,8 @@ locals {
       fallback = { failureThreshold = 3, replicas = target.replicas.min }
       advanced = {
         restoreToOriginalReplicaCount = false
-        horizontalPodAutoscalerConfig = { name = name, behavior = local.behavior[name] }
+        # By KEDA's own name for it, keda-hpa-NAME: one of ours may still be there, or be there again, under NAME.
+        horizontalPodAutoscalerConfig = { behavior = local.behavior[name] }
       }
       triggers = [{
         type       = "external-push"

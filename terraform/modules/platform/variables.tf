@@ -73,7 +73,7 @@ variable "images" {
 }
 
 variable "gateway" {
-  description = "The public door. service_type, service_annotations, load_balancer_ip, load_balancer_class, source_ranges: of its Service, the only public one. tls_secret: Secret with tls.crt and tls.key. admin_token_secret_ref: without it queues, decisions and policies are not shown. cpu in cores, memory in GiB. args: further flags of `oriel gateway`."
+  description = "The public door. service_type, service_annotations, load_balancer_ip, load_balancer_class, source_ranges: of its Service, the only public one. tls_secret: Secret with tls.crt and tls.key. admin_token_secret_ref: without it queues, decisions and policies are shown to the pod itself only (kubectl port-forward). credentials: Secret with the environment that opens policies.store, where no workload identity does. cpu in cores, memory in GiB. args: further flags of `oriel gateway`."
   type = object({
     replicas               = optional(object({ min = optional(number, 2), max = optional(number, 10) }), {})
     cpu                    = optional(number, 0.5)
@@ -85,6 +85,7 @@ variable "gateway" {
     source_ranges          = optional(list(string), [])
     tls_secret             = optional(string)
     admin_token_secret_ref = optional(object({ name = string, key = string }))
+    credentials            = optional(string)
     args                   = optional(list(string), [])
   })
   default  = {}
@@ -132,10 +133,11 @@ variable "logic" {
 }
 
 variable "model_groups" {
-  description = "Model servers by group: one Deployment each. accelerator: cpu, openvino, gpu or tensorrt, which is also the image. repository null: model_repository_url/GROUP. models: names and patterns that are asked for here only. cache: local disk for fetched models. load_grace_s: how long the models may take to load at start. null: one group cpu and, with GPUs, one group gpu."
+  description = "Model servers by group: one Deployment each. accelerator: cpu, openvino, gpu or tensorrt, which is also the image. repository null: model_repository_url/GROUP. credentials: Secret with the environment that opens it (AWS_ACCESS_KEY_ID and the like), where no workload identity does. models: names and patterns that are asked for here only. cache: local disk for fetched models. load_grace_s: how long the models may take to load at start. null: one group cpu and, with GPUs, one group gpu."
   type = map(object({
     accelerator  = string
     repository   = optional(string)
+    credentials  = optional(string)
     models       = optional(list(string), [])
     replicas     = optional(object({ min = optional(number, 1), max = optional(number, 4) }), {})
     cpu          = optional(number)

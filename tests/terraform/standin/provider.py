@@ -7,7 +7,7 @@ from .calls import CallLog
 from .checks import wrong
 from .faults import Faults
 from .schema import Provider, Schema, provider_message
-from .values import has_unknown, known
+from .values import at_path, has_unknown, known
 
 # Answered with "unimplemented": Terraform goes on without them.
 _ABSENT = {"GetMetadata", "GetFunctions", "GetResourceIdentitySchemas"}
@@ -73,8 +73,10 @@ class StandIn:
         schema = self._type(fields)
         prior, value = wire.decoded(wire.last(fields, 2)), wire.decoded(wire.last(fields, 3))
         action = "delete" if value is None else "create" if prior is None else "update"
-        strikes = self._faults.strikes(schema.name, action)
-        error = b"" if strikes is None else wire.message(3, wire.diagnostic(f"{schema.name}: injected fault", strikes))
+        held = [path for path in schema.rule.protected if value is None and True in at_path(prior, path)]
+        strikes = "refused" if held else self._faults.strikes(schema.name, action)
+        said = f"{schema.name}: {' and '.join(held)} is true" if held else f"{schema.name}: injected fault"
+        error = b"" if strikes is None else wire.message(3, wire.diagnostic(said, strikes))
         if strikes == "refused":
             self._log.add("ApplyResourceChange", schema.name, action, known(prior or value, ""), at_s, failed=True)
             return wire.message(1, wire.encoded(prior)) + error
