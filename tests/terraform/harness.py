@@ -311,7 +311,8 @@ def providers(
 @cache
 def _provider(file_name: str, name: str, used: frozenset[str], more: str) -> schema.Provider:
     folder = Path(os.environ.get("ORIEL_TERRAFORM_SCHEMAS") or HERE / "schemas")
-    files = sorted(folder.glob(f"{file_name}[.-]*.json"), key=lambda file: [int(n) for n in re.findall(r"\d+", file.name)])
+    found = folder.glob(f"{file_name}[.-]*.json")
+    files = sorted(found, key=lambda file: [int(n) for n in re.findall(r"\d+", file.name)])
     if not files:
         raise FileNotFoundError(f"{folder}/{file_name}*.json")
     file = HERE / "rules" / f"{name}.toml"
