@@ -35,10 +35,13 @@ def applied(terraform, tree, tmp_path_factory) -> Iterator[SimpleNamespace]:
 
 @pytest.fixture(scope="module")
 def gone(applied) -> SimpleNamespace:
-    """Everything destroyed: what that asked for. The tests that look at `applied` kept its state and calls."""
+    """Refused, allowed, destroyed: what that asked for. The tests that look at `applied` kept its state and calls."""
+    with pytest.raises(TerraformFailed) as refused:
+        applied.workspace.destroy(**GIVEN)
+    kept = applied.workspace.state()
     applied.workspace.apply(**UNPROTECTED)
     left = applied.workspace.destroy(**UNPROTECTED)
-    return SimpleNamespace(left=left, calls=applied.workspace.calls)
+    return SimpleNamespace(refused=str(refused.value), kept=kept, left=left, calls=applied.workspace.calls)
 
 
 def objects(applied) -> list[dict[str, Any]]:
@@ -275,7 +278,9 @@ def test_made_in_the_order_the_cloud_needs(applied):
     assert max(apis) < position(applied.calls, "create", "google_compute_network.this")
 
 
-def test_destroy_takes_the_load_balancer_before_the_network_and_leaves_nothing(applied, gone):
+def test_destroy_is_refused_while_protected_then_leaves_nothing(applied, gone):
+    assert "cluster.deletion_protection is true" in gone.refused
+    assert set(gone.kept.resources()) == set(applied.made), "refused before anything was taken away"
     assert gone.left.resources() == {}
     made = {address for address in applied.made if not address.startswith("terraform_data.")}
     assert {call.address for call in gone.calls if call.action == "delete"} == made
