@@ -83,7 +83,8 @@ def test_what_is_stored_is_encrypted_with_our_keys(applied):
     assert log["kms_key_id"] == cluster
     (rule,) = applied.made["aws_s3_bucket_server_side_encryption_configuration.models"]["rule"]
     assert rule["bucket_key_enabled"] is True
-    assert rule["apply_server_side_encryption_by_default"][0]["kms_master_key_id"] == models
+    (bucket,) = rule["apply_server_side_encryption_by_default"]
+    assert (bucket["sse_algorithm"], bucket["kms_master_key_id"]) == ("aws:kms", models)
     (storage,) = [each for each in objects(applied) if each["kind"] == "StorageClass"]
     assert storage["metadata"]["name"] == applied.state.outputs["storage_class"]
     assert (storage["parameters"]["encrypted"], storage["parameters"]["kmsKeyId"]) == ("true", cluster)
