@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from .harness import TerraformFailed, Workspace
+from .harness import TerraformFailed, Workspace, name_of
 
 GIVEN: dict[str, Any] = {
     "region": "westeurope",
@@ -323,7 +323,9 @@ def test_made_in_the_order_the_cloud_needs(applied):
         ("module.platform[0].helm_release.base", "helm_release.secrets[0]"),
         ("azurerm_managed_redis.this[0]", "helm_release.secrets[0]"),
     ]
+    needs = applied.state.dependencies()
     for first, then in order:
+        assert name_of(first) in needs[name_of(then)], (first, then)  # not by luck
         assert position(applied.calls, "create", first) < position(applied.calls, "create", then), (first, then)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from .harness import TerraformFailed, Workspace
+from .harness import TerraformFailed, Workspace, name_of
 
 GIVEN: dict[str, Any] = {
     "region": "europe-west4",
@@ -272,7 +272,9 @@ def test_made_in_the_order_the_cloud_needs(applied):
         ("google_redis_instance.this[0]", "helm_release.secrets[0]"),
         ("helm_release.storage[0]", "module.platform[0].helm_release.platform"),
     ]
+    needs = applied.state.dependencies()
     for first, then in order:
+        assert name_of(first) in needs[name_of(then)], (first, then)  # not by luck
         assert position(applied.calls, "create", first) < position(applied.calls, "create", then), (first, then)
     apis = [position(applied.calls, "create", each) for each in applied.state.resources("google_project_service")]
     assert max(apis) < position(applied.calls, "create", "google_compute_network.this")
