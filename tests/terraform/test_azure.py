@@ -399,18 +399,6 @@ def test_what_azure_would_refuse_is_refused_when_planning(planned, given, said):
     assert said in str(caught.value)
 
 
-def test_a_fault_in_the_middle_is_mended_by_applying_again(workspace):
-    one = workspace("azure")
-    one.fail_at("azurerm_kubernetes_cluster")
-    with pytest.raises(TerraformFailed):
-        one.apply(**GIVEN)
-    before = set(one.state().resources())
-    assert before and not any(address.startswith("helm_release") for address in before)
-    one.apply(**GIVEN)
-    assert not {call.address for call in one.calls if call.action == "create"} & before, "nothing is made twice"
-    assert not one.plan(**GIVEN).changes
-
-
 def test_terraform_test(planned):
     runs = planned.test()
     assert len(runs) >= 4 and all(run["status"] == "pass" for run in runs)

@@ -371,18 +371,6 @@ def test_no_project_is_said_before_anything_is_made(workspace):
     assert "set GOOGLE_PROJECT" in str(caught.value)
 
 
-def test_a_fault_in_the_middle_is_mended_by_applying_again(workspace):
-    one = workspace("gcp")
-    one.fail_at("google_container_cluster")
-    with pytest.raises(TerraformFailed):
-        one.apply(**GIVEN)
-    before = set(one.state().resources())
-    assert before and not any(address.startswith("helm_release") for address in before)
-    one.apply(**GIVEN)
-    assert not {call.address for call in one.calls if call.action == "create"} & before, "nothing is made twice"
-    assert not one.plan(**GIVEN).changes
-
-
 def test_terraform_test(planned):
     runs = planned.test()
     assert len(runs) >= 4 and all(run["status"] == "pass" for run in runs)
