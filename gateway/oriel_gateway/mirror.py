@@ -176,8 +176,11 @@ class Mirror:
             if fetched is None:
                 raise StoreFailed(f"{self.state.url} does not hold still: its documents change while they are read")
             # After so many rounds a set that still moves is taken: a revoked key must not live on for that.
-            await asyncio.to_thread(self._swap, *fetched)
-            fetched = None
+            whole, fetched = (
+                fetched,
+                None,
+            )  # before: who is cancelled meanwhile must not remove what is linked to by then
+            await asyncio.to_thread(self._swap, *whole)
         finally:
             if fetched is not None:
                 shutil.rmtree(fetched[1], ignore_errors=True)
@@ -192,7 +195,7 @@ class Mirror:
         known = [(self._listed, self.folder), *([last] if last else [])]
         try:
             for name, each in listed.items():
-                held = next((folder for has, folder in known if has.get(name) == each), None)
+                held = next((at for has, at in known if has.get(name) == each and (at / name).exists()), None)
                 bound = KINDS[Path(name).suffix]
                 if held is not None:
                     os.link(held / name, into / name)

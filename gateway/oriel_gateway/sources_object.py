@@ -31,7 +31,7 @@ MAX_OBJECTS = 1000  # below the prefix, documents or not
 CHUNK_BYTES = 4 * 1024 * 1024
 _ENDPOINTS = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
-    "gs": ("STORAGE_EMULATOR_HOST",),
+    "gs": ("STORAGE_EMULATOR_HOST", "GOOGLE_BASE_URL"),
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
 _STATUS = re.compile(r"status code: ([1-5][0-9]{2})")
@@ -114,7 +114,7 @@ def _opened(url: StoreUrl) -> S3Store | GCSStore | AzureStore:
     if url.kind == "az":
         return AzureStore(url.bucket, account_name=url.account, client_options=options, retry_config=once)
     if url.kind == "gs":
-        if not endpoint:
+        if not os.environ.get("STORAGE_EMULATOR_HOST"):
             return GCSStore(url.bucket, client_options=options, retry_config=once)
         config: GCSConfig = {"base_url": endpoint.rstrip("/"), "skip_signature": True}
         return GCSStore(url.bucket, config=config, client_options=options, retry_config=once)

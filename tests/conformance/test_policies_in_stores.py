@@ -157,6 +157,16 @@ def test_check_takes_a_url(
     assert "there is no such bucket or container (404)" in capsys.readouterr().err
 
 
+def test_a_prefix_with_too_many_objects_is_refused(
+    server: ObjectServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    point_to(monkeypatch, server)
+    monkeypatch.setattr("oriel_gateway.sources_object.MAX_OBJECTS", 3)
+    server.put_many({f"crowd/models/{place}": b"x" for place in range(3)} | {"crowd/all.toml": POLICIES.encode()})
+    assert main(["policies", "check", f"{server.url}/crowd"]) == 1
+    assert "holds more than 3 objects: give policies a prefix alone" in capsys.readouterr().err
+
+
 def test_credentials_do_not_belong_into_the_url(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["gateway", "--policies", "s3://key:s3cret@bucket/x"])

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -290,6 +292,45 @@ async def test_a_fetch_that_fails_or_is_cancelled_leaves_nothing_behind(made: Ma
     with pytest.raises(StoreFailed):
         await mirror.poll()
     assert sorted(os.listdir(home)) == before and held(mirror) == {"a.toml": "a1"}
+
+
+async def test_a_set_that_somebody_removed_is_fetched_again(made: MakeMirror) -> None:
+    shelf = Shelf(a="a1", b="b1")
+    mirror = made(shelf)
+    await mirror.start()
+    shutil.rmtree(mirror.folder.resolve())
+    await mirror.poll()
+    assert held(mirror) == {"a.toml": "a1", "b.toml": "b1"}
+    (mirror.folder / "a.toml").unlink()
+    shelf.texts["b.toml"] = "b2"
+    await mirror.poll()
+    assert held(mirror) == {"a.toml": "a1", "b.toml": "b2"}
+
+
+async def test_a_look_that_is_cancelled_while_it_swaps_leaves_a_whole_set(
+    made: MakeMirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf = Shelf(a="a1")
+    mirror = made(shelf)
+    await mirror.start()
+    shelf.texts["a.toml"] = "a2"
+    swap, swapping, go_on = mirror._swap, threading.Event(), threading.Event()
+
+    def slow(listed: dict[str, Listed], into: Path) -> None:
+        swapping.set()
+        go_on.wait(10)
+        swap(listed, into)
+        swapped.set()
+
+    swapped = threading.Event()
+    monkeypatch.setattr(mirror, "_swap", slow)
+    looking = asyncio.ensure_future(mirror.poll())
+    await asyncio.to_thread(swapping.wait, 10)
+    looking.cancel()
+    await asyncio.wait([looking])
+    go_on.set()
+    await asyncio.to_thread(swapped.wait, 10)
+    assert held(mirror) == {"a.toml": "a2"}
 
 
 @pytest.mark.parametrize(
