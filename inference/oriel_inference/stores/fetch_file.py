@@ -1,7 +1,8 @@
 """One object into one file: in parts, by as many readers as pay, resumed where an earlier try ended.
 
 A near store fills the line with one connection, a far one needs many: a fetch begins with one and doubles them while
-what is left would take longer than `split_s` at the speed so far. Each block that has come is noted in a journal with
+that makes it faster and what is left would take longer than `split_s`. A range is not free: some stores read the whole
+object for each. Each block that has come is noted in a journal with
 its CRC; the next process looks again at what is noted and fetches the rest. The checksums of the whole are computed
 behind the readers.
 """
@@ -24,16 +25,18 @@ __all__ = ["Counts", "FetchSettings", "Fetched", "fetch_file"]
 
 HEAD_S = 30.0
 TICK_S = 0.1
+WINDOW_S = 0.5  # in which a speed is taken
+GAIN = 1.25  # twice the readers have to be so much faster
 STALL_S = 30.0
 STALL_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchSettings:
-    """readers: per file. split_s: another reader is worth it while the rest would take longer."""
+    """readers: per file. split_s: more of them are worth it while the rest would take longer."""
 
     readers: int = 8
-    split_s: float = 1.0
+    split_s: float = 2.0
     block_bytes: int = BLOCK_BYTES
 
 
@@ -115,7 +118,10 @@ class _Fetch:
         self._settings = settings
         self._counts = counts
         self._work = Work(0)
-        self._begun_s = 0.0  # when the first byte came
+        self._level = 1  # readers
+        self._settled = False  # more of them were no faster
+        self._speed = 0.0  # with half of them, bytes/s
+        self._window_s, self._window_bytes = 0.0, 0  # when it began, and what had come by then
         self._read_bytes = 0
         digests: dict[str, Digest | None] = {"sha256": digest_of("sha256")}
         if stored.checksum:
@@ -168,13 +174,19 @@ class _Fetch:
 
     def _wanted(self, now: int) -> int:
         """How many readers there should be. now: how many there are."""
-        if not now:
-            return 1
-        if not self._begun_s:
+        took_s = time.monotonic() - self._window_s
+        if not now or not self._window_s or took_s < WINDOW_S:
+            return now or 1
+        speed = (self._read_bytes - self._window_bytes) / took_s
+        self._window_s, self._window_bytes = time.monotonic(), self._read_bytes
+        if self._work.left <= self._settings.split_s * speed:
             return now
-        took_s = time.monotonic() - self._begun_s
-        pays = self._work.left * took_s > self._settings.split_s * self._read_bytes and took_s >= TICK_S / 2
-        return min(2 * now, self._settings.readers) if pays else now
+        if now == self._level and not self._settled:
+            if speed < GAIN * self._speed:
+                self._settled = True
+            else:
+                self._speed, self._level = speed, min(2 * self._level, self._settings.readers)
+        return self._level
 
     async def _reader(self, run: Run) -> None:
         """Read `run` to its end, which may come nearer meanwhile; then what nobody reads."""
@@ -218,7 +230,7 @@ class _Fetch:
                 self._counts.resumed += 1
 
     def _came(self, size_bytes: int) -> None:
-        self._begun_s = self._begun_s or time.monotonic()
+        self._window_s = self._window_s or time.monotonic()
         self._read_bytes += size_bytes
         self._counts.read_bytes += size_bytes
 
