@@ -2,9 +2,9 @@
 
 A near store fills the line with one connection, a far one needs many: a fetch begins with one and doubles them while
 that makes it faster and what is left would take longer than `split_s`. A range is not free: some stores read the whole
-object for each. Each block that has come is noted in a journal with
-its CRC; the next process looks again at what is noted and fetches the rest. The checksums of the whole are computed
-behind the readers.
+object for each. Each block that has come is noted in a journal with its CRC; the next process looks again at what is
+noted and fetches the rest. The CRCs are what the cache's manifest holds, too. Checksums of the whole, where there is
+something to compare them with, are computed behind the readers.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from zlib import crc32
 from oriel_inference.errors import LoadFailed, ObjectChanged, StoreUnavailable
 from oriel_inference.stores.digests import Digest, Follower, digest_of
 from oriel_inference.stores.gate import BROUGHT_BYTES, Gate
+from oriel_inference.stores.manifest import crc32_of
 from oriel_inference.stores.objects import ObjectClient, Stored
 from oriel_inference.stores.ranges import BLOCK_BYTES, Run, Work
 
@@ -51,9 +52,12 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """sha256: of the file's bytes. checked: by a checksum of the store's. wrong: which they do not have, "" if none."""
+    """crc32: of each block. sha256: of the file's bytes, if it was asked for, else "". checked: by a checksum of the
+    store's. wrong: which they do not have, "" if none.
+    """
 
-    sha256: str
+    crc32: tuple[int, ...]
+    sha256: str = ""
     checked: bool = False
     wrong: str = ""
 
@@ -66,12 +70,13 @@ async def fetch_file(
     journal: Path,
     *,
     shown: str,
+    sha256: bool,
     settings: FetchSettings,
     counts: Counts,
 ) -> Fetched:
     """Bytes of `listed` at `path`. Raises LoadFailed; what had come stays for the next try, but if it is wrong.
 
-    shown: the file's name in what is raised. A cancelled fetch stays resumable too.
+    shown: the file's name in what is raised. sha256: whether it is wanted. A cancelled fetch stays resumable too.
     """
     async with gate.attempt():
         try:
@@ -84,7 +89,7 @@ async def fetch_file(
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.ftruncate(descriptor, stored.size)
-        fetch = _Fetch(client, gate, stored, descriptor, journal, shown, settings, counts)
+        fetch = _Fetch(client, gate, stored, descriptor, journal, shown, sha256, settings, counts)
         fetched = await fetch.run()
         if fetched.wrong:
             counts.failures["corrupt"] += 1
@@ -105,6 +110,7 @@ class _Fetch:
         descriptor: int,
         journal: Path,
         shown: str,
+        sha256: bool,
         settings: FetchSettings,
         counts: Counts,
     ) -> None:
@@ -123,19 +129,21 @@ class _Fetch:
         self._speed = 0.0  # with half of them, bytes/s
         self._window_s, self._window_bytes = 0.0, 0  # when it began, and what had come by then
         self._read_bytes = 0
-        digests: dict[str, Digest | None] = {"sha256": digest_of("sha256")}
-        if stored.checksum:
-            digests.setdefault(stored.checksum[0], digest_of(stored.checksum[0]))
+        self._blocks: dict[int, int] = {}  # CRCs of what is there
+        wanted = {*(["sha256"] if sha256 else []), *([stored.checksum[0]] if stored.checksum else [])}
+        digests: dict[str, Digest | None] = {name: digest_of(name) for name in sorted(wanted)}
         self._digests = {name: digest for name, digest in digests.items() if digest is not None}
         self._follower = Follower(descriptor, stored.size, list(self._digests.values()))
 
     async def run(self) -> Fetched:
         size, block = self._stored.size, self._settings.block_bytes
-        have = await asyncio.to_thread(_journalled, self._journal_path, self._descriptor, size, block)
-        self._work = Work(size, have, block_bytes=block)
-        if have:
+        self._blocks = await asyncio.to_thread(_journalled, self._journal_path, self._descriptor, size, block)
+        self._work = Work(size, self._blocks, block_bytes=block)
+        if self._blocks:
             self._counts.resumed += 1
         self._journal = os.open(self._journal_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        if not self._digests:
+            self._follower.end()  # nothing to compare with
         following = asyncio.create_task(asyncio.to_thread(self._follower.run))
         try:
             self._follower.advance(self._work.frontier)
@@ -150,7 +158,9 @@ class _Fetch:
         found = {name: digest.hexdigest() for name, digest in self._digests.items()}
         algorithm, expected = self._stored.checksum or ("", "")
         checked = algorithm in found
-        return Fetched(found["sha256"], checked, algorithm if checked and found[algorithm] != expected else "")
+        wrong = algorithm if checked and found[algorithm] != expected else ""
+        crcs = tuple(crc for _, crc in sorted(self._blocks.items()))
+        return Fetched(crcs, found.get("sha256", ""), checked, wrong)
 
     async def _read_all(self) -> None:
         readers: set[asyncio.Task[None]] = set()
@@ -217,6 +227,7 @@ class _Fetch:
                                 run.pos += len(part)
                                 view = view[len(part) :]
                                 if run.pos - sum_at == block or run.pos == self._stored.size:
+                                    self._blocks[sum_at // block] = check
                                     os.write(self._journal, f"{sum_at // block} {check:08x}\n".encode())
                                     sum_at, check = run.pos, 0
                             self._follower.advance(self._work.frontier)
@@ -235,27 +246,16 @@ class _Fetch:
         self._counts.read_bytes += size_bytes
 
 
-def _journalled(journal: Path, descriptor: int, size: int, block_bytes: int) -> set[int]:
-    """The blocks that an earlier try noted and that are still what they were."""
+def _journalled(journal: Path, descriptor: int, size: int, block_bytes: int) -> dict[int, int]:
+    """The blocks that an earlier try noted and that are still what they were, with their CRCs."""
     try:
         lines = journal.read_text("ascii", "replace").splitlines()
     except OSError:
-        return set()
+        return {}
     noted: dict[int, str] = {}
     for line in lines:
         block, _, check = line.partition(" ")
-        if block.isdigit() and len(check) == 8:
+        if block.isdigit() and len(check) == 8 and int(block) * block_bytes < size:
             noted[int(block)] = check
-    return {
-        block
-        for block, check in noted.items()
-        if block * block_bytes < size and f"{_crc_of(descriptor, block * block_bytes, block_bytes):08x}" == check
-    }
-
-
-def _crc_of(descriptor: int, start: int, length: int) -> int:
-    check, end = 0, start + length
-    while start < end and (piece := os.pread(descriptor, min(1 << 20, end - start), start)):
-        check = crc32(piece, check)
-        start += len(piece)
-    return check
+    found = {block: crc32_of(descriptor, block * block_bytes, block_bytes) for block in noted}
+    return {block: check for block, check in found.items() if f"{check:08x}" == noted[block]}
