@@ -20,8 +20,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-
-from .object_servers import tool
+from object_servers import tool
 
 ROOT = Path(__file__).resolve().parents[2]
 BUCKET = "repository"

@@ -1,0 +1,135 @@
+"""The URLs of repositories: what they mean, and what is refused before anything is sent."""
+
+from pathlib import Path
+
+import pytest
+
+from oriel_cli.arguments import Parser
+from oriel_inference import command
+from oriel_inference.errors import LoadFailed
+from oriel_inference.stores import opening
+from oriel_inference.stores.crc import CRC32C, CRC64NVME
+from oriel_inference.stores.digests import digest_of
+from oriel_inference.stores.objects import Location, client_of, location_of
+from oriel_inference.stores.s3 import _checksum
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("s3://bucket", Location(kind="s3", bucket="bucket", prefix="")),
+        ("s3://bucket/a//b/", Location(kind="s3", bucket="bucket", prefix="a/b/")),
+        (
+            "s3://https://host:9000/bucket/a",
+            Location(kind="s3", bucket="bucket", prefix="a/", endpoint="https://host:9000"),
+        ),
+        ("s3://http://host/bucket", Location(kind="s3", bucket="bucket", prefix="", endpoint="http://host")),
+        ("s3://host:9000/bucket/a", Location(kind="s3", bucket="bucket", prefix="a/", endpoint="https://host:9000")),
+        ("gs://bucket/a", Location(kind="gs", bucket="bucket", prefix="a/")),
+        ("as://account/container/a", Location(kind="az", account="account", bucket="container", prefix="a/")),
+        ("az://account/container", Location(kind="az", account="account", bucket="container", prefix="")),
+    ],
+)
+def test_urls_as_triton_writes_them(url: str, expected: Location) -> None:
+    assert location_of(url) == expected
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://bucket/a",
+        "s3://",
+        "s3:///a",
+        "s3://bucket/a/../b",
+        "s3://key:secret@host/bucket",
+        "s3://https://user@host/bucket/a",
+        "s3://bucket/a?versionId=3",
+        "gs://bucket#x",
+        "az://account",
+        "s3://host:port/bucket",
+        "s3://host:0/bucket",
+        "s3://bucket/" + "a" * 1024,
+        "s3://bucket/a\nb",
+    ],
+)
+def test_urls_that_are_no_repository(url: str) -> None:
+    with pytest.raises(LoadFailed) as caught:
+        location_of(url)
+    assert "secret" not in caught.value.reason
+
+
+def test_the_flag_takes_folders_and_urls(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = Parser(prog="oriel inference")
+    command.add_arguments(parser)
+    words = ["--model-repository", "/m", "--model-repository=s3://bucket/a", "--model-cache", "/c"]
+    args = parser.parse_args([*words, "--model-cache-bytes", "1048576"])
+    assert args.model_repository == [Path("/m"), "s3://bucket/a"] and args.model_cache == Path("/c")
+    assert args.max_cache_bytes == 1 << 20
+    for wrong in (["--model-repository", "ftp://x/y"], [*words, "--model-cache-bytes", "1"]):
+        with pytest.raises(SystemExit):
+            parser.parse_args(wrong)
+    assert "'ftp' is no object store that is known here" in capsys.readouterr().err
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "oriel_inference.stores.s3", None)
+    with pytest.raises(LoadFailed, match=r"pip install 'oriel\[s3\]'"):
+        client_of("s3://bucket/a")
+
+
+def test_each_place_has_a_cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    urls = ["s3://bucket/a", "s3://bucket/b", "s3://http://127.0.0.1:9/bucket/a"]
+    stores = opening.open_stores(urls, None, max_cache_bytes=3 << 20, in_use=tuple)
+    with pytest.raises(LoadFailed, match="another server"):
+        opening.open_stores(urls[2:], None, max_cache_bytes=3 << 20, in_use=tuple)
+    for store in stores:
+        store.close()
+    names = [each.name for each in (tmp_path / "oriel/models").iterdir()]
+    assert len(names) == 3 and all(name.startswith("s3-bucket-") for name in names)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "value"),
+    [
+        ("crc32", "cbf43926"),
+        ("crc32c", "e3069283"),
+        ("crc64nvme", "ae8b14860a799888"),
+        ("md5", "25f9e794323b453885f5181f1b624d0b"),
+    ],
+)
+def test_checksums_have_their_published_check_values(algorithm: str, value: str) -> None:
+    digest = digest_of(algorithm)
+    assert digest is not None
+    digest.update(b"123456789")
+    assert digest.hexdigest() == value
+    assert digest_of("sha3") is None
+
+
+@pytest.mark.parametrize("kind", [CRC32C, CRC64NVME])
+def test_a_checksum_does_not_depend_on_how_the_bytes_come(kind: type[CRC32C] | type[CRC64NVME]) -> None:
+    data = bytes(range(256)) * 1100 + b"odd"
+    whole, pieces, single = kind(), kind(), kind()
+    whole.update(data)
+    for start in range(0, len(data), 777):
+        pieces.update(data[start : start + 777])
+    for start in range(0, len(data), 100):
+        single.update(data[start : start + 100])  # too short for lanes
+    assert whole.hexdigest() == pieces.hexdigest() == single.hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("head", "expected"),
+    [
+        ({}, ("md5", "25f9e794323b453885f5181f1b624d0b")),
+        ({"ServerSideEncryption": "AES256"}, ("md5", "25f9e794323b453885f5181f1b624d0b")),
+        ({"ServerSideEncryption": "aws:kms"}, None),  # then the ETag is no MD5
+        ({"SSECustomerAlgorithm": "AES256"}, None),
+        ({"ChecksumCRC64NVME": "rosUhgp5mYg="}, ("crc64nvme", "ae8b14860a799888")),
+        ({"ChecksumCRC32": "y/Q5Jg==", "ServerSideEncryption": "aws:kms"}, ("crc32", "cbf43926")),
+        ({"ChecksumCRC32": "y/Q5Jg==", "ChecksumType": "COMPOSITE", "ServerSideEncryption": "aws:kms"}, None),
+        ({"ChecksumSHA256": "y/Q5Jg==-3", "ServerSideEncryption": "aws:kms"}, None),
+    ],
+)
+def test_only_checksums_of_the_whole_object_count(head: dict[str, str], expected: tuple[str, str] | None) -> None:
+    assert _checksum(head, "25f9e794323b453885f5181f1b624d0b") == expected

@@ -1,0 +1,312 @@
+"""PROMISES R16 and R17: a server whose models lie in a bucket, while the bucket dies, lies and is written badly.
+
+moto's server is the store, and a bad network lies between it and the inference server. All the while a client calls the
+model; every call has to be answered, by a version that was whole.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from object_stores import ObjectServer, object_server, point_to
+
+from oriel_inference import control
+from oriel_inference.app import open_unit
+from oriel_inference.settings import Settings
+from oriel_inference.stores import gate, retries
+from oriel_inference.stores.memory_objects import MemoryObjects
+from oriel_wire.errors import StartFailed
+from oriel_wire.trace import ListSink
+
+from . import models
+from .bad_network import BadNetwork
+from .exposed import read
+from .test_control import times
+
+ROW = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 1, 1, 1]}]}
+OUTAGE_S = 0.2
+
+
+def model(factor: float) -> bytes:
+    found: bytes = times(factor).SerializeToString()
+    return found
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ObjectServer]:
+    with object_server("s3") as running:
+        yield running
+
+
+@pytest.fixture
+async def network(server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[BadNetwork]:
+    monkeypatch.setattr(gate, "OUTAGE_S", OUTAGE_S)
+    monkeypatch.setattr(gate, "MAX_OUTAGE_S", OUTAGE_S)
+    monkeypatch.setattr(control, "OUTAGE_POLL_S", 0.05)
+    monkeypatch.setattr(retries, "PAUSE_S", 0.1)
+    monkeypatch.setattr("oriel_inference.stores.s3.READ_TIMEOUT_S", 0.5)
+    async with BadNetwork(server.port) as network:
+        point_to(monkeypatch, server, network.port)
+        yield network
+
+
+class Caller:
+    """Calls the model all the time. values: what it answered, each followed by another only."""
+
+    def __init__(self, unit: Any, client: httpx.AsyncClient) -> None:
+        self.unit, self._client = unit, client
+        self.values: list[float] = []
+        self.calls = 0
+
+    async def run(self) -> None:
+        while True:
+            answer = await self._client.post("/v2/models/double/infer", json=ROW)
+            assert answer.status_code == 200, answer.text
+            value = float(answer.json()["outputs"][0]["data"][0])
+            if not self.values or self.values[-1] != value:
+                self.values.append(value)
+            self.calls += 1
+            await asyncio.sleep(0.005)
+
+    async def until(self, holds: Any) -> None:
+        """`holds` may be asked again and again; the server has to be ready all the while."""
+        async with asyncio.timeout(60):
+            while not await holds():
+                ready = await self._client.get("/v2/health/ready")
+                assert ready.status_code == 200, ready.text
+                await asyncio.sleep(0.01)
+
+    async def until_value(self, value: float) -> None:
+        async def answered() -> bool:
+            return self.values[-1:] == [value]
+
+        await self.until(answered)
+
+    async def up(self) -> bool:
+        return bool((await read(self.unit)).value("oriel_model_repository_up"))
+
+    async def down(self) -> bool:
+        return not await self.up()
+
+    async def reasons(self) -> list[str]:
+        index = await self._client.post("/v2/repository/index", json={})
+        return [each["reason"] for each in index.json() if each.get("reason")]
+
+    async def until_reason(self, text: str) -> None:
+        async def named() -> bool:
+            return any(text in reason for reason in await self.reasons())
+
+        await self.until(named)
+
+
+@contextlib.asynccontextmanager
+async def calling(url: str, cache: Path, **more: Any) -> AsyncIterator[Caller]:
+    more = {"control_mode": "poll", "poll_s": 0.05, **more}
+    ports = {"http_port": 0, "grpc_port": None, "metrics_port": 0}
+    settings = Settings(repositories=(url,), model_cache=cache, cores=2, drain_s=5.0, **ports, **more)
+    async with open_unit(settings, sink=ListSink()) as unit:
+        address = f"http://127.0.0.1:{unit.http_port}"
+        async with httpx.AsyncClient(base_url=address, trust_env=False, timeout=60) as client:
+            caller = Caller(unit, client)
+            task = asyncio.create_task(caller.run())
+            try:
+                yield caller
+                calls = caller.calls
+
+                async def more_calls() -> bool:
+                    return caller.calls > calls
+
+                await caller.until(more_calls)
+            finally:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+
+
+def upload(server: ObjectServer, name: str, factor: float, version: int = 1) -> None:
+    server.put(f"{name}/double/config.pbtxt", models.DOUBLE.encode())
+    server.put(f"{name}/double/{version}/model.onnx", model(factor))
+
+
+# R16 ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["dead", "silent", "errors"])
+async def test_an_outage_of_the_store_takes_nothing_down(
+    server: ObjectServer, network: BadNetwork, tmp_path: Path, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    upload(server, f"outage-{mode}", 2)
+    url = f"{server.url}/outage-{mode}"
+    async with calling(url, tmp_path) as caller:
+        await caller.until_value(2)
+        assert await caller.up()
+        network.mode = mode
+        await caller.until(caller.down)
+        assert "the model repository cannot be read, what is loaded goes on serving" in caplog.text
+        asked, began = network.asked, time.monotonic()
+
+        async def asked_again() -> bool:
+            return network.asked >= asked + 2
+
+        await caller.until(asked_again)
+        # Polls come every 50 ms.
+        assert network.asked - asked <= 1 + (time.monotonic() - began) / OUTAGE_S
+        assert caller.values == [2]
+    # A restart meanwhile serves from the cache, and says that it cannot see the store.
+    caplog.clear()
+    async with calling(url, tmp_path) as caller:
+        await caller.until_value(2)
+        assert await caller.down()
+        assert "starting with 1 model(s) from the cache" in caplog.text
+        network.mode = "good"
+        await caller.until(caller.up)
+        upload(server, f"outage-{mode}", 3, version=2)
+        await caller.until_value(3)
+        assert caller.values == [2, 3]
+    assert not [each for each in caplog.records if each.levelno >= logging.ERROR and each.exc_info]
+
+
+async def test_a_cold_start_without_the_store_says_why(
+    server: ObjectServer, network: BadNetwork, tmp_path: Path
+) -> None:
+    network.mode = "dead"
+    settings = Settings(repositories=(f"{server.url}/cold",), model_cache=tmp_path, http_port=0, grpc_port=None)
+    with pytest.raises(BaseException) as caught:
+        async with open_unit(settings, sink=ListSink()):
+            pass
+    failure = caught.value
+    while isinstance(failure, BaseExceptionGroup):
+        (failure,) = failure.exceptions
+    assert isinstance(failure, StartFailed) and "s3://repository" in str(failure)
+
+
+async def test_a_slow_store_slows_nobody(server: ObjectServer, network: BadNetwork, tmp_path: Path) -> None:
+    upload(server, "slow", 2)
+    async with calling(f"{server.url}/slow", tmp_path) as caller:
+        await caller.until_value(2)
+        network.mode = "slow"
+        upload(server, "slow", 3, version=2)
+        await caller.until_value(3)
+        assert caller.values == [2, 3]
+
+
+# R17 ---------------------------------------------------------------------------------------------------------------
+
+
+async def test_bad_uploads_are_named_and_whole_ones_taken_up(
+    server: ObjectServer, network: BadNetwork, tmp_path: Path
+) -> None:
+    upload(server, "bad", 2)
+    folder = "bad/double"
+    three, four = model(3), model(4)
+    async with calling(f"{server.url}/bad", tmp_path) as caller:
+        await caller.until_value(2)
+        # Half of it: what the folder itself announces is not there yet.
+        sums = f"{sha256(three).hexdigest()}  model.onnx\n{sha256(b'!').hexdigest()}  notes.txt\n"
+        server.put(f"{folder}/2/SHA256SUMS", sums.encode())
+        server.put(f"{folder}/2/model.onnx", three[:-20])
+        await caller.until_reason("double/2 is not whole: notes.txt, named in SHA256SUMS, is not there")
+        # Then other bytes than announced.
+        server.put(f"{folder}/2/notes.txt", b"!")
+        await caller.until_reason("double/2/model.onnx does not agree with its line in SHA256SUMS")
+        server.put(f"{folder}/2/model.onnx", three)
+        await caller.until_value(3)
+        # Nothing announced, and no model.
+        server.put(f"{folder}/3/model.onnx", b"not a model")
+        await caller.until_reason("double/3/model.onnx")
+        server.put(f"{folder}/3/model.onnx", four)
+        await caller.until_value(4)
+        # The serving version itself is overwritten with rubbish, and mended.
+        server.put(f"{folder}/3/model.onnx", b"rubbish")
+        await caller.until_reason("double/3/model.onnx")
+        server.put(f"{folder}/3/model.onnx", model(5))
+        await caller.until_value(5)
+        assert caller.values == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("mode", ["spoils", "cuts"])
+async def test_a_network_that_spoils_a_download_publishes_nothing(
+    server: ObjectServer, network: BadNetwork, tmp_path: Path, mode: str
+) -> None:
+    name = f"transit-{mode}"
+    upload(server, name, 2)
+    large = times(3)
+    large.doc_string = "x" * 2_000_000
+    async with calling(f"{server.url}/{name}", tmp_path) as caller:
+        await caller.until_value(2)
+        network.mode = mode
+        server.put(f"{name}/double/2/model.onnx", large.SerializeToString())
+        await caller.until_reason({"spoils": "that the object store says", "cuts": "broke off"}[mode])
+        assert caller.values == [2]
+        network.mode = "good"
+        await caller.until_value(3)
+        assert caller.values == [2, 3]
+
+
+class Changing(MemoryObjects):
+    """Each object is written anew while it is read, as long as `left` is not 0."""
+
+    left = 3
+
+    async def read(self, key: str, **part: Any) -> AsyncIterator[bytes]:
+        if self.left and key.endswith("/2/model.onnx"):
+            self.left -= 1
+            self.put(key, model(10 + self.left))
+        async for piece in super().read(key, **part):
+            yield piece
+
+
+async def test_an_object_that_changes_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = Changing({"r/double/config.pbtxt": models.DOUBLE.encode(), "r/double/1/model.onnx": model(2)})
+    monkeypatch.setattr("oriel_inference.stores.opening.client_of", lambda url: (objects, "r/"))
+    async with calling("s3://bucket/r", tmp_path) as caller:
+        await caller.until_value(2)
+        objects.put("r/double/2/model.onnx", model(20))
+        await caller.until_value(10)
+        assert caller.values == [2, 10] and objects.left == 0
+        failures = (await read(caller.unit)).where("oriel_model_store_failures_total")
+        assert failures[frozenset({("reason", "changed")})] == 3
+
+
+async def test_hostile_keys_cost_their_version_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = MemoryObjects({"r/double/config.pbtxt": models.DOUBLE.encode(), "r/double/1/model.onnx": model(2)})
+    monkeypatch.setattr("oriel_inference.stores.opening.client_of", lambda url: (objects, "r/"))
+    async with calling("s3://bucket/r", tmp_path / "cache") as caller:
+        await caller.until_value(2)
+        objects.put("r/double/2/../../../../out", b"x")
+        objects.put("r/double/2/model.onnx", model(3))
+        await caller.until_reason("double/2: key '../../../../out' leads out of its folder")
+        objects.remove("r/double/2/../../../../out")
+        await caller.until_value(3)
+    assert [each.name for each in tmp_path.iterdir()] == ["cache"]
+
+
+async def test_python_models_of_a_bucket_do_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = f"open({str(tmp_path / 'ran')!r}, 'w')\nclass TritonPythonModel: pass\n"
+    config = 'backend: "python"\ninput { name: "x" data_type: TYPE_FP32 dims: 4 }\n'
+    config += 'output { name: "y" data_type: TYPE_FP32 dims: 4 }'
+    objects = MemoryObjects(
+        {
+            "r/double/config.pbtxt": models.DOUBLE.encode(),
+            "r/double/1/model.onnx": model(2),
+            "r/code/config.pbtxt": config.encode(),
+            "r/code/1/model.py": code.encode(),
+        }
+    )
+    monkeypatch.setattr("oriel_inference.stores.opening.client_of", lambda url: (objects, "r/"))
+    async with calling("s3://bucket/r", tmp_path / "cache", strict_readiness=False) as caller:
+        await caller.until_value(2)
+        (reason,) = await caller.reasons()
+        assert "repository" in reason or "code" in reason
+    assert not (tmp_path / "ran").exists()
