@@ -74,6 +74,8 @@ def _run(words: tuple[str, ...]) -> Iterator[str]:
             yield f"RUN names {path}, which is not ours"
     if "pip" in words and "-r" in words and "--require-hashes" not in words:
         yield "RUN installs what no hash pins"
+    if "'pip'" in words[-1] and "'--require-hashes'" not in words[-1] and "tensorrt.txt" not in words[-1]:
+        yield "RUN installs what no hash pins"
     if "pip" in words and "-r" not in words and "--no-index" not in words:
         yield "RUN installs what no lock pins"
 

@@ -34,10 +34,22 @@ class RunFailed(Exception):
 
 
 class Root:
-    """folder: made if needed. context: the checkout. Builds stages one after the other into the same folder."""
+    """folder: made if needed. context: the checkout. Builds stages one after the other into the same folder.
 
-    def __init__(self, folder: Path, context: Path, file: Dockerfile, *, build_args: Mapping[str, str] = {}) -> None:
+    uv: what stands for the image of uv.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        context: Path,
+        file: Dockerfile,
+        *,
+        build_args: Mapping[str, str] = {},
+        uv: Path | None = None,
+    ) -> None:
         self.folder = folder
+        self._uv = uv or Path(sys.executable).with_name("uv")
         self._context = context
         self._file = file
         self._given = {"PYTHON": getattr(sys, "_base_executable", sys.executable), **build_args}
@@ -95,7 +107,7 @@ class Root:
         for source in sources:
             if source == "/uv":
                 if not into.is_symlink():
-                    into.symlink_to(Path(sys.executable).with_name("uv"))
+                    into.symlink_to(self._uv)
                 continue
             found = self.at(source) if "from" in each.flags else self._context / source
             if into.resolve() == found.resolve():

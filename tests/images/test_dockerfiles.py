@@ -58,6 +58,7 @@ MUTATIONS = [
     ('RUN ["/uv", "venv", "/tools"]', 'RUN ["/bin/sh", "-c", "/uv venv /tools"]', "a base need not have"),
     ('RUN ["/uv", "venv", "/tools"]', 'RUN ["python3", "-m", "venv", "/tools"]', "looks python3 up"),
     ('"--require-hashes", "--only-binary"', '"--only-binary"', "no hash pins"),
+    ("'--require-hashes', ", "", "no hash pins"),
     ('"--no-index", "--find-links", "/dist", "oriel"]', '"oriel"]', "no lock pins"),
     ("ENTRYPOINT [", "ENTRYPOINT oriel gateway #[", "shell form"),
     ('ENTRYPOINT ["/opt/oriel/bin/oriel", "gateway"]', 'ENTRYPOINT ["/opt/oriel/bin/oriel", "logic"]', "not start"),

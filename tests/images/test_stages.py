@@ -183,23 +183,51 @@ def run_sealed(name: str, root: Root) -> dict[str, Any]:
     return told
 
 
-@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
-@pytest.mark.parametrize("target", ["openvino", "gpu", "tensorrt"])
-def test_the_larger_targets_can_be_installed_as_locked(target: str, python: str, tmp_path: Path) -> None:
-    """Every package has a wheel for glibc there, and its hash is in the lock; nothing is downloaded."""
-    uv, lock = Path(sys.executable).with_name("uv"), ROOT / "requirements" / f"image-inference-{target}.txt"
+@pytest.mark.parametrize("python", ["3.11", "3.13"])
+@pytest.mark.parametrize(
+    "lock", ["gateway", "logic", *(f"inference-{each}" for each in ("cpu", "openvino", "gpu", "tensorrt"))]
+)
+def test_every_target_can_be_installed_as_locked(lock: str, python: str, tmp_path: Path) -> None:
+    """Every package has a wheel for glibc 2.28, and its hash is in the lock; nothing is downloaded."""
+    uv, file = Path(sys.executable).with_name("uv"), ROOT / "requirements" / f"image-{lock}.txt"
     words = [uv, "pip", "install", "--dry-run", "--no-config", "--require-hashes", "--only-binary", ":all:"]
-    words += [
-        "--target",
-        tmp_path,
-        "--python-version",
-        python,
-        "--python-platform",
-        "x86_64-manylinux_2_28",
-        "-r",
-        lock,
-    ]
-    done = subprocess.run([*words, "-r", lock], cwd=tmp_path, capture_output=True, text=True, check=False)
+    words += ["--target", tmp_path, "--python-version", python, "--python-platform", "x86_64-manylinux_2_28"]
+    done = subprocess.run([*words, "-r", file], cwd=tmp_path, capture_output=True, text=True, check=False)
     if RunFailed(done.stderr).without_index:
         pytest.skip("neither the package index nor a cache of it is in reach")
     assert done.returncode == 0 and "Would install" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("sha256", ["", "ab" * 32])
+def test_tensorrt_is_asked_for_by_its_argument(sha256: str, tmp_path: Path) -> None:
+    """Its own index is not to be had here: a program that writes down its words stands for uv."""
+    uv = tmp_path / "uv"
+    uv.write_text("#!/usr/bin/env python3\nimport sys, pathlib\nfile = pathlib.Path(sys.argv[0] + '.calls')\n")
+    with uv.open("a") as out:
+        out.write("file.open('a').write(' '.join(sys.argv[1:]) + chr(10))\n")
+    uv.chmod(0o755)
+    arguments = {"TENSORRT_VERSION": "10.16.0.72", **({"TENSORRT_SHA256": sha256} if sha256 else {})}
+    root = Root(tmp_path / "root", ROOT, file_of("inference"), build_args=arguments, uv=uv)
+    for made in ("/opt/oriel/bin", "/src", "/dist"):
+        root.at(made).mkdir(parents=True)
+    root.at("/opt/oriel/bin/python").symlink_to(sys.executable)
+    root.at("/uv").symlink_to(uv)
+    root.build("build-tensorrt")
+    pinned = root.at("/src/tensorrt.txt").read_text()
+    assert pinned == "tensorrt-cu13-libs==10.16.0.72" + (f" --hash=sha256:{sha256}" if sha256 else "") + "\n"
+    (call,) = [line for line in Path(f"{root.at('/uv')}.calls").read_text().splitlines() if " tensorrt.txt" in line]
+    assert call.endswith("--no-deps --only-binary :all: --default-index https://pypi.nvidia.com -r tensorrt.txt")
+    assert str(root.at("/opt/oriel/tensorrt").readlink()).endswith("/site-packages/tensorrt_libs")
+    # Where the loader is told to look.
+    assert root.environment("tensorrt")["LD_LIBRARY_PATH"] == str(root.at("/opt/oriel/tensorrt"))
+
+
+@pytest.mark.skipif(os.environ.get("ORIEL_TEST_IMAGES") != "1", reason="half a minute of compiling: make test-images")
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_the_gateway_compiled_is_a_build_argument(folder: Path) -> None:
+    root = Root(folder / "compiled", ROOT, file_of("gateway"), build_args={"ORIEL_COMPILE": "1"})
+    build(root, "wheel", "build", "gateway")
+    assert [path.name for path in root.at("/dist").glob("*-none-any.whl")] == []
+    assert list(root.at("/opt/oriel/lib").glob("python3.*/site-packages/oriel_gateway/core.*.so"))
+    told = run_sealed("gateway", root)
+    assert told.get("healthy") is True and told["code"] == 0, told

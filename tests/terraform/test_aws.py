@@ -16,12 +16,14 @@ GIVEN: dict[str, Any] = {
     "dns": {"zone": "example.com", "host": "api.example.com", "tls_secret": "api-tls"},
 }
 CLUSTER_POLICY = "arn:aws:iam::aws:policy/"
+# Each address its own, so that mixed ones are told apart.
+RULES = {"aws_eip": {"set": {"allocation_id": "eipalloc-{seed}", "public_ip": "address-{seed}"}}}
 
 
 @pytest.fixture(scope="module")
 def applied(terraform, tree, tmp_path_factory) -> Iterator[SimpleNamespace]:
     """Applied once, kept for the module: state, calls of that apply, and the workspace."""
-    with Workspace("aws", tmp_path_factory.mktemp("aws"), tree=tree) as workspace:
+    with Workspace("aws", tmp_path_factory.mktemp("aws"), tree=tree, rules=RULES) as workspace:
         workspace.init()
         state = workspace.apply(**GIVEN)
         yield SimpleNamespace(workspace=workspace, state=state, calls=workspace.calls, made=state.resources())
@@ -93,7 +95,8 @@ def test_what_is_stored_is_encrypted_with_our_keys(applied):
     assert log["kms_key_id"] == cluster
     (rule,) = applied.made["aws_s3_bucket_server_side_encryption_configuration.models"]["rule"]
     assert rule["bucket_key_enabled"] is True
-    assert rule["apply_server_side_encryption_by_default"][0]["kms_master_key_id"] == models
+    (bucket,) = rule["apply_server_side_encryption_by_default"]
+    assert (bucket["sse_algorithm"], bucket["kms_master_key_id"]) == ("aws:kms", models)
     (storage,) = [each for each in objects(applied) if each["kind"] == "StorageClass"]
     assert storage["metadata"]["name"] == applied.state.outputs["storage_class"]
     assert (storage["parameters"]["encrypted"], storage["parameters"]["kmsKeyId"]) == ("true", cluster)
@@ -258,6 +261,32 @@ def test_pools_labels_taints_and_floors(applied):
         tag = tags[f'aws_autoscaling_group_tag.local_storage["{pool}"]']
         assert tag["autoscaling_group_name"] == pools[pool]["resources"][0]["autoscaling_groups"][0]["name"]
         assert tag["tag"][0]["value"] == f"{disk_gb}Gi"
+
+
+def test_images_keep_their_tags_and_are_scanned(applied):
+    repositories = of_type(applied, "aws_ecr_repository")
+    assert {each["name"] for each in repositories.values()} == {
+        f"oriel/oriel-{unit}" for unit in ("gateway", "logic", "inference")
+    }
+    for each in repositories.values():
+        assert each["image_tag_mutability"] == "IMMUTABLE"
+        assert each["image_scanning_configuration"] == [{"scan_on_push": True}]
+        assert each["repository_url"].startswith(applied.state.outputs["registry_url"] + "/")
+    for policy in of_type(applied, "aws_ecr_lifecycle_policy").values():
+        assert [rule["selection"]["tagStatus"] for rule in json.loads(policy["policy"])["rules"]] == ["untagged"]
+
+
+def test_add_ons_enforce_network_policies_and_stay_on_the_system_pool(applied):
+    addons = of_type(applied, "aws_eks_addon").values()
+    texts = {each["addon_name"]: each["configuration_values"] for each in addons}
+    settings = {name: json.loads(text) for name, text in texts.items() if text.startswith("{")}
+    system = {"nodeSelector": {"oriel.dev/pool": "system"}}
+    assert settings.pop("vpc-cni") == {"enableNetworkPolicy": "true"}
+    assert settings.pop("coredns") == system
+    assert settings.pop("aws-ebs-csi-driver") == {"controller": system}
+    assert not settings
+    assert {"eks-pod-identity-agent", "kube-proxy"} < set(texts)
+    assert all(each["addon_version"] for each in addons)
 
 
 def test_pods_cannot_take_the_nodes_role(applied):

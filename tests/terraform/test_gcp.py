@@ -35,10 +35,13 @@ def applied(terraform, tree, tmp_path_factory) -> Iterator[SimpleNamespace]:
 
 @pytest.fixture(scope="module")
 def gone(applied) -> SimpleNamespace:
-    """Everything destroyed: what that asked for. The tests that look at `applied` kept its state and calls."""
+    """Refused, allowed, destroyed: what that asked for. The tests that look at `applied` kept its state and calls."""
+    with pytest.raises(TerraformFailed) as refused:
+        applied.workspace.destroy(**GIVEN)
+    kept = applied.workspace.state()
     applied.workspace.apply(**UNPROTECTED)
     left = applied.workspace.destroy(**UNPROTECTED)
-    return SimpleNamespace(left=left, calls=applied.workspace.calls)
+    return SimpleNamespace(refused=str(refused.value), kept=kept, left=left, calls=applied.workspace.calls)
 
 
 def objects(applied) -> list[dict[str, Any]]:
@@ -147,6 +150,7 @@ def test_api_access_opens_the_api_to_those_networks_only(applied):
     (asked,) = cluster["master_authorized_networks_config"]
     assert {each["cidr_block"] for each in asked["cidr_blocks"]} == {"10.42.0.0/16", "198.51.100.7/32"}
     assert plan.actions()["google_container_cluster.this"] == "update"
+    assert plan.outputs()["cluster_endpoint"] == "https://203.0.113.40"
 
 
 def test_every_right_that_is_given(applied):
@@ -274,7 +278,9 @@ def test_made_in_the_order_the_cloud_needs(applied):
     assert max(apis) < position(applied.calls, "create", "google_compute_network.this")
 
 
-def test_destroy_takes_the_load_balancer_before_the_network_and_leaves_nothing(applied, gone):
+def test_destroy_is_refused_while_protected_then_leaves_nothing(applied, gone):
+    assert "cluster.deletion_protection is true" in gone.refused
+    assert set(gone.kept.resources()) == set(applied.made), "refused before anything was taken away"
     assert gone.left.resources() == {}
     made = {address for address in applied.made if not address.startswith("terraform_data.")}
     assert {call.address for call in gone.calls if call.action == "delete"} == made
@@ -361,6 +367,18 @@ def test_no_project_is_said_before_anything_is_made(workspace):
     with pytest.raises(TerraformFailed) as caught:
         workspace("gcp", rules={"data.google_client_config": {"set": {"project": ""}}}).plan(region="europe-west4")
     assert "set GOOGLE_PROJECT" in str(caught.value)
+
+
+def test_a_fault_in_the_middle_is_mended_by_applying_again(workspace):
+    one = workspace("gcp")
+    one.fail_at("google_container_cluster")
+    with pytest.raises(TerraformFailed):
+        one.apply(**GIVEN)
+    before = set(one.state().resources())
+    assert before and not any(address.startswith("helm_release") for address in before)
+    one.apply(**GIVEN)
+    assert not {call.address for call in one.calls if call.action == "create"} & before, "nothing is made twice"
+    assert not one.plan(**GIVEN).changes
 
 
 def test_terraform_test(planned):

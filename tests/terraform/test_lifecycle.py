@@ -5,6 +5,7 @@ be reached from outside but the gateway, and that an apply which failed midway i
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -113,11 +114,11 @@ def made(calls):
     return {call.address: call for call in calls if call.action == "create" and not call.failed}
 
 
-def everything_made_has_its_deletion(history):
-    created = [(call.type, call.id) for call in history if call.action == "create" and (call.id or not call.failed)]
-    deleted = [(call.type, call.id) for call in history if call.action == "delete" and not call.failed]
-    left = sorted(set(created) - set(deleted))
-    return left == [] and len(deleted) == len(set(deleted))
+def left_over(history):
+    """What was created more often than it was deleted, or the other way round, by type and id."""
+    done = Counter((call.type, call.id) for call in history if call.action == "create" and call.id)
+    done.subtract((call.type, call.id) for call in history if call.action == "delete" and not call.failed)
+    return {each: count for each, count in done.items() if count}
 
 
 def dependencies_come_first(calls, dependencies, action):
@@ -176,7 +177,7 @@ def test_apply_change_and_destroy(workspace, cloud, gpu, zero):
 
     assert one.destroy(**given).resources() == {}
     dependencies_come_first(one.calls, dependencies, "delete")
-    assert everything_made_has_its_deletion(one.history)
+    assert left_over(one.history) == {}
 
 
 @pytest.mark.parametrize("cloud", REGIONS)
@@ -197,10 +198,19 @@ def test_only_the_gateway_is_public_in_the_cluster(shared, cloud):
         assert not [port for each in pod["containers"] for port in each.get("ports", []) if port.get("hostPort")]
 
 
+# Each of them needs the one before: what does not goes on while it fails, and would be there already.
 FAULTS = {
-    "aws": [("aws_nat_gateway", 1, False), ("aws_eks_cluster", 1, True), ("aws_eks_node_group", 2, False)],
-    "gcp": [("google_service_networking_connection", 1, False), ("google_container_cluster", 1, True)],
-    "azure": [("azurerm_private_endpoint", 2, True), ("azurerm_kubernetes_cluster", 1, False)],
+    "aws": [("aws_vpc", 1, False), ("aws_eks_cluster", 1, True), ("aws_eks_node_group", 2, False)],
+    "gcp": [
+        ("google_compute_network", 1, False),
+        ("google_container_cluster", 1, True),
+        ("google_container_node_pool", 2, True),
+    ],
+    "azure": [
+        ("azurerm_virtual_network", 1, True),
+        ("azurerm_kubernetes_cluster", 1, False),
+        ("azurerm_kubernetes_cluster_node_pool", 1, True),
+    ],
 }
 
 
@@ -208,7 +218,7 @@ FAULTS = {
 def test_what_failed_midway_is_finished_by_the_next_apply(workspace, cloud):
     one = workspace(cloud)
     given = point(cloud)
-    for type_name, nth, half_done in (*FAULTS[cloud], ("helm_release", 2, False), ("helm_release", 1, True)):
+    for type_name, nth, half_done in (*FAULTS[cloud], ("helm_release", 1, False), ("helm_release", 1, True)):
         one.fail_at(type_name, nth, half_done=half_done)
         with pytest.raises(TerraformFailed, match=f"{type_name}: injected fault"):
             one.apply(**given)
@@ -220,7 +230,7 @@ def test_what_failed_midway_is_finished_by_the_next_apply(workspace, cloud):
         one.destroy(**given)
     assert one.state().resources(cluster)
     assert one.destroy(**given).resources() == {}
-    assert everything_made_has_its_deletion(one.history)
+    assert left_over(one.history) == {}
 
 
 @pytest.mark.parametrize("cloud", REGIONS)
@@ -230,8 +240,8 @@ def test_destroy_is_refused_while_it_is_protected(workspace, cloud):
     before = one.apply(**given)
     with pytest.raises(TerraformFailed, match="deletion_protection"):
         one.destroy(**given)
-    clusters = [each for each in before.resources() if "cluster.this" in each or "bucket.models" in each]
-    assert set(clusters) <= set(one.state().resources())
+    gone = set(before.resources()) - set(one.state().resources())
+    assert not gone
 
 
 @pytest.mark.parametrize("root", [*REGIONS, "local", "modules/platform"])

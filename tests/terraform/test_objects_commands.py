@@ -13,17 +13,23 @@ import oriel_gateway.command
 import oriel_inference.command
 import oriel_logic.command
 from oriel_cli.main import main
+from oriel_gateway.routing_state import CACHE_BYTES
+from oriel_gateway.unread import MAX_BYTES as UNREAD_BYTES
 from oriel_inference.flags import settle
 from oriel_policies.documents import compile_documents
 from oriel_policies.routing import RouteTable
+from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.peers import TrustedPeers
 
 from .harness import Workspace
 from .objects import Object, matches, objects, of, pods
+from .scheduling import quantity
 
 PARSERS = {"gateway": oriel_gateway.command, "logic": oriel_logic.command, "inference": oriel_inference.command}
 BUNDLED = {"redis_url": None, "redis_tls": False, "redis_auth_secret_ref": None}
 KEY = "a" * 64
+# A gateway at work without bodies takes 70 MB (docs/benchmarks, soak).
+PYTHON_BYTES = 128 * 2**20
 GROUPS = {
     "cpu": {"accelerator": "cpu"},
     "vision": {"accelerator": "openvino", "models": ["vision-*", "odd.name"], "repository": "gs://other/vision"},
@@ -155,6 +161,19 @@ def test_the_documents_are_taken_by_the_check_and_lead_to_the_groups(
                 # Each pod by its own address, or the gateway could not tell them apart.
                 assert services[address[0]]["spec"]["clusterIP"] == "None"
     assert snapshot.pools["inference"].probe and snapshot.pools["inference"].discover == ("inference", 8000)
+
+
+def test_what_may_wait_in_a_gateway_fits_its_memory(shared: Callable[[str], Workspace]) -> None:
+    """docs/limits.md: per pool bytes that wait for permits, and again for a server; what is bounded for the process."""
+    for memory in (1, 3):
+        found = objects(shared, gateway={"memory": memory})
+        documents = {name: text.encode() for name, text in of(found, "ConfigMap")["policies"]["data"].items()}
+        pools = compile_documents(documents).pools.values()
+        waiting = sum(2 * pool.max_queue_bytes for pool in pools)
+        process = CACHE_BYTES + HttpLimits().max_kept_bytes + UNREAD_BYTES + PYTHON_BYTES
+        (container,) = pods(found)["gateway"]["spec"]["containers"]
+        assert waiting + process <= quantity(container["resources"]["limits"]["memory"])
+        assert all(pool.max_body_bytes <= 0.75 * pool.max_queue_bytes for pool in pools)
 
 
 def test_documents_of_ones_own_replace_those_of_the_same_name(

@@ -126,6 +126,18 @@ def test_exactly_these_reach_each_other(shared, cloud, keda, bundled, collected,
     assert reached(found) == expected(keda=keda, bundled=bundled, identity=identity, collected=collected)
 
 
+def test_each_door_holds_by_itself(shared) -> None:
+    """Also against one of ours that no rule held back from calling: what may come in is the same."""
+    found = objects.at(shared, True, True, True, infrastructure={"redis_url": None, "redis_auth_secret_ref": None})
+    doors = [
+        each | {"spec": each["spec"] | {"policyTypes": ["Ingress"]}} if each["kind"] == "NetworkPolicy" else each
+        for each in found
+    ]
+    ours = set(objects.pods(found))
+    inside = {each for each in reached(doors) if {each[0], each[1]} <= ours and each[1] != "gateway"}
+    assert inside == {each for each in reached(found) if {each[0], each[1]} <= ours}
+
+
 @pytest.mark.parametrize("protocol", ["TCP", "UDP"])
 def test_names_are_looked_up_by_both_protocols(shared, protocol) -> None:
     found = objects.at(shared, True, True, False)
@@ -201,6 +213,7 @@ def test_what_the_units_are_told_to_ask_they_may_ask(shared) -> None:
     ("url", "endpoint", "port"),
     [
         ("s3://http://minio.example:9000/bucket/models", "http://otlp.example", 9000),
+        ("s3://http://minio.example/bucket/models", "https://otlp.example", 80),
         ("s3://bucket/models", "https://otlp.example:4318/v1", 443),
     ],
 )
@@ -216,7 +229,7 @@ def test_stores_and_collectors_on_other_ports_are_reached(shared, url, endpoint,
     asked = reached(found)
     assert ("inference-gpu", "internet", port) in asked
     address = urlsplit(endpoint)
-    assert ("collector", "internet", address.port or 80) in asked
+    assert ("collector", "internet", address.port or {"http": 80, "https": 443}[address.scheme]) in asked
     assert ("logic", "internet", port) not in asked
 
 

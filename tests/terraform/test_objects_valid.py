@@ -69,6 +69,8 @@ def test_what_the_carrier_chart_could_not_carry_is_not_there(shared, other) -> N
             assert value is not None, f"{each['kind']}{path}: null is no value for Kubernetes"
             if isinstance(value, int | float) and not isinstance(value, bool):
                 assert abs(value) < 2**53, f"{path}: Helm's numbers are floats"
+            if isinstance(value, str) and path.endswith(f".{value}"):
+                assert len(value) <= 1024, f"{path}: longer than a key of YAML may be"
             if isinstance(value, str):
                 assert all(char.isprintable() or char == "\n" for char in value), f"{path}: not for YAML"
 

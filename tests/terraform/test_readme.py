@@ -72,6 +72,12 @@ def test_it_names_every_variable_and_output(tree) -> None:
     assert (tree / "modules/platform/chart/templates/objects.yaml").read_text().split("-}}\n", 1)[1] == shown
 
 
+def test_what_it_says_of_waiting_is_so(shared) -> None:
+    given = {"infrastructure": objects.INFRASTRUCTURE, "images": {"registry": "registry.example/oriel", "tag": "0.1.0"}}
+    release = shared("modules/platform").plan(**given).values("helm_release.platform")
+    assert f"({release['timeout'] // 60} min by default)" in README.read_text()
+
+
 def test_what_it_says_of_scaling_is_so(shared) -> None:
     found = objects.of(objects.objects(shared), "HorizontalPodAutoscaler")
     shares = {

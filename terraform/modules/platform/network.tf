@@ -13,25 +13,18 @@ locals {
 
   # Object stores and issuers of tokens have names, and addresses that change; private endpoints are inside the network.
   # So: any address, on their port, but for link-local ones.
-  to_https = {
-    to    = [{ ipBlock = { cidr = "0.0.0.0/0", except = ["169.254.0.0/16"] } }]
-    ports = [{ protocol = "TCP", port = 443 }]
-  }
+  to_https = [{ ipBlock = { cidr = "0.0.0.0/0", except = ["169.254.0.0/16"] } }]
 
-  # An endpoint on another port than 443: an object store or a collector of one's own.
-  https_and = { for name, url in {
-    models   = var.infrastructure.model_repository_url
-    policies = var.policies.store == null ? "" : var.policies.store
-    otlp     = var.observability.otlp == null ? "" : var.observability.otlp.endpoint
-    } : name => concat([local.to_https], [
-      for port in try(regex("://[^/]*?:([0-9]+)(?:/|$)", url), []) : {
-        to    = local.to_https.to
-        ports = [{ protocol = "TCP", port = tonumber(port) }]
-      } if port != "443"
-      ], can(regex("^(s3://)?http://", url)) && !can(regex("://[^/]*?:[0-9]+(?:/|$)", url)) ? [{
-        to    = local.to_https.to
-        ports = [{ protocol = "TCP", port = 80 }]
-  }] : []) }
+  # And on the port of a URL that names one: an object store or a collector of one's own.
+  https_and = { for name, urls in {
+    models   = [for group in values(local.model_groups) : group.repository]
+    policies = compact([var.policies.store])
+    otlp     = compact([try(var.observability.otlp.endpoint, null)])
+    } : name => [
+    for port in distinct(concat([443], [
+      for url in urls : tonumber(try(regex("://[^/]*?:([0-9]+)(?:/|$)", url)[0], can(regex("^(s3://)?http://", url)) ? "80" : "443"))
+    ])) : { to = local.to_https, ports = [{ protocol = "TCP", port = port }] }
+  ] }
 
   to_identity = [for endpoint in local.identity_endpoints : {
     to    = [{ ipBlock = { cidr = endpoint.cidr } }]
@@ -57,7 +50,7 @@ locals {
 
   to_redis = [for each in [
     { bundled = true, to = [{ podSelector = { matchLabels = local.selectors.redis } }], port = 6379 },
-    { bundled = false, to = local.to_https.to, port = tonumber(try(regex(":([0-9]+)(?:/[0-9]*)?$", var.infrastructure.redis_url)[0], "6379")) },
+    { bundled = false, to = local.to_https, port = tonumber(try(regex(":([0-9]+)(?:/[0-9]*)?$", var.infrastructure.redis_url)[0], "6379")) },
   ] : { to = each.to, ports = [{ protocol = "TCP", port = each.port }] } if each.bundled == local.bundles_redis]
 
   to_inference = {

@@ -204,7 +204,7 @@ variable "policies" {
 variable "redis" {
   description = "The small Redis in the cluster; counts only where infrastructure.redis_url is null. memory in MiB, of records. Its data are counters and leases: it keeps nothing on disk."
   type = object({
-    image  = optional(string, "docker.io/library/redis:7.4.7-alpine")
+    image  = optional(string, "docker.io/library/redis:7.4.6-alpine")
     memory = optional(number, 128)
   })
   default  = {}
