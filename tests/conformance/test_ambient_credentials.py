@@ -38,7 +38,7 @@ async def cloud() -> AsyncIterator[tuple[str, list[str]]]:
         elif "comp=list" in path:
             said = '<?xml version="1.0"?><EnumerationResults><Blobs></Blobs><NextMarker/></EnumerationResults>'
         else:
-            said = "<ListBucketResult></ListBucketResult>"
+            said = "<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"
         writer.write(f"HTTP/1.1 200 OK\r\ncontent-length: {len(said)}\r\nconnection: close\r\n\r\n{said}".encode())
         writer.close()
         await writer.wait_closed()

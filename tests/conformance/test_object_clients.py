@@ -160,9 +160,10 @@ def answer(status: str, body: str = "", *headers: str) -> bytes:
         (answer("403 Forbidden", FORBIDDEN), "403"),
         (answer("503 Service Unavailable", SECRET), "503"),
         (answer("200 OK", SECRET), "cannot be|answers 500"),
+        (answer("200 OK"), "cannot be|does not answer with a listing"),
         (b"SSH-2.0-OpenSSH_9.6\r\n", "cannot be"),
     ],
-    ids=["forbidden", "busy", "not-a-listing", "not-http"],
+    ids=["forbidden", "busy", "not-a-listing", "nothing", "not-http"],
 )
 @pytest.mark.parametrize("kind", sorted(SERVERS))
 async def test_what_goes_wrong_is_said_without_secrets(
