@@ -8,12 +8,11 @@ import os
 from pathlib import Path
 
 import pytest
-from object_servers import CREDENTIALS, moto
+from object_stores import Moto
 
 from .harness import TerraformFailed
 from .test_static import VERSIONS, Module
 
-SERVICES = ("ec2", "ecr", "iam", "kms", "logs", "s3", "sts")
 # Network, bucket, registry and identities: what needs no cluster.
 PARTS = (
     "aws_route.private",
@@ -57,15 +56,14 @@ def test_the_real_providers_take_it(mirror, tree, workspace, root):
 
 def test_network_bucket_registry_and_identities_are_made_at_moto(mirror, tree, workspace, monkeypatch):
     needs(mirror, tree, "aws")
-    with moto() as url:
-        for name, value in CREDENTIALS.items():
-            monkeypatch.setenv(name, value)
+    server = Moto()
+    server.start()
+    try:
+        for name, value in server.environment(server.port).items():
+            monkeypatch.setenv(name, value)  # with AWS_ENDPOINT_URL, which the provider takes for all services
 
         def at_moto(folder):
-            endpoints = "\n".join(f'    {service} = "{url}"' for service in SERVICES)
-            (folder / "aws" / "moto_override.tf").write_text(
-                f'provider "aws" {{\n  s3_use_path_style = true\n  endpoints {{\n{endpoints}\n  }}\n}}\n'
-            )
+            (folder / "aws" / "moto_override.tf").write_text('provider "aws" {\n  s3_use_path_style = true\n}\n')
 
         one = workspace("aws", mirror=mirror, edit=at_moto)
         given = {"region": "us-east-1", "deploy_platform": False, "cluster": {"deletion_protection": False}}
@@ -74,6 +72,9 @@ def test_network_bucket_registry_and_identities_are_made_at_moto(mirror, tree, w
         assert {"aws_vpc.this", "aws_s3_bucket.models", 'aws_iam_role.pod["inference"]'} <= made
         assert state.values("aws_s3_bucket_server_side_encryption_configuration.models")["rule"]
         assert one.destroy(**given).resources() == {}
+    finally:
+        server.kill()
+        server.close()
 
 
 def test_terraform_looks_for_them_in_the_mirror_and_nowhere_else(workspace, tmp_path):
