@@ -39,4 +39,4 @@ def test_is_caught(mutation, tree, terraform, tmp_path, record_property):
 def test_there_are_enough_of_them_and_the_table_is_whole():
     assert len(MUTATIONS) >= 16
     assert len({each.name for each in MUTATIONS}) == len(MUTATIONS)
-    assert all(each.caught_by in table() for each in MUTATIONS)
+    assert table() in (HERE / "README.md").read_text()
