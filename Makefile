@@ -9,7 +9,8 @@ BIN := $(VENV)/bin
 HERE := $(shell pwd | cksum | cut -d' ' -f1)
 export PYTHON VENV
 
-.PHONY: run test test-openvino test-redis62 test-compiled test-embeddings compiled demo-embeddings setup lint lock proto bench \
+.PHONY: run test test-openvino test-redis62 test-compiled test-embeddings test-terraform test-images compiled demo-embeddings images push-images setup \
+	lint lock proto bench \
 	bench-inference soak fuzz clean
 
 run: $(VENV)/.demo-$(HERE)
@@ -36,6 +37,25 @@ test-redis62: $(VENV)/.dev-$(HERE)
 	@ORIEL_TEST_REDIS=6.2 exec $(BIN)/python -m pytest tests/conformance/test_ledger.py tests/conformance/test_limiter.py \
 		tests/conformance/test_shared_limits.py tests/conformance/test_redis_server.py $(ARGS)
 
+# The images of OpenVINO and CUDA as well (3 GB of wheels), and all of them with a container engine where ENGINE names one.
+test-images: $(VENV)/.dev-$(HERE)
+	@ORIEL_TEST_IMAGES=1 ORIEL_TEST_ENGINE="$(ENGINE)" exec $(BIN)/python -m pytest tests/images -rA $(ARGS)
+
+# Needs a container engine: make images REGISTRY=registry.example.com/oriel TARGETS="cpu gpu" ENGINE=podman BUILD_ARGS="..."
+TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+TARGETS ?= cpu gpu
+BUILD = $(or $(ENGINE),docker) build --build-arg VERSION=$(TAG) --build-arg REVISION=$(or $(shell git rev-parse HEAD),unknown) $(BUILD_ARGS)
+images:
+	@test -n "$(REGISTRY)" || { echo "oriel: pass REGISTRY=registry.example.com/oriel" >&2; exit 2; }
+	@for unit in gateway logic; do $(BUILD) -f $$unit/Dockerfile -t $(REGISTRY)/oriel-$$unit:$(TAG) . || exit 1; done
+	@for target in $(TARGETS); do \
+		$(BUILD) -f inference/Dockerfile --target $$target -t $(REGISTRY)/oriel-inference:$(TAG)-$$target . || exit 1; done
+
+push-images:
+	@test -n "$(REGISTRY)" || { echo "oriel: pass REGISTRY=registry.example.com/oriel" >&2; exit 2; }
+	@for image in gateway:$(TAG) logic:$(TAG) $(TARGETS:%=inference:$(TAG)-%); do \
+		$(or $(ENGINE),docker) push $(REGISTRY)/oriel-$$image || exit 1; done
+
 # The gateway with its hot path compiled: build/compiled/bin/oriel, and its wheel in build/wheels. Needs a C compiler.
 compiled: build/compiled/.wheel-$(HERE)
 
@@ -43,6 +63,10 @@ compiled: build/compiled/.wheel-$(HERE)
 test-compiled: build/compiled-test/.wheel-$(HERE)
 	@ORIEL_TEST_COMPILED=1 exec build/compiled-test/bin/python -m pytest -o "pythonpath=tests/path tests/bench tests/conformance" \
 		-n $(JOBS) tests/gateway tests/wire tests/policies $(ARGS)
+
+# The .tf files: the real terraform (skipped where it is missing) against stand-ins with the providers' real schemas.
+test-terraform: $(VENV)/.dev-$(HERE)
+	@exec $(BIN)/python -m pytest -n 2 tests/terraform $(ARGS)
 
 setup: $(VENV)/.dev-$(HERE)
 

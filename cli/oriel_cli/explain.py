@@ -1,6 +1,7 @@
 """`oriel policies explain`: what would apply to a call with this credential, and why; never the credential itself."""
 
 import argparse
+import asyncio
 import hashlib
 import json
 import os
@@ -30,18 +31,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--service")
     parser.add_argument("--version", default="", help="of the model")
     parser.add_argument("--header", action="append", default=[], metavar="NAME:VALUE", help="may be repeated")
-    parser.add_argument("--policies", type=Path, default=Path("policies"), metavar="DIR", help="default %(default)s")
+    parser.add_argument("--policies", default="policies", metavar="DIR|URL", help="default %(default)s")
     parser.add_argument("--json", action="store_true", help="for machines")
 
 
-def read(folder: Path) -> Mapping[str, bytes]:
-    """The files a gateway would read from `folder`. Raises CommandFailed."""
+def read(where: str) -> Mapping[str, bytes]:
+    """The files a gateway would read: of a folder, or of an object store's. Raises CommandFailed."""
     from oriel_gateway.sources import FolderSource
 
     try:
-        return FolderSource(folder).read()
+        if "://" in where:
+            return asyncio.run(_fetched(where))
+        return FolderSource(Path(where)).read()
+    except ValueError as error:
+        raise CommandFailed(str(error)) from error
     except BadDocument as bad:
-        raise CommandFailed(f"'{folder}': {bad.reason}") from bad
+        raise CommandFailed(f"'{where}': {bad.reason}") from bad
+
+
+async def _fetched(url: str) -> Mapping[str, bytes]:
+    from oriel_gateway.app import mirror_of
+    from oriel_gateway.mirror import StoreFailed
+    from oriel_gateway.sources import FolderSource, store_url
+
+    mirror = mirror_of(store_url(url), None)
+    try:
+        await mirror.start()
+        return FolderSource(mirror.folder).read()
+    except StoreFailed as error:
+        raise CommandFailed(str(error)) from error
+    finally:
+        mirror.close()
 
 
 def run(args: argparse.Namespace) -> int:

@@ -3,7 +3,6 @@
 import argparse
 import json
 import sys
-from pathlib import Path
 
 import msgspec
 
@@ -18,8 +17,12 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    check = actions.add_parser("check", help="compile a folder of documents; name every mistake as file: path: reason")
-    check.add_argument("folder", type=Path, metavar="DIR", help="folder of *.toml, *.ndjson and key sets (*.json)")
+    check = actions.add_parser("check", help="compile a set of documents; name every mistake as file: path: reason")
+    check.add_argument(
+        "folder",
+        metavar="DIR|URL",
+        help="folder of *.toml, *.ndjson and key sets (*.json), here or at s3://, gs:// or az://",
+    )
     check.add_argument("--json", action="store_true", help="for machines")
     actions.add_parser("schema", help="print the JSON Schema of a document, for editors")
     explain.add_arguments(actions.add_parser("explain", help="say what would apply to a call, and why"))

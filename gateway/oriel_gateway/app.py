@@ -5,6 +5,7 @@ import gc
 import logging
 import signal
 from dataclasses import replace
+from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -17,9 +18,10 @@ from oriel_gateway.ingress_grpc import serve_grpc
 from oriel_gateway.ingress_http import ClientConnection
 from oriel_gateway.limits import EmbeddedLimiter, Limiter, SharedLimiter
 from oriel_gateway.limits.quota_file import QuotaFile
+from oriel_gateway.mirror import Mirror, StoreFailed
 from oriel_gateway.reload import Reloader
 from oriel_gateway.settings import Settings
-from oriel_gateway.sources import FolderSource
+from oriel_gateway.sources import FolderSource, PolicySource, StoreUrl
 from oriel_policies.documents import Snapshot
 from oriel_policies.errors import BadDocument
 from oriel_wire.engine.control import serve_control
@@ -30,7 +32,7 @@ from oriel_wire.engine.spans import open_sink
 from oriel_wire.engine.tls import Certificates
 from oriel_wire.errors import StartFailed
 
-__all__ = ["compiler_of", "load", "public_limits", "serve"]
+__all__ = ["compiler_of", "load", "mirror_of", "public_limits", "serve"]
 
 _log = logging.getLogger(__name__)
 DRAIN_S = 25.0
@@ -39,13 +41,13 @@ DRAIN_S = 25.0
 COLLECTOR = (20_000, 5, 20)
 
 
-def compiler_of(settings: Settings) -> FolderCompiler:
-    """Of documents that have the pools whose addresses the command line names."""
-    return FolderCompiler(settings.policies, {*settings.endpoints, *settings.grpc_endpoints})
+def compiler_of(settings: Settings, folder: Path) -> FolderCompiler:
+    """Of documents in `folder` that have the pools whose addresses the command line names."""
+    return FolderCompiler(folder, {*settings.endpoints, *settings.grpc_endpoints})
 
 
 async def load(settings: Settings, compiler: FolderCompiler) -> Snapshot:
-    """The documents of `settings.policies` with the addresses of the command line. Raises BadDocument.
+    """The documents of the compiler with the addresses of the command line. Raises BadDocument.
 
     compiler: see `compiler_of`.
     """
@@ -105,13 +107,41 @@ def public_limits() -> HttpLimits:
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
     """Serve until `stop` is set, then drain. Raises StartFailed before anything is served."""
-    with compiler_of(settings) as compiler:
-        await _serve(settings, stop, compiler)
+    policies = settings.policies
+    if isinstance(policies, Path):
+        with compiler_of(settings, policies) as compiler:
+            await _serve(settings, stop, compiler, FolderSource(policies), None)
+        return
+    mirror = mirror_of(policies, settings.state)
+    try:
+        await mirror.start()
+        with compiler_of(settings, mirror.folder) as compiler:
+            await _serve(settings, stop, compiler, FolderSource(mirror.folder), mirror)
+    except StoreFailed as error:
+        raise StartFailed(f"the policies cannot be had: {error}") from error
+    finally:
+        mirror.close()
 
 
-async def _serve(settings: Settings, stop: asyncio.Event, compiler: FolderCompiler) -> None:
+def mirror_of(url: StoreUrl, state: Path | None) -> Mirror:
+    """Of what lies at `url`; nothing is asked yet. Raises StartFailed."""
+    try:
+        from oriel_gateway.sources_object import ObjectDocuments
+    except ImportError as error:
+        extra = {"s3": "s3", "gs": "gcs", "az": "azure"}[url.kind]
+        raise StartFailed(f"policies at {url.kind}:// need obstore: pip install 'oriel[{extra}]'") from error
+    try:
+        return Mirror(url, ObjectDocuments(url), state)
+    except StoreFailed as error:
+        raise StartFailed(str(error)) from error
+    except OSError as error:
+        raise StartFailed(f"there is no place for a copy of the policies: {error.strerror}") from error
+
+
+async def _serve(
+    settings: Settings, stop: asyncio.Event, compiler: FolderCompiler, source: PolicySource, mirror: Mirror | None
+) -> None:
     token = admin_token(settings.admin_host, pages=settings.admin_pages)
-    source = FolderSource(settings.policies)
     seen = await asyncio.to_thread(source.stamp)
     try:
         snapshot = await load(settings, compiler)
@@ -134,6 +164,7 @@ async def _serve(settings: Settings, stop: asyncio.Event, compiler: FolderCompil
         cache_bytes=settings.cache_bytes,
     )
     gateway.access_log = access_log
+    gateway.documents.store = mirror.state if mirror is not None else None
     try:
         http: HttpServer = HttpServer(limits)
         tls = certificates.context if certificates is not None else None
@@ -154,10 +185,12 @@ async def _serve(settings: Settings, stop: asyncio.Event, compiler: FolderCompil
         )
         control_stop = asyncio.Event()
         reloader = Reloader(gateway, source, lambda: load(settings, compiler), seen=seen)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.ask)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _ask, reloader, mirror)
         async with asyncio.TaskGroup() as group:
             group.create_task(serve_control(admin_app(gateway, token=token), admin_socket, control_stop))
             watching = [group.create_task(reloader.run())]
+            if mirror is not None:
+                watching.append(group.create_task(mirror.run()))
             if certificates is not None:
                 watching.append(group.create_task(certificates.watch()))
             await stop.wait()
@@ -171,6 +204,13 @@ async def _serve(settings: Settings, stop: asyncio.Event, compiler: FolderCompil
         sink.close()
         if access_log is not None:
             access_log.close()
+
+
+def _ask(reloader: Reloader, mirror: Mirror | None) -> None:
+    """Somebody wants the documents read now."""
+    reloader.ask()
+    if mirror is not None:
+        mirror.ask()
 
 
 def _certificates(settings: Settings) -> Certificates | None:

@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from oriel_gateway.sources import StoreUrl, store_url
+
 __all__ = ["add_arguments", "run"]
 
 _OVERRIDE = re.compile(r"([A-Za-z0-9._-]+)=(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})\Z")
@@ -29,14 +31,28 @@ def _limiter(text: str) -> str:
     return text
 
 
+def _policies(text: str) -> Path | StoreUrl:
+    if "://" not in text:
+        return Path(text)
+    try:
+        return store_url(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _state() -> Path:
+    """The folder for what outlives this process."""
+    state = os.environ.get("ORIEL_STATE")
+    if state:
+        return Path(state)
+    home = os.environ.get("XDG_STATE_HOME")
+    return (Path(home) if home else Path.home() / ".local" / "state") / "oriel"
+
+
 def _quota_file(chosen: Path | None) -> Path | None:
     if chosen is not None:
         return None if str(chosen) == "none" else chosen
-    state = os.environ.get("ORIEL_STATE")
-    if state:
-        return Path(state) / "quotas.db"
-    home = os.environ.get("XDG_STATE_HOME")
-    return (Path(home) if home else Path.home() / ".local" / "state") / "oriel" / "quotas.db"
+    return _state() / "quotas.db"
 
 
 def _count(text: str) -> int:
@@ -47,7 +63,14 @@ def _count(text: str) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The gateway's flags."""
-    parser.add_argument("--policies", type=Path, required=True, metavar="DIR", help="folder of policy documents (TOML)")
+    parser.add_argument(
+        "--policies",
+        type=_policies,
+        required=True,
+        metavar="DIR|URL",
+        help="folder of policy documents (TOML), or s3://bucket/prefix, gs://bucket/prefix, "
+        "az://account/container/prefix; credentials come from the environment",
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address of the public ports (default %(default)s)")
     parser.add_argument("--http-port", type=int, default=8080, help="public HTTP (default %(default)s)")
     parser.add_argument("--grpc-port", type=int, default=8081, help="public gRPC (default %(default)s)")
@@ -128,6 +151,7 @@ def run(args: argparse.Namespace) -> int:
     configure_logging("gateway")
     settings = Settings(
         policies=args.policies,
+        state=_state(),
         host=args.host,
         http_port=args.http_port,
         grpc_port=args.grpc_port,

@@ -1,12 +1,14 @@
 """Which documents are in force, and what is wrong with those on disk: for the admin port and for metrics."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
 from time import time
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from oriel_gateway.mirror import StoreState
 from oriel_policies.documents import Snapshot
 from oriel_policies.errors import BadDocument
 
@@ -18,6 +20,7 @@ class DocumentsInForce(Collector):
 
     adopted_at: epoch seconds. mistakes: of the documents on disk; empty when these are the ones in force.
     withdrawn_keys: those of the ones in force that no longer count, because the ones on disk do not name them.
+    store: the object store they are mirrored from, if they are.
     """
 
     def __init__(self) -> None:
@@ -26,6 +29,7 @@ class DocumentsInForce(Collector):
         self.refused = 0
         self.mistakes: tuple[BadDocument, ...] = ()
         self.withdrawn_keys = 0
+        self.store: StoreState | None = None
 
     def took(self) -> None:
         """New documents are in force."""
@@ -52,6 +56,7 @@ class DocumentsInForce(Collector):
             "issuers": sorted(snapshot.issuers),
             "pools": sorted(snapshot.pools),
             "routes": len(snapshot.routes),
+            "store": asdict(self.store) if self.store is not None else None,
             "mistakes": [{"file": bad.file, "path": bad.path, "reason": bad.reason} for bad in self.mistakes],
         }
 
@@ -80,6 +85,17 @@ class DocumentsInForce(Collector):
             "When the documents in force were adopted.",
             value=self.adopted_at,
         )
+        if self.store is not None:
+            yield GaugeMetricFamily(
+                "oriel_gateway_policy_store_up",
+                "1 while the object store of the policies answers, 0 while the documents in force are kept without it.",
+                value=0.0 if self.store.reason else 1.0,
+            )
+            yield GaugeMetricFamily(
+                "oriel_gateway_policy_store_confirmed_timestamp_seconds",
+                "When the object store last said that the documents mirrored here are its own.",
+                value=self.store.confirmed_at,
+            )
 
 
 class TokensReport(Collector):

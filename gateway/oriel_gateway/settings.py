@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from oriel_gateway.routing_state import CACHE_BYTES
+from oriel_gateway.sources import StoreUrl
 
 __all__ = ["Settings"]
 
@@ -13,7 +14,9 @@ Addresses = Mapping[str, tuple[tuple[str, int], ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """endpoints, grpc_endpoints: pool name -> addresses that replace those of the documents.
+    """policies: a folder, or where it is kept in an object store. state: a folder for what outlives this process, None:
+    nothing does.
+    endpoints, grpc_endpoints: pool name -> addresses that replace those of the documents.
 
     quota_file: where the embedded limiter keeps its quotas, None: nowhere. limiter: "embedded" or the URL of a Redis;
     limiter_replicas: gateways that share it, as long as it has not said how many there are. limiter_ca: PEM file of who
@@ -23,7 +26,8 @@ class Settings:
     admin_pages: "token", or "loopback": without a token only whoever asks from this machine reads them.
     """
 
-    policies: Path
+    policies: Path | StoreUrl
+    state: Path | None = None
     host: str = "127.0.0.1"
     http_port: int = 8080
     grpc_port: int = 8081

@@ -9,9 +9,8 @@ locals {
   }
   # These have pods that need a node.
   system_addons = {
-    coredns = local.on_system_pool
-    # Without metadata service (nodes.tf) the driver can't ask for its region.
-    aws-ebs-csi-driver = { controller = merge(local.on_system_pool, { region = var.region }) }
+    coredns            = local.on_system_pool
+    aws-ebs-csi-driver = { controller = local.on_system_pool }
   }
   # The service accounts whose rights come with the add-on.
   addon_identities = {

@@ -57,7 +57,7 @@ resource "aws_eks_cluster" "this" {
   # On destroy the other way round: EKS takes its interfaces away with the role's rights.
   depends_on = [
     aws_cloudwatch_log_group.cluster,
-    aws_iam_role_policy.cluster_key,
+    aws_iam_role_policy.cluster,
     aws_iam_role_policy_attachment.cluster,
     aws_vpc_security_group_ingress_rule.api,
   ]

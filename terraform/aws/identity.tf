@@ -124,16 +124,26 @@ resource "aws_iam_role_policy_attachment" "cluster" {
   policy_arn = "arn:${local.partition}:iam::aws:policy/AmazonEKSClusterPolicy"
 }
 
-resource "aws_iam_role_policy" "cluster_key" {
-  name = "secrets-key"
+resource "aws_iam_role_policy" "cluster" {
+  name = "own"
   role = aws_iam_role.cluster.name
   policy = jsonencode({
     Version = "2012-10-17"
-    Statement = [{
-      Effect   = "Allow"
-      Action   = ["kms:Decrypt", "kms:DescribeKey", "kms:Encrypt", "kms:ListGrants"]
-      Resource = aws_kms_key.this["cluster"].arn
-    }]
+    Statement = [
+      {
+        Sid      = "Secrets"
+        Effect   = "Allow"
+        Action   = ["kms:Decrypt", "kms:DescribeKey", "kms:Encrypt", "kms:ListGrants"]
+        Resource = aws_kms_key.this["cluster"].arn
+      },
+      {
+        # For a load balancer on addresses of our own; descriptions can't be limited to a resource.
+        Sid      = "LoadBalancerAddresses"
+        Effect   = "Allow"
+        Action   = ["ec2:DescribeAccountAttributes", "ec2:DescribeAddresses", "ec2:DescribeInternetGateways"]
+        Resource = "*"
+      },
+    ]
   })
 }
 

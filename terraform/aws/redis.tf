@@ -27,7 +27,7 @@ resource "aws_security_group" "redis" {
   count = var.redis.managed ? 1 : 0
 
   name        = "${var.name}-redis"
-  description = "Redis: from the cluster's nodes and pods"
+  description = "Redis: from nodes and pods of the cluster"
   vpc_id      = aws_vpc.this.id
   tags        = { Name = "${var.name}-redis" }
 }
@@ -36,7 +36,7 @@ resource "aws_vpc_security_group_ingress_rule" "redis" {
   count = var.redis.managed ? 1 : 0
 
   security_group_id            = aws_security_group.redis[0].id
-  description                  = "Redis from the cluster's nodes and pods"
+  description                  = "Redis from nodes and pods of the cluster"
   referenced_security_group_id = aws_eks_cluster.this.vpc_config[0].cluster_security_group_id
   ip_protocol                  = "tcp"
   from_port                    = local.redis_port

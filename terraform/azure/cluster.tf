@@ -37,6 +37,11 @@ resource "azurerm_kubernetes_cluster" "this" {
     type         = "UserAssigned"
     identity_ids = [azurerm_user_assigned_identity.cluster.id]
   }
+  kubelet_identity {
+    client_id                 = azurerm_user_assigned_identity.nodes.client_id
+    object_id                 = azurerm_user_assigned_identity.nodes.principal_id
+    user_assigned_identity_id = azurerm_user_assigned_identity.nodes.id
+  }
 
   automatic_upgrade_channel = "patch"
   node_os_upgrade_channel   = "NodeImage"
@@ -114,6 +119,7 @@ resource "azurerm_kubernetes_cluster" "this" {
 
   depends_on = [
     azurerm_role_assignment.subnet,
+    azurerm_role_assignment.nodes,
     # Given long before the first release needs it: a role on the cluster itself would take minutes to count.
     azurerm_role_assignment.operator,
     azurerm_nat_gateway_public_ip_association.this,

@@ -1,4 +1,5 @@
-# Who may do what. The cluster: use its subnet (and the gateway's address). Nodes: pull images (registry.tf). Pods: by a
+# Who may do what. The cluster: use its subnet, its nodes' identity (and the gateway's address). Nodes: pull images
+# (registry.tf). Pods: by a
 # token of their service account, exchanged for one of these identities; gateway and inference read the models, nobody
 # writes. logic has an identity without a role: what its services may use is yours to give.
 
@@ -12,6 +13,22 @@ resource "azurerm_user_assigned_identity" "cluster" {
 resource "azurerm_role_assignment" "subnet" {
   scope                            = azurerm_subnet.nodes.id
   role_definition_name             = "Network Contributor"
+  principal_id                     = azurerm_user_assigned_identity.cluster.principal_id
+  principal_type                   = "ServicePrincipal"
+  skip_service_principal_aad_check = true
+}
+
+# The nodes' identity is made here and not by AKS: what it may do counts before the first node pulls an image.
+resource "azurerm_user_assigned_identity" "nodes" {
+  name                = "${var.name}-nodes"
+  resource_group_name = azurerm_resource_group.this.name
+  location            = azurerm_resource_group.this.location
+  tags                = local.tags
+}
+
+resource "azurerm_role_assignment" "nodes" {
+  scope                            = azurerm_user_assigned_identity.nodes.id
+  role_definition_name             = "Managed Identity Operator"
   principal_id                     = azurerm_user_assigned_identity.cluster.principal_id
   principal_type                   = "ServicePrincipal"
   skip_service_principal_aad_check = true

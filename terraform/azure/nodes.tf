@@ -48,9 +48,10 @@ resource "azurerm_kubernetes_cluster_node_pool" "scaled" {
   tags                 = local.tags
 
   upgrade_settings {
-    # One more GPU node than max_size is what a quota most often refuses: GPU nodes are replaced one by one instead.
-    max_surge                = each.key == "gpu" ? "0" : "1"
-    max_unavailable          = each.key == "gpu" ? "1" : "0"
+    # One more GPU node than max_size is what a quota most often refuses: GPU nodes are replaced one by one instead. The
+    # provider takes one of the two.
+    max_surge                = each.key == "gpu" ? null : "1"
+    max_unavailable          = each.key == "gpu" ? "1" : null
     drain_timeout_in_minutes = 30
   }
 

@@ -3,6 +3,12 @@
 output "cloud" {
   description = "Which cloud this is: azure."
   value       = local.infrastructure.cloud
+
+  # Any output would do: it stops a plan.
+  precondition {
+    condition     = length(local.platform_unknown) == 0
+    error_message = "platform: no input of modules/platform is called ${join(", ", local.platform_unknown)}; its variables.tf has them all."
+  }
 }
 
 output "cluster_name" {

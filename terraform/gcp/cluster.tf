@@ -41,10 +41,11 @@ resource "google_container_cluster" "this" {
 
   private_cluster_config {
     enable_private_nodes    = true
-    enable_private_endpoint = length(var.cluster.api_access_cidrs) == 0
+    enable_private_endpoint = local.private
   }
 
-  # Without this block every address could ask. A host in the network is not let in by itself: only the nodes' subnet is.
+  # GKE wants this block for a private endpoint, and without it every address may ask at a public one. Hosts in our network
+  # outside the nodes' subnet are not let in by themselves.
   master_authorized_networks_config {
     gcp_public_cidrs_access_enabled = false
     dynamic "cidr_blocks" {
@@ -82,10 +83,6 @@ resource "google_container_cluster" "this" {
   }
 
   addons_config {
-    # Its node-local pods would answer DNS in place of kube-dns, which is what our NetworkPolicies name.
-    dns_cache_config {
-      enabled = false
-    }
     gce_persistent_disk_csi_driver_config {
       enabled = true
     }

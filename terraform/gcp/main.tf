@@ -25,13 +25,16 @@ locals {
   namespace = try(var.platform.namespace, "oriel")
   labels    = merge({ managed-by = "terraform", part-of = var.name }, var.tags)
 
+  # No network may reach the API from the internet: it has no public address then.
+  private = length(var.cluster.api_access_cidrs) == 0
+
   # The nodes of all pools, in two zones at least.
   zones = slice(sort(data.google_compute_zones.available.names), 0, min(3, length(data.google_compute_zones.available.names)))
 
   infrastructure = {
     cloud                  = "gcp"
     cluster_name           = google_container_cluster.this.name
-    cluster_endpoint       = "https://${google_container_cluster.this.endpoint}"
+    cluster_endpoint       = "https://${local.private ? google_container_cluster.this.private_cluster_config[0].private_endpoint : google_container_cluster.this.endpoint}"
     cluster_ca_certificate = base64decode(google_container_cluster.this.master_auth[0].cluster_ca_certificate)
     cluster_auth = {
       api_version = "client.authentication.k8s.io/v1beta1"
@@ -50,7 +53,7 @@ locals {
     gpu_node_selector = { "oriel.dev/pool" = "gpu" }
     # Put on GPU nodes by GKE itself.
     gpu_taint     = { key = "nvidia.com/gpu", value = "present", effect = "NoSchedule" }
-    storage_class = "standard-rwo"
+    storage_class = "oriel-encrypted"
   }
 }
 
@@ -70,4 +73,25 @@ resource "google_project_service" "this" {
   service = each.value
   # Others in the project may use them.
   disable_on_destroy = false
+}
+
+# The first thing a destroy comes to: everything that nothing else waits for is named. GKE's own protection keeps the
+# cluster only, after its node pools and what runs on them are gone.
+resource "terraform_data" "deletion_protection" {
+  input = var.cluster.deletion_protection
+  provisioner "local-exec" {
+    when    = destroy
+    command = self.input ? "echo cluster.deletion_protection is true: apply with false before destroy && exit 1" : "exit 0"
+  }
+  depends_on = [
+    module.platform,
+    helm_release.secrets,
+    helm_release.storage,
+    google_artifact_registry_repository_iam_member.nodes,
+    google_compute_address.gateway,
+    google_container_node_pool.scaled,
+    google_dns_record_set.gateway,
+    google_redis_instance.this,
+    google_storage_bucket_iam_member.readers,
+  ]
 }

@@ -1,4 +1,34 @@
-# What runs on it: the same module on every cloud.
+# What runs on it: the same module on every cloud, and two objects that need this one.
+
+locals {
+  carrier_chart = "${path.module}/../modules/platform/chart"
+}
+
+# GKE's own storage classes leave out our key.
+resource "helm_release" "storage" {
+  count = var.deploy_platform ? 1 : 0
+
+  name            = "oriel-storage"
+  namespace       = "kube-system"
+  chart           = local.carrier_chart
+  atomic          = true
+  cleanup_on_fail = true
+  max_history     = 2
+  timeout         = 300
+
+  values = [jsonencode({ objects = [{
+    apiVersion           = "storage.k8s.io/v1"
+    kind                 = "StorageClass"
+    metadata             = { name = local.infrastructure.storage_class }
+    provisioner          = "pd.csi.storage.gke.io"
+    parameters           = { type = "pd-balanced", disk-encryption-kms-key = google_kms_crypto_key.this["disks"].id }
+    volumeBindingMode    = "WaitForFirstConsumer"
+    allowVolumeExpansion = true
+    reclaimPolicy        = "Delete"
+  }] })]
+
+  depends_on = [google_container_node_pool.system]
+}
 
 module "platform" {
   count  = var.deploy_platform ? 1 : 0
@@ -33,6 +63,7 @@ module "platform" {
     google_container_node_pool.scaled,
     google_artifact_registry_repository_iam_member.nodes,
     google_storage_bucket_iam_member.readers,
+    helm_release.storage,
   ]
 }
 
@@ -51,7 +82,7 @@ resource "helm_release" "secrets" {
 
   name            = "oriel-secrets"
   namespace       = module.platform[0].namespace
-  chart           = "${path.module}/../modules/platform/chart"
+  chart           = local.carrier_chart
   atomic          = true
   cleanup_on_fail = true
   max_history     = 2

@@ -148,10 +148,8 @@ variable "platform" {
   type        = any
   default     = {}
   validation {
-    condition = length(setsubtract(keys(var.platform), [
-      "namespace", "gateway", "logic", "model_groups", "policies", "redis", "placement", "keda", "charts", "observability",
-    ])) == 0
-    error_message = "platform: only namespace, gateway, logic, model_groups, policies, redis, placement, keda, charts and observability."
+    condition     = can(keys(var.platform))
+    error_message = "platform: an object, { gateway = {...}, model_groups = {...} }."
   }
 }
 

@@ -12,6 +12,10 @@ variable "kube_context" {
   description = "Context in it. null: its current one, whichever that is when this is applied."
   type        = string
   default     = null
+  validation {
+    condition     = var.kube_context == null ? true : length(var.kube_context) > 0
+    error_message = "kube_context: a name of a context, or null for the current one."
+  }
 }
 
 variable "model_repository_url" {
@@ -117,9 +121,7 @@ variable "platform" {
   type        = any
   default     = {}
   validation {
-    condition = length(setsubtract(keys(var.platform), [
-      "namespace", "gateway", "logic", "model_groups", "policies", "redis", "placement", "keda", "charts", "observability",
-    ])) == 0
-    error_message = "platform: only namespace, gateway, logic, model_groups, policies, redis, placement, keda, charts and observability."
+    condition     = can(keys(var.platform))
+    error_message = "platform: an object, { gateway = {...}, model_groups = {...} }."
   }
 }

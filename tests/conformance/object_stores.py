@@ -5,15 +5,16 @@ Each speaks its own protocol to the client under test; what a test puts there go
 
 import asyncio
 import base64
+import fcntl
 import hashlib
 import hmac
-import os
 import re
 import shutil
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from urllib.parse import quote
 
@@ -177,32 +178,35 @@ def azurite() -> list[str]:
     if node is None or npm is None:
         pytest.skip("no node or npm on PATH: Azurite cannot run")
     lock = ROOT / "tests/conformance/azurite/package-lock.json"
-    mark = hashlib.sha256(lock.read_bytes()).hexdigest()[:16]
-    folder = ROOT / "build" / f"azurite-{mark}"
+    folder = ROOT / "build" / f"azurite-{hashlib.sha256(lock.read_bytes()).hexdigest()[:16]}"
     program = folder / "node_modules/azurite/dist/src/blob/main.js"
-    if not program.exists():
-        _install_azurite(npm, folder)
+    if not program.exists() and (said := _install_azurite(npm, folder)):
+        pytest.skip(f"Azurite cannot be installed from the npm registry: {said}")
     return [node, str(program)]
 
 
-def _install_azurite(npm: str, folder: Path) -> None:
-    """Made beside and moved in whole: several test processes may do it at once."""
-    beside = folder.with_name(f"{folder.name}.{os.getpid()}")
-    beside.mkdir(parents=True)
-    for name in ("package.json", "package-lock.json"):
-        shutil.copy(ROOT / "tests/conformance/azurite" / name, beside)
-    command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
-    try:
-        done = subprocess.run(command, cwd=beside, capture_output=True, text=True, timeout=200, check=False)
-        said = done.stderr.strip().splitlines()[:1] if done.returncode else None
-        if said is None and not folder.exists():
-            beside.rename(folder)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        said = [type(error).__name__]
-    finally:
+@cache
+def _install_azurite(npm: str, folder: Path) -> str:
+    """Why it cannot be; "" if it is there now. Made beside and moved in whole, by one test process at a time."""
+    folder.parent.mkdir(exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.exists():
+            return ""
+        beside = folder.with_suffix(".new")
         shutil.rmtree(beside, ignore_errors=True)
-    if said is not None:
-        pytest.skip(f"Azurite cannot be installed from the npm registry: {' '.join(said)}")
+        beside.mkdir()
+        for name in ("package.json", "package-lock.json"):
+            shutil.copy(ROOT / "tests/conformance/azurite" / name, beside)
+        flags = ["--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error", "--fetch-retries=0"]
+        try:
+            subprocess.run([npm, "ci", *flags], cwd=beside, capture_output=True, timeout=200, check=True)
+        except subprocess.CalledProcessError as error:
+            return error.stderr.decode(errors="replace").strip().partition("\n")[0] or "npm ci failed"
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return type(error).__name__
+        beside.rename(folder)
+        return ""
 
 
 @contextmanager

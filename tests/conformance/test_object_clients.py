@@ -160,9 +160,10 @@ def answer(status: str, body: str = "", *headers: str) -> bytes:
         (answer("403 Forbidden", FORBIDDEN), "403"),
         (answer("503 Service Unavailable", SECRET), "503"),
         (answer("200 OK", SECRET), "cannot be|answers 500"),
+        (answer("200 OK"), "cannot be|does not answer with a listing"),
         (b"SSH-2.0-OpenSSH_9.6\r\n", "cannot be"),
     ],
-    ids=["forbidden", "busy", "not-a-listing", "not-http"],
+    ids=["forbidden", "busy", "not-a-listing", "nothing", "not-http"],
 )
 @pytest.mark.parametrize("kind", sorted(SERVERS))
 async def test_what_goes_wrong_is_said_without_secrets(
@@ -222,19 +223,17 @@ async def test_who_is_cancelled_lets_go_of_the_connection(kind: str, monkeypatch
             await client.close()
 
 
-async def test_a_reader_that_ends_early_lets_go_of_the_connection(
-    server: ObjectServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with Stub(PART.replace(b"ten bytes.", b"x" * 50)) as stub:
+@pytest.mark.parametrize("kind", sorted(SERVERS))
+async def test_a_reader_that_ends_early_lets_go_of_the_connection(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = SERVERS[kind]()
+    size = 1 << 20
+    began = PART.replace(b"length: 100", b"length: %d" % size).replace(b"0-99/100", b"0-%d/%d" % (size - 1, size))
+    async with Stub(began + b"x" * (size // 2)) as stub:
         point_to(monkeypatch, server, stub.port)
         client, _ = client_of(server.url)
-        chunks = client.read("f", start=0, end=100, etag="e")
         async with asyncio.timeout(10):
-            async with aclosing(chunks):
-                task = asyncio.ensure_future(anext(chunks))
-                await stub.asked.wait()
-                task.cancel()
-                await asyncio.wait([task])
+            async with aclosing(client.read("f", start=0, end=size, etag="e")) as chunks:
+                assert await anext(chunks)
             await stub.left.wait()
         await client.close()
 

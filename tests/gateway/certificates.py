@@ -10,15 +10,15 @@ OPENSSL = shutil.which("openssl")
 needs_openssl = pytest.mark.skipif(OPENSSL is None, reason="makes certificates with openssl")
 
 
-def certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    """A self-signed certificate for localhost whose common name is `name`, and its key."""
+def certificate(folder: Path, name: str, hosts: str = "DNS:localhost,IP:127.0.0.1") -> tuple[Path, Path]:
+    """A self-signed certificate for localhost, or `hosts`, whose common name is `name`, and its key."""
     assert OPENSSL is not None
     chain, key = folder / f"{name}.crt", folder / f"{name}.key"
     subprocess.run(
         [
             *(OPENSSL, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
             *("-keyout", str(key), "-out", str(chain), "-days", "2", "-subj", f"/CN={name}"),
-            *("-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"),
+            *("-addext", f"subjectAltName={hosts}"),
         ],
         check=True,
         capture_output=True,

@@ -90,3 +90,27 @@ async def test_a_redis_that_an_authority_of_its_own_signs_for(tmp_path: Path) ->
                 await ledger.close()
         finally:
             await proxy.close()
+
+
+@needs_openssl
+async def test_an_address_is_not_looked_for_in_the_certificate_of_an_own_authority_and_a_name_is(
+    tmp_path: Path,
+) -> None:
+    """Memorystore's certificates hold no address that a client could compare; its authority signs for nothing else."""
+    chain, key = certificate(tmp_path, "redis", hosts="DNS:elsewhere.internal")
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(chain, key)
+    async with redis_server() as server:
+        proxy = Proxy(server.port, tls=tls)
+        await proxy.open()
+        try:
+            for host, known in (("127.0.0.1", True), ("localhost", False)):
+                ledger = RedisLedger(f"rediss://{host}:{proxy.port}", holder="a", password=PASSWORD, authorities=chain)
+                if known:
+                    assert (await ledger.hello(1.0)).gateways == 1
+                else:
+                    with pytest.raises(LedgerLost):
+                        await ledger.hello(1.0)
+                await ledger.close()
+        finally:
+            await proxy.close()

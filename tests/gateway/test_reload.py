@@ -599,7 +599,7 @@ async def test_a_pool_of_the_command_line_that_is_gone_does_not_keep_a_dropped_k
     write(tmp_path, good)
     source = FolderSource(tmp_path)
     settings = Settings(policies=tmp_path, endpoints={"p": (("127.0.0.1", up.port),)})
-    with compiler_of(settings) as folder:
+    with compiler_of(settings, tmp_path) as folder:
         await load(settings, folder)
         async with gateway(good) as (port, core), Client(port) as one, Client(port) as two:
             reloader = Reloader(core, source, lambda: load(settings, folder), seen=source.stamp())

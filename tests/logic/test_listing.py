@@ -168,3 +168,20 @@ def test_a_name_that_is_no_utf8_is_said_as_it_can_be(tmp_path: Path) -> None:
 @service
 def marked(request: object) -> int:
     return 1
+
+
+def test_services_in_a_config_map_change_when_it_is_swapped(tmp_path: Path) -> None:
+    """The mount's files are links through `..data`, which is swapped for another folder; neither is a service."""
+    mount = tmp_path / "services"
+    for turn, who in enumerate(("a", "b")):
+        write(mount / f"..{turn}" / "echo.py", "from helper import WHO\n")
+        write(mount / f"..{turn}" / "helper.py", f"WHO = '{who}'\n")
+    (mount / "..data").symlink_to("..0")
+    for name in ("echo.py", "helper.py"):
+        (mount / name).symlink_to(f"..data/{name}")
+    before = read_listing([mount]).stamps()
+    assert set(before) == {str(mount / "echo.py"), str(mount / "helper.py")}
+    (mount / "..data_tmp").symlink_to("..1")
+    os.replace(mount / "..data_tmp", mount / "..data")
+    after = read_listing([mount]).stamps()
+    assert all(after[each] != before[each] for each in before)

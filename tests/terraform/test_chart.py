@@ -156,12 +156,16 @@ def test_releases_are_made_in_order_and_destroyed_the_other_way_round(workspace)
 
 
 def test_a_release_that_fails_is_rolled_back_and_models_have_the_time_they_need(shared) -> None:
-    groups = {"slow": {"accelerator": "cpu", "load_grace_s": 5000}}
-    plan = shared("modules/platform").plan(**given(keda={"enabled": True}, model_groups=groups))
-    for address, release in plan.resources("helm_release").items():
-        assert release["atomic"] and release["cleanup_on_fail"] and release["wait"], address
-        assert release["timeout"] >= 300 and release["max_history"] == 10
-    assert plan.values("helm_release.platform")["timeout"] >= 5000 + 600
+    bounds = {"load_grace_s": 1800, "replicas": {"min": 1, "max": 8}}
+    one = shared("modules/platform")
+    for accelerator, pods_in_turn in (("cpu", 4), ("gpu", 8)):
+        groups = {"slow": {"accelerator": accelerator, **bounds}}
+        plan = one.plan(**given(keda={"enabled": True}, model_groups=groups))
+        for address, release in plan.resources("helm_release").items():
+            assert release["atomic"] and release["cleanup_on_fail"] and release["wait"], address
+            assert release["timeout"] >= 300 and release["max_history"] == 10
+        # A node, and then one pod after another, or a quarter of them at a time.
+        assert plan.values("helm_release.platform")["timeout"] >= 900 + pods_in_turn * 1800
 
 
 def test_charts_of_others_are_pinned_and_there_only_when_asked_for(shared) -> None:

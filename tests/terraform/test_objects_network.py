@@ -39,7 +39,6 @@ OUTSIDE = [
     Peer("managed redis", "10.42.200.4"),
     Peer("node metadata", "169.254.169.254"),
     Peer("aws identity", "169.254.170.23"),
-    Peer("gke identity", "169.254.169.252"),
     Peer("dns cache", "169.254.20.10"),
     Peer("dns", "10.42.0.10", "kube-system", {"k8s-app": "kube-dns"}),
     Peer("system pod", "10.42.0.11", "kube-system", {"k8s-app": "other"}),
@@ -83,7 +82,7 @@ def between(sources: Any, targets: Any, *ports: int) -> set[tuple[str, str, int]
 
 MODELS = ("inference-cpu", "inference-gpu")
 CALLERS = ("gateway", "logic", *MODELS)
-LINK_LOCAL = {"node metadata", "aws identity", "gke identity", "dns cache"}
+LINK_LOCAL = {"node metadata", "aws identity", "dns cache"}
 
 
 def expected(
@@ -92,7 +91,6 @@ def expected(
     """The table. What is not in it must not be reached."""
     asks = {"gateway", "logic", *MODELS, *({"collector"} if collected else ())}
     stores = {"gateway", *MODELS, *({"collector"} if collected else ())}
-    private = {each.name for each in OUTSIDE if each.address.startswith("10.")} - {"neighbour"}
     return table(
         # Only the gateway is public, and only by its two doors.
         public=between(OPEN, ["gateway"], 8080, 8081),
@@ -103,7 +101,7 @@ def expected(
         | (between(["prometheus"], ["collector"], 8888) if collected else set()),
         scaler=between(["keda"], ["gateway"], 8083) if keda else set(),
         spans=between(CALLERS, ["collector"], 4318) if collected else set(),
-        redis=between(["gateway"], ["redis"], 6379) if bundled else between(["gateway"], private, 6380),
+        redis=between(["gateway"], ["redis"], 6379) if bundled else between(["gateway"], OPEN - LINK_LOCAL, 6380),
         dns=between(asks, ["dns", "dns cache"], 53),
         # Object stores, issuers of tokens, the endpoint for spans: any address, one port.
         https=between(stores, OPEN - LINK_LOCAL, 443),
@@ -114,7 +112,7 @@ def expected(
 # 169.254.169.254 is the node's own, and none for a pod, but on GKE, where the metadata server answers for the pod.
 POINTS = [
     ("aws", True, False, True, {("aws identity", 80)}),
-    ("gcp", False, True, False, {("node metadata", 80), ("gke identity", 988)}),
+    ("gcp", False, True, False, {("node metadata", 80)}),
     ("azure", False, False, True, set()),
     ("local", True, True, False, set()),
 ]
@@ -126,6 +124,18 @@ def test_exactly_these_reach_each_other(shared, cloud, keda, bundled, collected,
     watched = objects.WATCHED if collected else {}
     found = objects.at(shared, True, True, keda, infrastructure=infrastructure, observability=watched)
     assert reached(found) == expected(keda=keda, bundled=bundled, identity=identity, collected=collected)
+
+
+def test_each_door_holds_by_itself(shared) -> None:
+    """Also against one of ours that no rule held back from calling: what may come in is the same."""
+    found = objects.at(shared, True, True, True, infrastructure={"redis_url": None, "redis_auth_secret_ref": None})
+    doors = [
+        each | {"spec": each["spec"] | {"policyTypes": ["Ingress"]}} if each["kind"] == "NetworkPolicy" else each
+        for each in found
+    ]
+    ours = set(objects.pods(found))
+    inside = {each for each in reached(doors) if {each[0], each[1]} <= ours and each[1] != "gateway"}
+    assert inside == {each for each in reached(found) if {each[0], each[1]} <= ours}
 
 
 @pytest.mark.parametrize("protocol", ["TCP", "UDP"])
@@ -203,6 +213,7 @@ def test_what_the_units_are_told_to_ask_they_may_ask(shared) -> None:
     ("url", "endpoint", "port"),
     [
         ("s3://http://minio.example:9000/bucket/models", "http://otlp.example", 9000),
+        ("s3://http://minio.example/bucket/models", "https://otlp.example", 80),
         ("s3://bucket/models", "https://otlp.example:4318/v1", 443),
     ],
 )
@@ -218,7 +229,7 @@ def test_stores_and_collectors_on_other_ports_are_reached(shared, url, endpoint,
     asked = reached(found)
     assert ("inference-gpu", "internet", port) in asked
     address = urlsplit(endpoint)
-    assert ("collector", "internet", address.port or 80) in asked
+    assert ("collector", "internet", address.port or {"http": 80, "https": 443}[address.scheme]) in asked
     assert ("logic", "internet", port) not in asked
 
 

@@ -69,6 +69,8 @@ def test_what_the_carrier_chart_could_not_carry_is_not_there(shared, other) -> N
             assert value is not None, f"{each['kind']}{path}: null is no value for Kubernetes"
             if isinstance(value, int | float) and not isinstance(value, bool):
                 assert abs(value) < 2**53, f"{path}: Helm's numbers are floats"
+            if isinstance(value, str) and path.endswith(f".{value}"):
+                assert len(value) <= 1024, f"{path}: longer than a key of YAML may be"
             if isinstance(value, str):
                 assert all(char.isprintable() or char == "\n" for char in value), f"{path}: not for YAML"
 
@@ -81,10 +83,11 @@ def test_the_objects_of_a_bundled_redis_and_of_given_services_are_valid_too(shar
         False,
         infrastructure={"redis_url": None, "redis_auth_secret_ref": None},
         logic={"services": {"hello.py": "async def handle(request): ..."}},
-        gateway={"tls_secret": "tls", "service": {"load_balancer_ip": "203.0.113.9", "source_ranges": ["0.0.0.0/0"]}},
+        gateway={"tls_secret": "tls", "load_balancer_ip": "203.0.113.9", "source_ranges": ["198.51.100.0/24"]},
         model_groups={"big": {"accelerator": "tensorrt", "cache": {"gb": 50, "claim": True}, "models": ["llm-*"]}},
     )
-    assert "redis" in objects.pods(found)
+    assert "redis" in objects.pods(found) and "inference-big" in objects.pods(found)
+    assert objects.of(found, "Service")["gateway"]["spec"]["loadBalancerSourceRanges"] == ["198.51.100.0/24"]
     for each in found:
         for version in VERSIONS:
             judge(each, version)

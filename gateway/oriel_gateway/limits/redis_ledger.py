@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from importlib.resources import files
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -55,11 +56,20 @@ _FIELDS = 7
 _UNREADABLE = ("WRONGTYPE", "attempt to ", "bad argument", "not an integer or out of range")
 
 
+def _is_address(host: str | None) -> bool:
+    try:
+        ip_address(host or "127.0.0.1")
+    except ValueError:
+        return False
+    return True
+
+
 class RedisLedger:
     """`Ledger` at `redis://` or `rediss://`. holder: this gateway's name in it, unique.
 
     authorities: PEM file of who signs for a `rediss://` one, read at each connection; if it is not there now, whom this
-    machine trusts counts.
+    machine trusts counts. With it an address in the URL, unlike a name, is not looked for in the certificate: a managed
+    Redis whose authority signs for it alone (Memorystore) has no address in there.
     """
 
     def __init__(self, url: str, *, holder: str, password: str | None = None, authorities: Path | None = None) -> None:
@@ -70,6 +80,7 @@ class RedisLedger:
         self._holder = holder
         self._sha = ""
         self._named: set[str] = set()  # tenants whose records cannot be read, as the log says
+        own = authorities is not None and authorities.is_file()
         self._redis = Redis(
             host=parts.hostname or "127.0.0.1",
             port=parts.port or 6379,
@@ -77,7 +88,8 @@ class RedisLedger:
             username=username,
             password=password,
             ssl=parts.scheme == "rediss",
-            ssl_ca_certs=str(authorities) if authorities is not None and authorities.is_file() else None,
+            ssl_ca_certs=str(authorities) if own else None,
+            ssl_check_hostname=not (own and _is_address(parts.hostname)),
             # Who is late is given up by the caller; asking twice is the caller's business as well.
             retry=Retry(NoBackoff(), 0),
             retry_on_error=[],

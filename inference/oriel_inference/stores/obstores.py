@@ -29,7 +29,7 @@ __all__ = ["ObstoreClient", "open_obstore"]
 REQUEST_TIMEOUT_S = 600.0  # from connecting to the last byte, however it trickles
 PAGE_OBJECTS = 1000
 CHUNK_BYTES = 256 * 1024
-_AZURE_ENDPOINTS = ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
+_ENDPOINTS = ("GOOGLE_BASE_URL", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
 _STATUS = re.compile(r"status code: ([1-5][0-9]{2})")
 _ODD_NAME = re.compile(r'Path "((?:[^"\\]|\\.)*)"')
 
@@ -42,13 +42,13 @@ def open_obstore(location: Location) -> ObjectClient:
         "timeout": timedelta(seconds=REQUEST_TIMEOUT_S),
     }
     once: RetryConfig = {"max_retries": 0}
+    # Only an endpoint that the operator wrote with http:// is spoken to in the clear.
+    if any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS):
+        options["allow_http"] = True
     store: AzureStore | GCSStore
     try:
         if location.kind == "az":
             where = f"az://{location.account}/{location.bucket}"
-            # Only an endpoint that the operator wrote with http:// is spoken to in the clear.
-            if any(os.environ.get(name, "").startswith("http://") for name in _AZURE_ENDPOINTS):
-                options["allow_http"] = True
             store = AzureStore(
                 location.bucket, account_name=location.account, client_options=options, retry_config=once
             )

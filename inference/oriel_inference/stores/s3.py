@@ -55,6 +55,8 @@ class S3Client:
         more: dict[str, str] = {}
         while True:
             page = await self._send("list_objects_v2", Prefix=prefix, MaxKeys=min(PAGE_OBJECTS, limit + 1), **more)
+            if "IsTruncated" not in page:  # an empty 200, say of a proxy, must not look like an empty bucket
+                raise StoreUnavailable(f"s3://{self._bucket} does not answer with a listing")
             found.extend(
                 Stored(key=each["Key"], size=each["Size"], etag=each.get("ETag", "").strip('"'))
                 for each in page.get("Contents", ())

@@ -183,7 +183,7 @@ locals {
     metadata = {
       name      = "dashboard-${name}"
       namespace = local.namespace
-      labels    = merge(local.component_labels[name], { grafana_dashboard = "1" })
+      labels    = merge(local.labels[name], { grafana_dashboard = "1" })
     }
     data = { "oriel-${name}.json" = jsonencode(dashboard) }
   } if var.observability.dashboards]

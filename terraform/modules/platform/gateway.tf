@@ -59,19 +59,19 @@ locals {
     [for name in compact([var.gateway.tls_secret]) : { name = "tls", secret = { secretName = name, defaultMode = 288 } }],
   )
 
+  # Ports without appProtocol: told that one speaks HTTP, Azure's balancer asks for "/" and takes a 404 for a dead pod.
   gateway_service = merge(
     {
       type     = var.gateway.service_type
       selector = local.selectors.gateway
       ports = [
         {
-          name        = var.gateway.tls_secret == null ? "http" : "https"
-          port        = var.gateway.tls_secret == null ? 80 : 443
-          targetPort  = "http"
-          protocol    = "TCP"
-          appProtocol = var.gateway.tls_secret == null ? "http" : "https"
+          name       = var.gateway.tls_secret == null ? "http" : "https"
+          port       = var.gateway.tls_secret == null ? 80 : 443
+          targetPort = "http"
+          protocol   = "TCP"
         },
-        { name = "grpc", port = local.ports.gateway.grpc, targetPort = "grpc", protocol = "TCP", appProtocol = "grpc" },
+        { name = "grpc", port = local.ports.gateway.grpc, targetPort = "grpc", protocol = "TCP" },
       ]
     },
     { for key, value in { loadBalancerIP = var.gateway.load_balancer_ip, loadBalancerClass = var.gateway.load_balancer_class } :
@@ -113,6 +113,7 @@ locals {
                 imagePullPolicy = var.images.pull_policy
                 args            = local.gateway_args
                 env             = local.gateway_env
+                envFrom         = [for name in compact([var.gateway.credentials]) : { secretRef = { name = name } }]
                 ports = [
                   for name in ["http", "grpc", "admin"] :
                   { name = name, containerPort = local.ports.gateway[name], protocol = "TCP" }

@@ -18,6 +18,7 @@ locals {
       on_gpu       = contains(local.accelerated, group.accelerator)
       kind         = contains(local.accelerated, group.accelerator) ? "gpu" : "cpu"
       repository   = coalesce(try(group.repository, null), "${trimsuffix(var.infrastructure.model_repository_url, "/")}/${name}")
+      credentials  = try(group.credentials, null)
       models       = try(group.models, [])
       replicas     = try(group.replicas, { min = 1, max = 4 })
       cpu          = coalesce(try(group.cpu, null), local.group_sizes[group.accelerator].cpu)
@@ -31,6 +32,8 @@ locals {
   inference_args = {
     for name, group in local.model_groups : name => concat(
       ["--model-repository", group.repository, "--model-control-mode", "poll", "--repository-poll-secs", "15"],
+      # Less than the volume has: a pod whose emptyDir overflows is evicted. What is being fetched comes on top.
+      ["--model-cache", "/var/lib/oriel/models", "--model-cache-bytes", format("%d", floor(group.cache.gb * 0.9 * 1073741824))],
       ["--host", "0.0.0.0", "--id", "inference-${name}"],
       # Requests, not what the node has: the rest is other pods'.
       ["--cores", tostring(max(1, floor(group.cpu)))],
@@ -70,8 +73,8 @@ locals {
   }
 
   inference_ports = [
-    { name = "http", port = local.ports.inference.http, targetPort = "http", protocol = "TCP", appProtocol = "http" },
-    { name = "grpc", port = local.ports.inference.grpc, targetPort = "grpc", protocol = "TCP", appProtocol = "grpc" },
+    { name = "http", port = local.ports.inference.http, targetPort = "http", protocol = "TCP" },
+    { name = "grpc", port = local.ports.inference.grpc, targetPort = "grpc", protocol = "TCP" },
   ]
 
   inference_objects = concat(
@@ -131,11 +134,12 @@ locals {
                   imagePullPolicy = var.images.pull_policy
                   args            = local.inference_args[name]
                   env             = local.unit_env
+                  envFrom         = [for name in compact([group.credentials]) : { secretRef = { name = name } }]
                   ports = [
                     for port in ["http", "grpc", "metrics"] :
                     { name = port, containerPort = local.ports.inference[port], protocol = "TCP" }
                   ]
-                  volumeMounts = concat(local.scratch_mounts, [{ name = "models", mountPath = "/var/lib/oriel/cache" }])
+                  volumeMounts = concat(local.scratch_mounts, [{ name = "models", mountPath = "/var/lib/oriel/models" }])
                   # Models are fetched and loaded before it is ready; the port answers meanwhile. What is not ready after the
                   # grace is begun anew, with what was fetched still there.
                   startupProbe = {

@@ -27,7 +27,7 @@ locals {
         clusterIP = "None"
         selector  = local.selectors.logic
         ports = [
-          { name = "http", port = local.ports.logic.http, targetPort = "http", protocol = "TCP", appProtocol = "http" },
+          { name = "http", port = local.ports.logic.http, targetPort = "http", protocol = "TCP" },
         ]
       }
     },

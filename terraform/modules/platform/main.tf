@@ -1,5 +1,7 @@
 # Every Kubernetes object is an HCL value, a file per concern; releases.tf hands them to Kubernetes. So terraform itself
 # evaluates them before there is a cluster, and a plan shows each change of each field.
+#
+# The names the concern files share: labels (by component), common_labels, selectors, model_groups, telemetry_env, pod_base.
 
 locals {
   namespace = var.namespace

@@ -4,37 +4,27 @@
 locals {
   keda_namespace = "keda"
 
-  # Where pods with an identity get their tokens. Never a node's metadata address, from which a pod could take the
-  # node's own rights; on GKE that address is answered by its metadata server, for the pod. Azure's is public, port 443.
+  # Where pods with an identity get their tokens; Azure's is public, port 443. On AWS not the metadata address, from which a
+  # pod could take its node's rights; on GKE that very address is answered by its metadata server, for the pod.
   identity_endpoints = try({
     aws = [{ cidr = "169.254.170.23/32", port = 80 }]
-    gcp = [
-      { cidr = "169.254.169.254/32", port = 80 },
-      { cidr = "169.254.169.252/32", port = 988 },
-    ]
+    gcp = [{ cidr = "169.254.169.254/32", port = 80 }]
   }[var.infrastructure.cloud], [])
 
   # Object stores and issuers of tokens have names, and addresses that change; private endpoints are inside the network.
   # So: any address, on their port, but for link-local ones.
-  to_https = {
-    to    = [{ ipBlock = { cidr = "0.0.0.0/0", except = ["169.254.0.0/16"] } }]
-    ports = [{ protocol = "TCP", port = 443 }]
-  }
+  to_https = [{ ipBlock = { cidr = "0.0.0.0/0", except = ["169.254.0.0/16"] } }]
 
-  # An endpoint on another port than 443: an object store or a collector of one's own.
-  https_and = { for name, url in {
-    models   = var.infrastructure.model_repository_url
-    policies = var.policies.store == null ? "" : var.policies.store
-    otlp     = var.observability.otlp == null ? "" : var.observability.otlp.endpoint
-    } : name => concat([local.to_https], [
-      for port in try(regex("://[^/]*?:([0-9]+)(?:/|$)", url), []) : {
-        to    = local.to_https.to
-        ports = [{ protocol = "TCP", port = tonumber(port) }]
-      } if port != "443"
-      ], can(regex("^(s3://)?http://", url)) && !can(regex("://[^/]*?:[0-9]+(?:/|$)", url)) ? [{
-        to    = local.to_https.to
-        ports = [{ protocol = "TCP", port = 80 }]
-  }] : []) }
+  # And on the port of a URL that names one: an object store or a collector of one's own.
+  https_and = { for name, urls in {
+    models   = [for group in values(local.model_groups) : group.repository]
+    policies = compact([var.policies.store])
+    otlp     = compact([try(var.observability.otlp.endpoint, null)])
+    } : name => [
+    for port in distinct(concat([443], [
+      for url in urls : tonumber(try(regex("://[^/]*?:([0-9]+)(?:/|$)", url)[0], can(regex("^(s3://)?http://", url)) ? "80" : "443"))
+    ])) : { to = local.to_https, ports = [{ protocol = "TCP", port = port }] }
+  ] }
 
   to_identity = [for endpoint in local.identity_endpoints : {
     to    = [{ ipBlock = { cidr = endpoint.cidr } }]
@@ -59,21 +49,9 @@ locals {
   }] : each if var.observability.otlp != null]
 
   to_redis = [for each in [
-    {
-      bundled = true
-      to      = [{ podSelector = { matchLabels = { "app.kubernetes.io/component" = "redis" } } }]
-      port    = 6379
-    },
-    {
-      # A managed Redis has a private address; the name in its URL may move between them.
-      bundled = false
-      to      = [for cidr in ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"] : { ipBlock = { cidr = cidr } }]
-      port    = tonumber(try(regex(":([0-9]+)(?:/[0-9]*)?$", var.infrastructure.redis_url)[0], "6379"))
-    },
-    ] : {
-    to    = each.to
-    ports = [{ protocol = "TCP", port = each.port }]
-  } if each.bundled == (var.infrastructure.redis_url == null)]
+    { bundled = true, to = [{ podSelector = { matchLabels = local.selectors.redis } }], port = 6379 },
+    { bundled = false, to = local.to_https, port = tonumber(try(regex(":([0-9]+)(?:/[0-9]*)?$", var.infrastructure.redis_url)[0], "6379")) },
+  ] : { to = each.to, ports = [{ protocol = "TCP", port = each.port }] } if each.bundled == local.bundles_redis]
 
   to_inference = {
     to    = [{ podSelector = { matchLabels = { "app.kubernetes.io/component" = "inference" } } }]
@@ -154,13 +132,13 @@ locals {
     [{
       apiVersion = "networking.k8s.io/v1"
       kind       = "NetworkPolicy"
-      metadata   = { name = "default-deny", namespace = local.namespace, labels = local.labels }
+      metadata   = { name = "default-deny", namespace = local.namespace, labels = local.common_labels }
       spec       = { podSelector = {}, policyTypes = ["Ingress", "Egress"] }
     }],
     [for component, rules in local.traffic : {
       apiVersion = "networking.k8s.io/v1"
       kind       = "NetworkPolicy"
-      metadata   = { name = component, namespace = local.namespace, labels = local.component_labels[component] }
+      metadata   = { name = component, namespace = local.namespace, labels = local.labels[component] }
       spec = {
         podSelector = { matchLabels = { "app.kubernetes.io/component" = component } }
         policyTypes = ["Ingress", "Egress"]
@@ -168,7 +146,7 @@ locals {
         egress      = rules.egress
       }
       }
-      if(component != "redis" || var.infrastructure.redis_url == null) && (component != "collector" || var.observability.otlp != null)
+      if(component != "redis" || local.bundles_redis) && (component != "collector" || var.observability.otlp != null)
     ],
   )
 }

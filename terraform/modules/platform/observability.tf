@@ -1,11 +1,13 @@
 # Metrics are read by whatever Prometheus there is, spans go through one collector. Its address is what the units get as
-# OTEL_EXPORTER_OTLP_ENDPOINT (local.otel_environment); the endpoint behind it and its credential are the collector's alone.
+# OTEL_EXPORTER_OTLP_ENDPOINT (local.telemetry_env); the endpoint behind it and its credential are the collector's alone.
 
 locals {
-  # Whatever has a Service with a port named metrics.
-  measured = concat(["gateway", "logic", "inference"], [for name in ["collector"] : name if var.observability.otlp != null])
+  metrics_ports = merge(
+    { gateway = 8082, logic = 8092, inference = 8002 },
+    { for name, port in { collector = 8888 } : name => port if var.observability.otlp != null },
+  )
 
-  otel_environment = [for each in [
+  telemetry_env = [for each in [
     { name = "OTEL_EXPORTER_OTLP_ENDPOINT", value = "http://collector.${var.namespace}.svc.cluster.local:4318" },
     { name = "OTEL_TRACES_SAMPLER_ARG", value = tostring(try(var.observability.otlp.sample_ratio, 0)) },
   ] : each if var.observability.otlp != null]
@@ -46,32 +48,29 @@ locals {
     {
       apiVersion = "v1"
       kind       = "ConfigMap"
-      metadata   = { name = "collector", namespace = local.namespace, labels = local.component_labels.collector }
+      metadata   = { name = "collector", namespace = local.namespace, labels = local.labels.collector }
       data       = { "config.yaml" = yamlencode(local.collector_config) }
     },
     {
       apiVersion = "v1"
       kind       = "Service"
-      metadata   = { name = "collector", namespace = local.namespace, labels = local.component_labels.collector }
+      metadata   = { name = "collector", namespace = local.namespace, labels = local.labels.collector }
       spec = {
         type     = "ClusterIP"
         selector = local.selectors.collector
-        ports = [
-          { name = "otlp-http", port = 4318, targetPort = "otlp-http", protocol = "TCP" },
-          { name = "metrics", port = 8888, targetPort = "metrics", protocol = "TCP" },
-        ]
+        ports    = [{ name = "otlp-http", port = 4318, targetPort = "otlp-http", protocol = "TCP" }]
       }
     },
     {
       apiVersion                   = "v1"
       kind                         = "ServiceAccount"
-      metadata                     = { name = "collector", namespace = local.namespace, labels = local.component_labels.collector }
+      metadata                     = { name = "collector", namespace = local.namespace, labels = local.labels.collector }
       automountServiceAccountToken = false
     },
     {
       apiVersion = "apps/v1"
       kind       = "Deployment"
-      metadata   = { name = "collector", namespace = local.namespace, labels = local.component_labels.collector }
+      metadata   = { name = "collector", namespace = local.namespace, labels = local.labels.collector }
       spec = {
         # One: what it holds while it is moved is lost, and the units count what they could not hand over meanwhile.
         replicas = 1
@@ -79,16 +78,13 @@ locals {
         strategy = { type = "RollingUpdate", rollingUpdate = { maxUnavailable = 0, maxSurge = 1 } }
         template = {
           metadata = {
-            labels = local.component_labels.collector
+            labels = local.labels.collector
             # It reads its configuration once.
             annotations = { "oriel.dev/config" = sha256(yamlencode(local.collector_config)) }
           }
-          spec = {
+          spec = merge(local.pod_base, local.gateway_placement, {
             serviceAccountName            = "collector"
-            automountServiceAccountToken  = false
-            enableServiceLinks            = false
             terminationGracePeriodSeconds = 30
-            securityContext               = local.pod_security
             containers = [{
               name  = "collector"
               image = try(var.observability.otlp.image, "")
@@ -113,25 +109,43 @@ locals {
               volumeMounts    = [{ name = "config", mountPath = "/etc/otelcol", readOnly = true }]
             }]
             volumes = [{ name = "config", configMap = { name = "collector" } }]
-          }
+          })
         }
       }
     },
   ] : each if var.observability.otlp != null]
 
-  observability_objects = concat(local.collector_objects, local.dashboard_objects)
+  # Of their own: the gateway's Service is public, and each pod has to be behind exactly one port that is read.
+  metrics_services = [for component, port in local.metrics_ports : {
+    apiVersion = "v1"
+    kind       = "Service"
+    metadata = {
+      name      = "${component}-metrics"
+      namespace = local.namespace
+      labels    = merge(local.labels[component], { "oriel.dev/metrics" = "true" })
+    }
+    spec = {
+      type                     = "ClusterIP"
+      clusterIP                = "None"
+      publishNotReadyAddresses = true
+      selector                 = local.selectors[component]
+      ports                    = [{ name = "metrics", port = port, targetPort = port, protocol = "TCP" }]
+    }
+  } if var.observability.service_monitors]
+
+  observability_objects = concat(local.collector_objects, local.metrics_services, local.dashboard_objects)
 
   observability_custom_objects = [for each in concat(
-    [for component in local.measured : {
+    [for component in keys(local.metrics_ports) : {
       apiVersion = "monitoring.coreos.com/v1"
       kind       = "ServiceMonitor"
       metadata = {
         name      = component
         namespace = local.namespace
-        labels    = merge(var.observability.monitor_labels, local.component_labels[component])
+        labels    = merge(var.observability.monitor_labels, local.labels[component])
       }
       spec = {
-        selector          = { matchLabels = local.selectors[component] }
+        selector          = { matchLabels = merge(local.selectors[component], { "oriel.dev/metrics" = "true" }) }
         namespaceSelector = { matchNames = [var.namespace] }
         podTargetLabels   = ["oriel.dev/model-group"]
         endpoints = [{
@@ -151,7 +165,7 @@ locals {
       metadata = {
         name      = "gateway"
         namespace = local.namespace
-        labels    = merge(var.observability.monitor_labels, local.component_labels.gateway)
+        labels    = merge(var.observability.monitor_labels, local.labels.gateway)
       }
       # docs/alerts/gateway.yaml, the same file: a test compares them.
       spec = yamldecode(file("${path.module}/alerts/gateway.yaml"))

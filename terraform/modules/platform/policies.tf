@@ -25,15 +25,19 @@ locals {
   # has a model. Names are short on purpose: the first entry of a pod's DNS search list makes them whole.
   pool_discovery = merge(
     { inference = "inference" },
-    { for group in keys(local.model_groups) : "inference-${group}" => "inference-${group}" },
+    { for name, group in local.model_groups : "inference-${name}" => "inference-${name}" if length(group.models) > 0 },
   )
+  # Bodies that wait for permits and bodies that wait for a server are bounded per pool, each by this: together at most half
+  # of the gateway's memory. Not below one largest body (64 MiB, three quarters of it): with many pools give it more memory.
+  pool_bytes = max(96 * 1048576, floor(var.gateway.memory * 1073741824 / (4 * (1 + length(local.pool_discovery)))))
   pools_toml = join("\n", concat(
-    ["[pools.logic]", "discover = \"dns:logic:${local.ports.logic.http}\"", "probe = \"/v1/services\"", ""],
+    ["[pools.logic]", "discover = \"dns:logic:${local.ports.logic.http}\"", "max_queue_bytes = ${local.pool_bytes}", ""],
     flatten([
       for pool in sort(keys(local.pool_discovery)) : [
         "[pools.${pool}]",
         "discover = \"dns:${local.pool_discovery[pool]}:${local.ports.inference.http}\"",
         "grpc_discover = \"dns:${local.pool_discovery[pool]}:${local.ports.inference.grpc}\"",
+        "max_queue_bytes = ${local.pool_bytes}",
         "",
       ]
     ]),

@@ -17,7 +17,7 @@ locals {
   }
 
   redis_args = concat(
-    ["--save", "", "--appendonly", "no", "--maxmemory", "${var.redis.memory}mb", "--maxmemory-policy", "volatile-lru"],
+    ["--save", "", "--appendonly", "no", "--maxmemory", "${var.redis.memory}mb", "--maxmemory-policy", "noeviction"],
     # Kubernetes puts the value in; only this container sees it. Without a password the network policy is what keeps others out.
     local.redis_secret == null ? ["--protected-mode", "no"] : ["--requirepass", "$(REDISCLI_AUTH)"],
   )

@@ -2,11 +2,14 @@
 # the platform, and last what needs the charts' custom resources. Destroyed the other way round.
 
 locals {
-  # A release waits until its pods are ready: a GPU node starts (10 min), an image of several GB is pulled, models load.
+  # A release waits until its pods are ready: a GPU node starts, an image of several GB is pulled (15 min), models load. An
+  # upgrade replaces a group's pods one after the other on GPUs, a quarter at a time elsewhere (local.rollout), and each
+  # waits for its models: less time than that would roll back an upgrade that is going well.
   node_start_s = 900
-  platform_timeout_s = local.node_start_s + max(300, [
-    for group in values(local.model_groups) : group.load_grace_s
-  ]...)
+  rollout_s = [for group in values(local.model_groups) :
+    (group.load_grace_s + 60) * (group.on_gpu ? group.replicas.max : ceil(group.replicas.max / ceil(group.replicas.max * 0.25)))
+  ]
+  platform_timeout_s = local.node_start_s + min(86400, max(300, local.rollout_s...))
 
   charts = {
     keda = {

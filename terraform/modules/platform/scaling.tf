@@ -41,7 +41,7 @@ locals {
     [for name, target in local.by_cpu : {
       apiVersion = "autoscaling/v2"
       kind       = "HorizontalPodAutoscaler"
-      metadata   = { name = name, namespace = local.namespace, labels = local.component_labels[target.component] }
+      metadata   = { name = name, namespace = local.namespace, labels = local.labels[target.component] }
       spec = {
         scaleTargetRef = { apiVersion = "apps/v1", kind = "Deployment", name = name }
         minReplicas    = target.replicas.min
@@ -57,7 +57,7 @@ locals {
     [for each in [{
       apiVersion = "v1"
       kind       = "Service"
-      metadata   = { name = "gateway-scaler", namespace = local.namespace, labels = local.component_labels.gateway }
+      metadata   = { name = "gateway-scaler", namespace = local.namespace, labels = local.labels.gateway }
       spec = {
         type     = "ClusterIP"
         selector = local.selectors.gateway
@@ -69,7 +69,7 @@ locals {
   scaling_custom_objects = [for name, target in local.scaled : {
     apiVersion = "keda.sh/v1alpha1"
     kind       = "ScaledObject"
-    metadata   = { name = name, namespace = local.namespace, labels = local.component_labels[target.component] }
+    metadata   = { name = name, namespace = local.namespace, labels = local.labels[target.component] }
     spec = {
       scaleTargetRef  = { apiVersion = "apps/v1", kind = "Deployment", name = name }
       pollingInterval = var.keda.polling_interval_s
@@ -80,7 +80,8 @@ locals {
       fallback = { failureThreshold = 3, replicas = target.replicas.min }
       advanced = {
         restoreToOriginalReplicaCount = false
-        horizontalPodAutoscalerConfig = { name = name, behavior = local.behavior[name] }
+        # By KEDA's own name for it, keda-hpa-NAME: one of ours may still be there, or be there again, under NAME.
+        horizontalPodAutoscalerConfig = { behavior = local.behavior[name] }
       }
       triggers = [{
         type       = "external-push"

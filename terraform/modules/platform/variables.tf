@@ -29,6 +29,14 @@ variable "infrastructure" {
     gpu_taint     = object({ key = string, value = string, effect = string })
     storage_class = string
   })
+  validation {
+    condition     = contains(["NoSchedule", "PreferNoSchedule", "NoExecute"], var.infrastructure.gpu_taint.effect)
+    error_message = "infrastructure.gpu_taint.effect: NoSchedule, PreferNoSchedule or NoExecute, as Kubernetes spells it."
+  }
+  validation {
+    condition     = var.infrastructure.redis_url == null ? true : can(regex("^rediss?://[^/@]+$", var.infrastructure.redis_url))
+    error_message = "infrastructure.redis_url: redis://HOST:PORT or rediss://HOST:PORT; a password never stands in it."
+  }
 }
 
 variable "namespace" {
@@ -65,7 +73,7 @@ variable "images" {
 }
 
 variable "gateway" {
-  description = "The public door. service_type, service_annotations, load_balancer_ip, load_balancer_class, source_ranges: of its Service, the only public one. tls_secret: Secret with tls.crt and tls.key. admin_token_secret_ref: without it queues, decisions and policies are not shown. cpu in cores, memory in GiB. args: further flags of `oriel gateway`."
+  description = "The public door. service_type, service_annotations, load_balancer_ip, load_balancer_class, source_ranges: of its Service, the only public one. tls_secret: Secret with tls.crt and tls.key. admin_token_secret_ref: without it queues, decisions and policies are shown to the pod itself only (kubectl port-forward). credentials: Secret with the environment that opens policies.store, where no workload identity does. cpu in cores, memory in GiB. args: further flags of `oriel gateway`."
   type = object({
     replicas               = optional(object({ min = optional(number, 2), max = optional(number, 10) }), {})
     cpu                    = optional(number, 0.5)
@@ -77,6 +85,7 @@ variable "gateway" {
     source_ranges          = optional(list(string), [])
     tls_secret             = optional(string)
     admin_token_secret_ref = optional(object({ name = string, key = string }))
+    credentials            = optional(string)
     args                   = optional(list(string), [])
   })
   default  = {}
@@ -124,10 +133,11 @@ variable "logic" {
 }
 
 variable "model_groups" {
-  description = "Model servers by group: one Deployment each. accelerator: cpu, openvino, gpu or tensorrt, which is also the image. repository null: model_repository_url/GROUP. models: names and patterns that are asked for here only. cache: local disk for fetched models. load_grace_s: how long the models may take to load at start. null: one group cpu and, with GPUs, one group gpu."
+  description = "Model servers by group: one Deployment each. accelerator: cpu, openvino, gpu or tensorrt, which is also the image. repository null: model_repository_url/GROUP. credentials: Secret with the environment that opens it (AWS_ACCESS_KEY_ID and the like), where no workload identity does. models: names and patterns that are asked for here only. cache: local disk for fetched models. load_grace_s: how long the models may take to load at start. null: one group cpu and, with GPUs, one group gpu."
   type = map(object({
     accelerator  = string
     repository   = optional(string)
+    credentials  = optional(string)
     models       = optional(list(string), [])
     replicas     = optional(object({ min = optional(number, 1), max = optional(number, 4) }), {})
     cpu          = optional(number)
@@ -144,6 +154,10 @@ variable "model_groups" {
   validation {
     condition     = alltrue([for group in values(coalesce(var.model_groups, {})) : contains(["cpu", "openvino", "gpu", "tensorrt"], group.accelerator)])
     error_message = "model_groups: accelerator is cpu, openvino, gpu or tensorrt."
+  }
+  validation {
+    condition     = alltrue(flatten([for group in values(coalesce(var.model_groups, {})) : [for model in group.models : can(regex("^[A-Za-z0-9._*-]{1,128}$", model))]]))
+    error_message = "model_groups: models are names, or patterns with *."
   }
   validation {
     condition     = var.gpu_enabled || alltrue([for group in values(coalesce(var.model_groups, {})) : contains(["cpu", "openvino"], group.accelerator)])
@@ -174,6 +188,10 @@ variable "policies" {
     error_message = "policies.tenants: keys_sha256 are SHA-256 in 64 small hexadecimal digits, never the keys themselves."
   }
   validation {
+    condition     = alltrue([for name, tenant in var.policies.tenants : can(regex("^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$", name)) && can(regex("^[A-Za-z0-9][A-Za-z0-9._-]*$", tenant.tier)) && alltrue([for pattern in concat(tenant.models, tenant.services) : can(regex("^[A-Za-z0-9._*-]{1,128}$", pattern))])])
+    error_message = "policies.tenants: names of letters, digits, dots, dashes and underscores; models and services are names, or patterns with *."
+  }
+  validation {
     condition     = alltrue([for name in keys(var.policies.documents) : can(regex("^[A-Za-z0-9_][A-Za-z0-9_.-]*\\.(toml|ndjson|json)$", name))]) && length(join("", values(var.policies.documents))) <= 900000
     error_message = "policies.documents: *.toml, *.ndjson and *.json, at most 900 kB of text: what a ConfigMap takes. More goes into a store."
   }
@@ -186,7 +204,7 @@ variable "policies" {
 variable "redis" {
   description = "The small Redis in the cluster; counts only where infrastructure.redis_url is null. memory in MiB, of records. Its data are counters and leases: it keeps nothing on disk."
   type = object({
-    image  = optional(string, "docker.io/library/redis:7.4.7-alpine")
+    image  = optional(string, "docker.io/library/redis:7.4.6-alpine")
     memory = optional(number, 128)
   })
   default  = {}

@@ -3,10 +3,11 @@
 import hashlib
 import json
 import threading
+from collections.abc import Callable
 from typing import Any
 
-from .schema import Schema
-from .values import Place, at_path, filled_in, invented, known, places, replaced_unknown_blocks
+from .schema import Schema, cty_of
+from .values import Place, at_path, cty_of_block, filled_in, invented, known, places
 from .wire import UNKNOWN
 
 
@@ -32,10 +33,23 @@ def planned(schema: Schema, prior: Any, proposed: dict[str, Any]) -> tuple[dict[
             place.holder[place.name] = None
         elif place.attribute.get("computed") and place.holder.get(place.name) is None:
             place.holder[place.name] = _not_given(schema, place)
+    for name in computed_blocks(schema):
+        if not proposed.get(name):
+            proposed[name] = (prior or {}).get(name) or UNKNOWN
     if prior is None:
         return proposed, []
     changed = [path for path in schema.rule.replace if at_path(prior, path) != at_path(proposed, path)]
     return proposed, sorted({path.partition(".")[0] for path in changed})
+
+
+def computed_blocks(schema: Schema) -> list[str]:
+    """Blocks that the provider makes when none is written: those a rule calls computed, or says something inside of."""
+    named = {*schema.rule.computed, *(path.partition(".")[0] for path in schema.rule.set)}
+    return [
+        name
+        for name, nested in schema.block.get("block_types", {}).items()
+        if name in named and not nested.get("min_items")
+    ]
 
 
 def _not_given(schema: Schema, place: Place) -> Any:
@@ -48,13 +62,27 @@ def _not_given(schema: Schema, place: Place) -> Any:
 
 def made(schema: Schema, value: dict[str, Any], seed: str) -> dict[str, Any]:
     """A planned resource or a data source's configuration with everything known."""
-    replaced_unknown_blocks(schema.block, value)
+    words = {"seed": seed, **{key: each for key, each in value.items() if each is not UNKNOWN}}
+
+    def pinned(path: str) -> Any:
+        template = schema.rule.set.get(path)
+        return None if template is None else filled_in(template, words.get)
+
+    _make_blocks(schema.block, value, "", lambda cty, path: invented(cty, path, seed, pinned), computed_blocks(schema))
     for place in list(places(schema.block, value)):
         if place.holder.get(place.name) is UNKNOWN:
-            template = schema.rule.set.get(place.path)
-            if template is None:
-                place.holder[place.name] = invented(place, seed)
-            else:
-                words = {"seed": seed, **{key: each for key, each in value.items() if each is not UNKNOWN}}
-                place.holder[place.name] = filled_in(template, words.get)
+            place.holder[place.name] = invented(cty_of(place.attribute), place.path, seed, pinned)
     return known(value, f"{seed}-known")
+
+
+def _make_blocks(
+    block: dict[str, Any], value: Any, at: str, invent: Callable[[Any, str], Any], computed: list[str]
+) -> None:
+    """A block that was planned as unknown (a dynamic one over something unknown, a computed one) becomes known."""
+    if not isinstance(value, dict):
+        return
+    for name, nested in block.get("block_types", {}).items():
+        if value.get(name) is UNKNOWN:
+            value[name] = invent(["list", cty_of_block(nested["block"])], at + name) if name in computed else []
+        for each in value[name] if isinstance(value.get(name), list) else [value.get(name)]:
+            _make_blocks(nested["block"], each, f"{at}{name}.", invent, [])

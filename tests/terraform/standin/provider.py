@@ -7,7 +7,7 @@ from .calls import CallLog
 from .checks import wrong
 from .faults import Faults
 from .schema import Provider, Schema, provider_message
-from .values import has_unknown, known
+from .values import at_path, has_unknown, known
 
 # Answered with "unimplemented": Terraform goes on without them.
 _ABSENT = {"GetMetadata", "GetFunctions", "GetResourceIdentitySchemas"}
@@ -64,15 +64,19 @@ class StandIn:
         value, replace = planning.planned(schema, prior, proposed)
         paths = b"".join(wire.message(2, wire.message(1, wire.field(1, name))) for name in replace)
         said = wire.joined(4, (wire.diagnostic(*each) for each in errors))
-        return wire.message(1, wire.encoded(value)) + paths + said
+        # A computed block that is not written is what the old plugin SDK does, and Terraform lets only that do it.
+        legacy = wire.field(5, bool(planning.computed_blocks(schema)))
+        return wire.message(1, wire.encoded(value)) + paths + said + legacy
 
     def _ApplyResourceChange(self, fields: dict[int, list[Any]]) -> bytes:
         at_s = self._log.now_s()
         schema = self._type(fields)
         prior, value = wire.decoded(wire.last(fields, 2)), wire.decoded(wire.last(fields, 3))
         action = "delete" if value is None else "create" if prior is None else "update"
-        strikes = self._faults.strikes(schema.name, action)
-        error = b"" if strikes is None else wire.message(3, wire.diagnostic(f"{schema.name}: injected fault", strikes))
+        held = [path for path in schema.rule.protected if value is None and True in at_path(prior, path)]
+        strikes = "refused" if held else self._faults.strikes(schema.name, action)
+        said = f"{schema.name}: {' and '.join(held)} is true" if held else f"{schema.name}: injected fault"
+        error = b"" if strikes is None else wire.message(3, wire.diagnostic(said, strikes))
         if strikes == "refused":
             self._log.add("ApplyResourceChange", schema.name, action, known(prior or value, ""), at_s, failed=True)
             return wire.message(1, wire.encoded(prior)) + error

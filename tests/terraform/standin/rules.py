@@ -5,6 +5,7 @@
     replace = ["name", "vpc_config.subnet_ids"]   # a change of these makes a new one
     sensitive = ["token"]
     write_only = ["secret_wo"]
+    protected = ["deletion_protection"]     # while one of these is true, it is not deleted
     conflicts = [["name", "name_prefix"]]   # at most one of these is given
     one_of = [["cidr", "ipam_pool_id"]]     # at least one of these is given
     cidr = ["cidr_block"]                   # IPv4 or IPv6 networks, without host bits
@@ -12,6 +13,7 @@
     authentication_mode = "API"
     [aws_eks_cluster.set]                   # known after apply; {name}: another argument of it, {seed}: unique
     endpoint = "https://{name}.invalid"
+    "certificate.data" = "..."              # also inside blocks that the provider makes when none is written
     [aws_eks_cluster.enum]
     "taint.effect" = ["NO_SCHEDULE"]
     [aws_eks_cluster.match]                 # regular expressions, of the whole value
@@ -34,6 +36,7 @@ class Rule:
     replace: list[str] = field(default_factory=list)
     sensitive: list[str] = field(default_factory=list)
     write_only: list[str] = field(default_factory=list)
+    protected: list[str] = field(default_factory=list)
     conflicts: list[list[str]] = field(default_factory=list)
     one_of: list[list[str]] = field(default_factory=list)
     cidr: list[str] = field(default_factory=list)
@@ -45,7 +48,7 @@ class Rule:
 
     def paths(self) -> list[str]:
         """Every argument that the rule names."""
-        single = [*self.computed, *self.replace, *self.sensitive, *self.write_only, *self.cidr]
+        single = [*self.computed, *self.replace, *self.sensitive, *self.write_only, *self.protected, *self.cidr]
         keyed = [*self.defaults, *self.set, *self.enum, *self.match, *self.range]
         return single + keyed + [each for group in (*self.conflicts, *self.one_of) for each in group]
 

@@ -34,7 +34,8 @@ class Provider:
 def load(path: Path, rules: dict[str, Rule], used: Container[str] | None = None) -> Provider:
     """The provider of one schema file. used: only these types ("aws_vpc", "data.aws_region"); None: all.
 
-    Raises ValueError where a rule names an argument that the schema does not have.
+    A rule may name what only another version of the provider has: here it says nothing then (a test looks for rules
+    that name what no version has).
     """
     document = json.loads(path.read_text())
     ((source, schemas),) = document["provider_schemas"].items()
@@ -51,18 +52,16 @@ def load(path: Path, rules: dict[str, Rule], used: Container[str] | None = None)
 def _ruled(name: str, schema: dict[str, Any], rule: Rule) -> Schema:
     block = copy.deepcopy(schema["block"])
     _without_dynamics_in_sets(block)
-    for path in rule.paths():
-        if find(block, path) is None:
-            raise ValueError(f"{name}: a rule names {path}, which its schema does not have")
     # The packages do not say which arguments the provider fills in or defaults: rules do.
     for path in {"id", "tags_all", *rule.computed, *rule.set, *rule.defaults}:
         attribute = find(block, path)
         if attribute is not None and not attribute.get("required"):
             attribute["computed"] = True
-    for path in rule.sensitive:
-        find(block, path)["sensitive"] = True  # type: ignore[index]
-    for path in rule.write_only:
-        find(block, path)["write_only"] = True  # type: ignore[index]
+    for flag, paths in (("sensitive", rule.sensitive), ("write_only", rule.write_only)):
+        for path in paths:
+            attribute = find(block, path)
+            if attribute is not None:
+                attribute[flag] = True
     return Schema(name, block, rule, schema.get("version", 0))
 
 

@@ -76,32 +76,19 @@ def known(value: Any, word: str) -> Any:
     return [known(each, word) for each in value] if isinstance(value, list) else value
 
 
-def replaced_unknown_blocks(block: dict[str, Any], value: Any) -> None:
-    """A dynamic block over something unknown is planned as unknown: when applying, it is none."""
-    if not isinstance(value, dict):
-        return
-    for name, nested in block.get("block_types", {}).items():
-        inner = value.get(name)
-        if inner is UNKNOWN:
-            value[name] = []
-            continue
-        for each in inner if isinstance(inner, list) else [inner]:
-            replaced_unknown_blocks(nested["block"], each)
-
-
-def invented(place: Place, seed: str) -> Any:
-    return _invented(cty_of(place.attribute), place.path, seed)
-
-
-def _invented(cty: Any, path: str, seed: str) -> Any:
+def invented(cty: Any, path: str, seed: str, pinned: Callable[[str], Any]) -> Any:
+    """A value of a type. pinned: what a rule says of a path, or None."""
+    said = pinned(path)
+    if said is not None:
+        return said
     leaf = path.rsplit(".", 1)[-1]
     if isinstance(cty, list):
         kind, inner = cty
         if kind == "object":
-            return {name: _invented(each, f"{path}.{name}", seed) for name, each in inner.items()}
+            return {name: invented(each, f"{path}.{name}", seed, pinned) for name, each in inner.items()}
         if kind == "map":
             return {}
-        return [_invented(each, path, seed) for each in inner] if kind == "tuple" else [_invented(inner, path, seed)]
+        return [invented(each, path, seed, pinned) for each in (inner if kind == "tuple" else [inner])]
     if cty != "string":
         return {"number": 0, "bool": False}.get(cty)
     if leaf == "arn" or leaf.endswith("_arn"):
@@ -111,6 +98,14 @@ def _invented(cty: Any, path: str, seed: str) -> Any:
     if leaf in ("endpoint", "issuer", "self_link") or leaf.endswith(("_url", "_uri")):
         return f"https://{seed}.invalid/{leaf}"
     return f"{seed}-{leaf}"
+
+
+def cty_of_block(block: dict[str, Any]) -> Any:
+    """The object type of one element of a block."""
+    inner = {name: cty_of(each) for name, each in block.get("attributes", {}).items()}
+    for name, nested in block.get("block_types", {}).items():
+        inner[name] = [nested["nesting_mode"], cty_of_block(nested["block"])]
+    return ["object", inner]
 
 
 def filled_in(template: Any, value_of: Callable[[str], Any]) -> Any:

@@ -1,0 +1,32 @@
+# The same file in every root. `platform` is of any type, so that no default of modules/platform is written twice; the
+# price is that Terraform itself would drop a misspelt name without a word. Here each name is looked up (a test keeps
+# the list equal to the module's types).
+
+locals {
+  # What may stand below each input, as regular expressions. [^.]+: a name of one's own.
+  platform_names = {
+    namespace     = []
+    gateway       = ["replicas(\\.(min|max))?", "cpu", "memory", "service_type", "service_annotations(\\..+)?", "load_balancer_ip", "load_balancer_class", "source_ranges", "tls_secret", "admin_token_secret_ref(\\.(name|key))?", "credentials", "args"]
+    logic         = ["replicas(\\.(min|max))?", "image", "services(\\..+)?", "folders", "workers", "cpu", "memory", "args"]
+    model_groups  = ["[^.]+", "[^.]+\\.(accelerator|repository|models|replicas|replicas\\.min|replicas\\.max|cpu|memory|cache|cache\\.gb|cache\\.claim|load_grace_s|credentials|args)"]
+    policies      = ["tenants(\\.[^.]+)?", "tenants\\.[^.]+\\.(tier|keys_sha256|models|services)", "documents(\\..+)?", "store"]
+    redis         = ["image", "memory"]
+    placement     = ["share_gpu_nodes", "pause_image"]
+    keda          = ["enabled", "chart_version", "polling_interval_s", "cooldown_s"]
+    charts        = ["(nvidia_device_plugin|metrics_server|kube_prometheus_stack|prometheus_operator_crds|cluster_autoscaler)(\\.(enabled|version))?"]
+    observability = ["namespace", "service_monitors", "monitor_labels(\\..+)?", "dashboards", "otlp(\\.(endpoint|sample_ratio|image|authorization_secret_ref))?", "otlp\\.authorization_secret_ref\\.(name|key)"]
+  }
+  platform_given = { for input, value in var.platform : input => flatten([
+    for a in try(keys(value), []) : [a, [
+      for b in try(keys(value[a]), []) : ["${a}.${b}", [
+        for c in try(keys(value[a][b]), []) : "${a}.${b}.${c}"
+      ]]
+    ]]
+  ]) }
+  platform_unknown = concat(
+    [for input in keys(var.platform) : input if !contains(keys(local.platform_names), input)],
+    flatten([for input, given in local.platform_given : [
+      for name in given : "${input}.${name}" if !anytrue([for known in try(local.platform_names[input], []) : can(regex("^(${known})$", name))])
+    ] if contains(keys(local.platform_names), input)]),
+  )
+}

@@ -1,0 +1,126 @@
+"""A real inference server whose models lie in Google's and Azure's store: loading, a bad upload, an outage, a restart.
+
+S3 has the same, and more, in tests/inference; here is what another client of a store could break.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from oriel_cli.units import free_ports
+
+from . import onnx_files
+from .object_stores import ObjectServer, object_server
+
+ASKED = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
+
+
+@pytest.fixture(scope="module", params=["gs", "az"])
+def store(request: pytest.FixtureRequest) -> Iterator[ObjectServer]:
+    with object_server(request.param) as running:
+        yield running
+
+
+class Running:
+    """An `oriel inference` process that polls every half second."""
+
+    def __init__(self, url: str, cache: Path, environment: Mapping[str, str]) -> None:
+        http, grpc, metrics = free_ports("127.0.0.1", 3)
+        self.base, self.metrics_port = f"http://127.0.0.1:{http}", metrics
+        self.log = cache.parent / f"{cache.name}-{http}.log"
+        words = ["inference", "--model-repository", url, "--model-cache", str(cache)]
+        words += ["--model-control-mode", "poll", "--repository-poll-secs", "0.5"]
+        words += ["--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(metrics)]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "oriel_cli.main", *words],
+                env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+                stdout=log,
+                stderr=log,
+            )
+        self._client = httpx.Client(trust_env=False, timeout=20.0)
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait(timeout=60)
+        self._client.close()
+
+    def ready(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        try:
+            return self._client.get(f"{self.base}/v2/health/ready").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def answer(self, version: str = "") -> list[float] | int:
+        """What the model says, or the status."""
+        path = f"/v2/models/double{f'/versions/{version}' if version else ''}/infer"
+        reply = self._client.post(f"{self.base}{path}", json=ASKED)
+        return reply.json()["outputs"][0]["data"] if reply.status_code == 200 else reply.status_code
+
+    def reason(self, version: str) -> str:
+        """What the index says is wrong with a version."""
+        index = self._client.post(f"{self.base}/v2/repository/index", json={}).json()
+        return " ".join(each.get("reason", "") for each in index if each.get("version") == version)
+
+    def metrics(self) -> str:
+        return self._client.get(f"http://127.0.0.1:{self.metrics_port}/metrics").text
+
+
+@contextmanager
+def inference(url: str, cache: Path, environment: Mapping[str, str]) -> Iterator[Running]:
+    running = Running(url, cache, environment)
+    try:
+        while not running.ready():
+            time.sleep(0.05)
+        yield running
+    finally:
+        running.close()
+
+
+def sums(data: bytes) -> bytes:
+    return f"{hashlib.sha256(data).hexdigest()}  model.onnx\n".encode()
+
+
+def test_models_of_a_store_serve_through_a_bad_upload_an_outage_and_a_restart(
+    store: ObjectServer, tmp_path: Path
+) -> None:
+    url, environment, cache = f"{store.url}/models", store.environment(store.port), tmp_path / "cache"
+    store.put("models/double/config.pbtxt", b"max_batch_size: 4\nversion_policy { all {} }")
+    store.put("models/double/1/model.onnx", onnx_files.DOUBLE)
+    store.put("models/double/1/SHA256SUMS", sums(onnx_files.DOUBLE))
+    doubled = [2.0, 4.0, 6.0, 8.0]
+    with inference(url, cache, environment) as running:
+        assert running.answer() == doubled
+        # Half of a file under its final name, and one whose bytes are not those of its list: named, never served.
+        store.put("models/double/2/model.onnx", onnx_files.DOUBLE[: len(onnx_files.DOUBLE) // 2])
+        store.put("models/double/3/model.onnx", onnx_files.DOUBLE.replace(b"Add", b"Mul"))
+        store.put("models/double/3/SHA256SUMS", sums(onnx_files.DOUBLE))
+        while not (running.reason("2") and running.reason("3")):
+            assert running.answer("1") == doubled
+            time.sleep(0.05)
+        assert "SHA256SUMS" in running.reason("3")
+        store.put("models/double/2/model.onnx", onnx_files.DOUBLE)
+        while running.answer("2") != doubled:
+            assert running.answer("1") == doubled
+            time.sleep(0.05)
+        # The store dies: what is loaded serves, the server stays ready.
+        store.kill()
+        while "StoreUnavailable" not in running.metrics() and "cannot be listed" not in running.log.read_text():
+            time.sleep(0.05)
+        assert running.ready() and running.answer("1") == running.answer("2") == doubled
+        told = running.log.read_text() + running.metrics() + running.reason("3")
+    with inference(url, cache, environment) as again:
+        assert again.answer("1") == again.answer("2") == doubled
+        told += again.log.read_text()
+    secrets = [value for name, value in environment.items() if "KEY" in name]
+    assert not any(secret in told for secret in secrets)
+    store.start()

@@ -1,0 +1,205 @@
+"""docs/images.md and docs/deploy.md say what the locks, the Dockerfiles, Terraform's files and the commands say."""
+
+import argparse
+import importlib
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from dockerfile import parse
+
+from oriel_cli.main import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[2]
+IMAGES = (ROOT / "docs" / "images.md").read_text()
+DEPLOY = (ROOT / "docs" / "deploy.md").read_text()
+UNITS = ("gateway", "logic", "inference")
+CLOUDS = ("aws", "gcp", "azure")
+SHARED_OUTPUTS = {
+    *("cloud", "cluster_name", "cluster_endpoint", "cluster_ca_certificate", "cluster_auth", "registry_url"),
+    *("model_repository_url", "redis_url", "redis_tls", "redis_auth_secret_ref", "workload_identity"),
+    *("gpu_node_selector", "gpu_taint", "storage_class"),
+}
+
+
+def table(text: str, mark: str) -> list[list[str]]:
+    """The rows, head first, of the table below <!-- mark -->, backquotes and stars taken off."""
+    lines = text.partition(f"<!-- {mark} -->\n")[2].partition("\n\n")[0].splitlines()
+    rows = [[cell.strip().strip("*`") for cell in line.strip("|").split("|")] for line in lines if line[:2] != "|-"]
+    return rows
+
+
+def commands(text: str) -> list[str]:
+    """The lines of every shell block, continued ones joined, comments off."""
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [re.sub(r"\s{2,}#.*", "", line).strip() for line in lines if line.strip()]
+
+
+def declared(kind: str, folder: str) -> set[str]:
+    files = sorted((ROOT / "terraform" / folder).glob("*.tf"))
+    if not files:
+        pytest.skip(f"terraform/{folder} is not there yet")
+    return set(re.findall(rf'^{kind} "(\w+)"', "\n".join(path.read_text() for path in files), re.MULTILINE))
+
+
+def pin(lock: str, package: str) -> str:
+    found = re.search(rf"^{package}==([^ ;]+)", (ROOT / "requirements" / lock).read_text(), re.MULTILINE)
+    return found[1] if found else ""
+
+
+def test_what_each_tag_carries_is_what_its_lock_pins() -> None:
+    _, *rows = table(IMAGES, "carries")
+    trt = re.search(r"^ARG TENSORRT_VERSION=(\S+)", (ROOT / "inference/Dockerfile").read_text(), re.MULTILINE)
+    assert trt is not None
+    engines = {"cpu": "onnxruntime", "openvino": "onnxruntime-openvino"}
+    written = {}
+    for target in parse((ROOT / "inference/Dockerfile").read_text()).targets:
+        lock, engine = f"image-inference-{target}.txt", engines.get(target, "onnxruntime-gpu")
+        nvidia = [pin(lock, f"nvidia-{each}") for each in ("cuda-runtime", "cublas", "cudnn-cu13")]
+        written[target] = [f"{engine} {pin(lock, engine)}", *nvidia, trt[1] if target == "tensorrt" else ""]
+    assert {name: cells for name, *cells in rows} == written
+
+
+def test_every_build_argument_is_in_the_table_with_its_default() -> None:
+    defaults: dict[str, str] = {}
+    for unit in UNITS:
+        file = parse((ROOT / unit / "Dockerfile").read_text())
+        for each in (i for stage in file.stages for i in stage.each("ARG")):
+            if each.argument not in file.arguments:
+                defaults[each.argument] = each.text.partition("=")[2]
+        defaults |= file.arguments
+    _, *rows = table(IMAGES, "arguments")
+    told: dict[str, str] = {}
+    for names, values, _ in rows:
+        split = [each.strip(" `") for each in names.split(",")]
+        told |= dict(zip(split, [each.strip(" `") for each in values.split(",")], strict=True))
+    assert told == defaults
+
+
+@pytest.mark.parametrize("page", [IMAGES, DEPLOY], ids=["images", "deploy"])
+def test_it_is_said_plainly_what_never_happened(page: str) -> None:
+    assert "never to a cloud" in page or "Never with Docker" in page
+
+
+def test_the_outputs_are_explained_each_once() -> None:
+    section = DEPLOY.partition("## 4. What each output is for")[2].partition("## 5")[0]
+    assert sorted(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == sorted(SHARED_OUTPUTS)
+
+
+@pytest.mark.parametrize("folder", [*CLOUDS, "local"])
+def test_outputs_that_commands_ask_for_exist(folder: str) -> None:
+    assert declared("output", folder) == SHARED_OUTPUTS
+    asked = set(re.findall(r"output -raw (\w+)", DEPLOY))
+    assert asked and asked <= SHARED_OUTPUTS
+
+
+@pytest.mark.parametrize("folder", [*CLOUDS, "local"])
+def test_variables_that_commands_set_exist(folder: str) -> None:
+    known = declared("variable", folder)
+    mine = [
+        line for line in commands(DEPLOY) if "terraform -chdir" in line and ("local" in line) == (folder == "local")
+    ]
+    assert mine
+    assert {name for line in mine for name in re.findall(r"-var '?(\w+)=", line)} <= known
+
+
+def test_the_variables_file_has_known_names() -> None:
+    block = re.findall(r"```hcl\n(.*?)```", DEPLOY, re.DOTALL)[0]
+    names = set(re.findall(r"^(\w+) *=", block, re.MULTILINE))
+    assert {"region", "cluster", "platform"} <= names <= declared("variable", "aws")
+
+
+def test_the_variables_file_is_taken_by_terraform(tmp_path: Path) -> None:
+    """Types and validations, by the real binary, of the root's own variables.tf: no provider is needed for that."""
+    terraform = shutil.which("terraform")
+    if terraform is None:
+        pytest.skip("terraform is not on PATH")
+    shutil.copy(ROOT / "terraform/aws/variables.tf", tmp_path)
+    block = re.findall(r"```hcl\n(.*?)```", DEPLOY, re.DOTALL)[0]
+    (tmp_path / "oriel.auto.tfvars").write_text(block)
+    for words in (["init"], ["plan", "-detailed-exitcode"]):
+        done = subprocess.run(
+            [terraform, *words, "-no-color"], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_sizes_whose_prices_are_told_are_the_defaults() -> None:
+    head, *rows = table(DEPLOY, "costs")
+    for column, cloud in enumerate(CLOUDS, 1):
+        assert head[column].startswith(cloud)
+        files = "\n".join(path.read_text() for path in (ROOT / "terraform" / cloud).glob("*.tf"))
+        named = [row[column].partition(":")[0] for row in rows if re.match(r"[A-Za-z]", row[column])]
+        assert len(named) >= 3 and [each for each in named if f'"{each}"' not in files] == []
+
+
+def test_the_sums_of_the_table_are_right() -> None:
+    _, *rows = table(DEPLOY, "costs")
+    upto = [row[0] for row in rows].index("always")
+    for column in range(1, 4):
+        parts = [int(re.findall(r"(\d+)(?: \(.*\))?$", row[column])[0]) for row in rows[:upto]]
+        assert sum(parts) == int(rows[upto][column].strip("* "))
+
+
+def flags(name: str) -> set[str]:
+    """Those a command takes, its actions' among them."""
+    parser = argparse.ArgumentParser()
+    importlib.import_module(COMMANDS[name].module).add_arguments(parser)
+    found = set(parser._option_string_actions)
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found |= {flag for each in action.choices.values() for flag in each._option_string_actions}
+    return found
+
+
+@pytest.mark.parametrize("page", [IMAGES, DEPLOY], ids=["images", "deploy"])
+def test_commands_of_ours_are_written_as_they_are(page: str) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    inline = re.findall(r"`((?:oriel|make) [^`]+)`", page)
+    ours = [line for line in commands(page) + inline if line.startswith(("oriel ", "make "))]
+    assert ours
+    for line in ours:
+        program, name, *words = shlex.split(line)
+        if program == "make":
+            assert name in targets, line
+        else:
+            assert {word.partition("=")[0] for word in words if word.startswith("--")} <= flags(name), line
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_an_image_starts_as_the_page_says(unit: str) -> None:
+    file = parse((ROOT / unit / "Dockerfile").read_text())
+    chain = [each for stage in file.chain(file.targets[-1]) for each in stage.instructions]
+    words = {each.name: each.words or () for each in chain if each.words is not None}
+    assert f"`oriel {unit} {' '.join(words['CMD'])}`" in IMAGES
+    assert {word for word in words["CMD"] if word.startswith("--")} <= flags(unit)
+
+
+def test_make_builds_and_pushes_every_image_by_its_name(tmp_path: Path) -> None:
+    """With an engine that only writes down how it is called."""
+    engine = tmp_path / "engine"
+    engine.write_text(f"#!/usr/bin/env python3\nimport sys, json\nopen({str(tmp_path / 'calls')!r}, 'a').write(CALL)\n")
+    engine.write_text(engine.read_text().replace("CALL", "json.dumps(sys.argv[1:]) + chr(10)"))
+    engine.chmod(0o755)
+    for target in ("images", "push-images"):
+        words = ["make", "--no-print-directory", target, "REGISTRY=r.example/o", "TAG=1.2", f"ENGINE={engine}"]
+        done = subprocess.run([*words, "TARGETS=cpu tensorrt"], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    calls = [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
+    tags = ["oriel-gateway:1.2", "oriel-logic:1.2", "oriel-inference:1.2-cpu", "oriel-inference:1.2-tensorrt"]
+    built = [call for call in calls if call[0] == "build"]
+    assert [call[call.index("-t") + 1] for call in built] == [f"r.example/o/{tag}" for tag in tags]
+    assert [call[call.index("--target") + 1] for call in built if "--target" in call] == ["cpu", "tensorrt"]
+    assert all((ROOT / call[call.index("-f") + 1]).is_file() and "VERSION=1.2" in call for call in built)
+    assert [call[1] for call in calls if call[0] == "push"] == [f"r.example/o/{tag}" for tag in tags]
+
+
+def test_make_images_asks_for_the_registry() -> None:
+    done = subprocess.run(["make", "images"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode != 0 and "pass REGISTRY=" in done.stderr

@@ -1,0 +1,233 @@
+"""Each image's stages, executed without a container engine, and what they installed, started as an image would be.
+
+What an engine adds (layers, a root of its own) is left out; see docs/images.md. The RUN words, ENV, ENTRYPOINT, CMD
+and HEALTHCHECK are the Dockerfiles' own.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dockerfile import Dockerfile, parse
+from image_stages import Root, RunFailed
+
+ROOT = Path(__file__).resolve().parents[2]
+SEALED = Path(__file__).with_name("sealed.py")
+# name -> unit, target, the stage that installs
+TARGETS = {
+    "gateway": ("gateway", "gateway", "build"),
+    "logic": ("logic", "logic", "build"),
+    "inference-cpu": ("inference", "cpu", "build-cpu"),
+}
+# Hundreds of megabytes and gigabytes: `make test-images`. TensorRT's own libraries are on no index that tests may ask.
+if os.environ.get("ORIEL_TEST_IMAGES") == "1":
+    TARGETS |= {f"inference-{each}": ("inference", each, f"build-{each}") for each in ("openvino", "gpu")}
+GIVEN = {  # what is mounted into each
+    "gateway": ("policies/examples", "/etc/oriel/policies"),
+    "logic": ("examples/services", "/etc/oriel/services"),
+    "inference": ("examples/models", "/models"),
+}
+
+
+def file_of(unit: str) -> Dockerfile:
+    return parse((ROOT / unit / "Dockerfile").read_text())
+
+
+def build(root: Root, *stages: str) -> None:
+    try:
+        for stage in stages:
+            root.build(stage)
+    except RunFailed as failed:
+        if failed.without_index:
+            pytest.skip("neither the package index nor a cache of it is in reach")
+        raise
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """Not pytest's own: that can be entered by one user only."""
+    made = Path(tempfile.mkdtemp(prefix="oriel-images-"))
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture(scope="module")
+def wheel(folder: Path) -> Path:
+    """The stage `wheel`, once: the three Dockerfiles have the same. Its /dist."""
+    root = Root(folder / "wheel", ROOT, file_of("gateway"))
+    build(root, "wheel")
+    return root.at("/dist")
+
+
+@pytest.fixture(scope="module", params=TARGETS)
+def image(request: pytest.FixtureRequest, folder: Path, wheel: Path) -> Iterator[tuple[str, Root]]:
+    name = request.param
+    unit, target, stage = TARGETS[name]
+    root = Root(folder / name, ROOT, file_of(unit))
+    shutil.copytree(wheel, root.at("/dist"))
+    below = [each.name for each in file_of(unit).chain(stage)]
+    above = [each.name for each in file_of(unit).chain(target)]
+    build(root, *below, *above)
+    yield name, root
+    shutil.rmtree(root.folder)
+
+
+def test_the_wheel_of_the_context_is_the_wheel(wheel: Path) -> None:
+    """.dockerignore keeps nothing back that belongs in."""
+    (built,) = wheel.glob("oriel-*-py3-none-any.whl")
+    with zipfile.ZipFile(built) as archive:
+        names = set(archive.namelist())
+    for room in ("wire", "policies", "gateway", "logic", "inference", "cli"):
+        files = [path for path in (ROOT / room / f"oriel_{room}").rglob("*") if path.is_file()]
+        wanted = {str(path.relative_to(ROOT / room)) for path in files if "__pycache__" not in path.parts}
+        assert {each for each in wanted if not each.endswith((".so", ".pyc"))} <= names
+    assert "oriel_cli/_demo/examples/models/digits/1/model.onnx" in names
+
+
+def test_an_image_holds_what_its_lock_says(image: tuple[str, Root]) -> None:
+    name, root = image
+    lock = f"image-{name}.txt"
+    uv = Path(sys.executable).with_name("uv")
+    python = str(root.at("/opt/oriel/bin/python"))
+    done = subprocess.run([uv, "pip", "freeze", "--python", python], capture_output=True, text=True, check=True)
+    installed = dict(line.split("==") for line in done.stdout.split() if "==" in line)
+    assert installed.pop("oriel") is not None
+    pins = dict(re.findall(r"^([a-z0-9._-]+)==([^ ;]+)", (ROOT / "requirements" / lock).read_text(), re.MULTILINE))
+    assert set(installed) <= set(pins)
+    # Neither what builds nor what installs is in what runs.
+    assert not {"pip", "setuptools", "hatchling", "mypy", "uv", "pytest"} & set(installed)
+
+
+def test_every_module_has_bytecode_that_is_never_looked_after(image: tuple[str, Root]) -> None:
+    """A root that is read-only cannot be given any later; times in it would differ from build to build."""
+    _, root = image
+    (packages,) = root.at("/opt/oriel/lib").glob("python3.*/site-packages")
+    tag = sys.implementation.cache_tag
+    missing, checked = [], []
+    for room in packages.glob("oriel_*"):
+        for source in room.rglob("*.py"):
+            compiled = source.parent / "__pycache__" / f"{source.stem}.{tag}.pyc"
+            if not compiled.exists():
+                missing.append(source)
+            elif compiled.read_bytes()[4:8] != b"\x01\x00\x00\x00":  # PEP 552: by hash, not checked
+                checked.append(source)
+    assert missing == [] and checked == []
+
+
+def test_nothing_of_the_build_is_written_into_what_is_installed(image: tuple[str, Root]) -> None:
+    """So that two builds of one checkout give the same files."""
+    _, root = image
+    infos = list(root.at("/opt/oriel/lib").glob("python3.*/site-packages/*.dist-info/*"))
+    assert infos and [path.name for path in infos if path.name in ("direct_url.json", "uv_cache.json")] == []
+
+
+def test_the_unit_starts_sealed_and_its_own_check_finds_it_alive(image: tuple[str, Root]) -> None:
+    name, root = image
+    told = run_sealed(name, root)
+    assert told.get("healthy") is True, told
+    assert told["written"] == [str(root.at("/var/lib/oriel"))], "nowhere else, and there it can"
+    # In a namespace of its own, whoever runs the tests is 0 and nobody else can be had.
+    assert told["user"] == (65532 if os.geteuid() == 0 else 0) and told["code"] == 0, told
+    if name.startswith("inference"):
+        answer = json.loads(told["answer"]["body"])
+        assert told["answer"]["status"] == 200, told
+        outputs = {each["name"]: each["data"] for each in answer["outputs"]}
+        assert outputs["label"] == [7]
+
+
+def run_sealed(name: str, root: Root) -> dict[str, Any]:
+    """Skips where the kernel gives a test no namespaces."""
+    unit, target, _ = TARGETS[name]
+    file = file_of(unit)
+    source, place = GIVEN[unit]
+    shutil.copytree(ROOT / source, root.at(place), dirs_exist_ok=True)
+    for path in root.folder.glob("*"):
+        path.chmod(path.stat().st_mode | 0o055) if not path.is_symlink() else None
+    state, temporary = root.at("/var/lib/oriel"), root.at("/tmp")
+    for each in (state, temporary):
+        each.mkdir(parents=True, exist_ok=True)
+    chain = [each for stage in file.chain(target) for each in stage.instructions]
+    words = {each.name: list(each.words or ()) for each in chain if each.words is not None}
+    plan = {
+        "root": str(root.folder),
+        "writable": [str(state), str(temporary)],
+        "start": root.words([*words["ENTRYPOINT"], *words["CMD"]]),
+        "env": root.environment(target) | {"TMPDIR": str(temporary)},
+        "health": root.words(words["HEALTHCHECK"]),
+        "drop": os.geteuid() == 0,
+        "post": None,
+    }
+    if unit == "inference":
+        plan["post"] = ["/v2/models/digits/infer", 8000, (ROOT / "examples/digits/7.v2.json").read_text()]
+    unshare = ["unshare", "--mount", "--net"]
+    for own in (unshare, [*unshare, "--user", "--map-root-user"]):
+        if subprocess.run([*own, "true"], capture_output=True, check=False).returncode == 0:
+            break
+    else:
+        pytest.skip("this kernel gives a test no namespaces: the unit is not started sealed")
+    done = subprocess.run(
+        [*own, sys.executable, str(SEALED)], input=json.dumps(plan), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.13"])
+@pytest.mark.parametrize(
+    "lock", ["gateway", "logic", *(f"inference-{each}" for each in ("cpu", "openvino", "gpu", "tensorrt"))]
+)
+def test_every_target_can_be_installed_as_locked(lock: str, python: str, tmp_path: Path) -> None:
+    """Every package has a wheel for glibc 2.28, and its hash is in the lock; nothing is downloaded."""
+    uv, file = Path(sys.executable).with_name("uv"), ROOT / "requirements" / f"image-{lock}.txt"
+    words = [uv, "pip", "install", "--dry-run", "--no-config", "--require-hashes", "--only-binary", ":all:"]
+    words += ["--target", tmp_path, "--python-version", python, "--python-platform", "x86_64-manylinux_2_28"]
+    done = subprocess.run([*words, "-r", file], cwd=tmp_path, capture_output=True, text=True, check=False)
+    if RunFailed(done.stderr).without_index:
+        pytest.skip("neither the package index nor a cache of it is in reach")
+    assert done.returncode == 0 and "Would install" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("sha256", ["", "ab" * 32])
+def test_tensorrt_is_asked_for_by_its_argument(sha256: str, tmp_path: Path) -> None:
+    """Its own index is not to be had here: a program that writes down its words stands for uv."""
+    uv = tmp_path / "uv"
+    uv.write_text("#!/usr/bin/env python3\nimport sys, pathlib\nfile = pathlib.Path(sys.argv[0] + '.calls')\n")
+    with uv.open("a") as out:
+        out.write("file.open('a').write(' '.join(sys.argv[1:]) + chr(10))\n")
+    uv.chmod(0o755)
+    arguments = {"TENSORRT_VERSION": "10.16.0.72", **({"TENSORRT_SHA256": sha256} if sha256 else {})}
+    root = Root(tmp_path / "root", ROOT, file_of("inference"), build_args=arguments, uv=uv)
+    for made in ("/opt/oriel/bin", "/src", "/dist"):
+        root.at(made).mkdir(parents=True)
+    root.at("/opt/oriel/bin/python").symlink_to(sys.executable)
+    root.at("/uv").symlink_to(uv)
+    root.build("build-tensorrt")
+    pinned = root.at("/src/tensorrt.txt").read_text()
+    assert pinned == "tensorrt-cu13-libs==10.16.0.72" + (f" --hash=sha256:{sha256}" if sha256 else "") + "\n"
+    (call,) = [line for line in Path(f"{root.at('/uv')}.calls").read_text().splitlines() if " tensorrt.txt" in line]
+    assert call.endswith("--no-deps --only-binary :all: --default-index https://pypi.nvidia.com -r tensorrt.txt")
+    assert str(root.at("/opt/oriel/tensorrt").readlink()).endswith("/site-packages/tensorrt_libs")
+    # Where the loader is told to look.
+    assert root.environment("tensorrt")["LD_LIBRARY_PATH"] == str(root.at("/opt/oriel/tensorrt"))
+
+
+@pytest.mark.skipif(os.environ.get("ORIEL_TEST_IMAGES") != "1", reason="half a minute of compiling: make test-images")
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_the_gateway_compiled_is_a_build_argument(folder: Path) -> None:
+    root = Root(folder / "compiled", ROOT, file_of("gateway"), build_args={"ORIEL_COMPILE": "1"})
+    build(root, "wheel", "build", "gateway")
+    assert [path.name for path in root.at("/dist").glob("*-none-any.whl")] == []
+    assert list(root.at("/opt/oriel/lib").glob("python3.*/site-packages/oriel_gateway/core.*.so"))
+    told = run_sealed("gateway", root)
+    assert told.get("healthy") is True and told["code"] == 0, told

@@ -1,0 +1,468 @@
+"""terraform/aws, applied to the stand-in: what is encrypted, public, allowed, and made after what."""
+
+import json
+import re
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from .harness import TerraformFailed, Workspace
+from .iam import statements
+
+GIVEN: dict[str, Any] = {
+    "region": "eu-central-1",
+    "dns": {"zone": "example.com", "host": "api.example.com", "tls_secret": "api-tls"},
+}
+CLUSTER_POLICY = "arn:aws:iam::aws:policy/"
+# Each address its own, so that mixed ones are told apart.
+RULES = {"aws_eip": {"set": {"allocation_id": "eipalloc-{seed}", "public_ip": "address-{seed}"}}}
+
+
+@pytest.fixture(scope="module")
+def applied(terraform, tree, tmp_path_factory) -> Iterator[SimpleNamespace]:
+    """Applied once, kept for the module: state, calls of that apply, and the workspace."""
+    with Workspace("aws", tmp_path_factory.mktemp("aws"), tree=tree, rules=RULES) as workspace:
+        workspace.init()
+        state = workspace.apply(**GIVEN)
+        yield SimpleNamespace(workspace=workspace, state=state, calls=workspace.calls, made=state.resources())
+
+
+@pytest.fixture(scope="module")
+def gone(applied) -> SimpleNamespace:
+    """Everything destroyed: what that asked for. The tests that look at `applied` kept its state and calls."""
+    unprotected = GIVEN | {"cluster": {"deletion_protection": False}}
+    applied.workspace.apply(**unprotected)
+    left = applied.workspace.destroy(**unprotected)
+    return SimpleNamespace(left=left, calls=applied.workspace.calls)
+
+
+def of_type(applied, type_name: str) -> dict[str, dict[str, Any]]:
+    return applied.state.resources(type_name)
+
+
+def objects(applied) -> list[dict[str, Any]]:
+    documents = [json.loads(text) for each in of_type(applied, "helm_release").values() for text in each["values"]]
+    return [each for document in documents for each in document.get("objects", [])]
+
+
+def position(calls, action: str, address: str) -> int:
+    """When it was done, as a place in the log. Raises ValueError: it was not."""
+    return [(call.action, call.address) for call in calls].index((action, address))
+
+
+@pytest.mark.parametrize("version", ["aws-5", "aws-6"])
+def test_valid_for_both_major_versions_of_the_provider(terraform, tree, tmp_path, version):
+    with Workspace("aws", tmp_path, tree=tree, schemas={"aws": version}) as workspace:
+        workspace.init()
+        assert workspace.validate() == []
+
+
+def test_a_second_plan_is_empty(applied):
+    assert not applied.workspace.plan(**GIVEN).changes
+
+
+def test_what_is_stored_is_encrypted_with_our_keys(applied):
+    keys = {name: each["arn"] for name, each in of_type(applied, "aws_kms_key").items()}
+    cluster, models = keys['aws_kms_key.this["cluster"]'], keys['aws_kms_key.this["models"]']
+    assert all(each["enable_key_rotation"] for each in of_type(applied, "aws_kms_key").values())
+
+    (eks,) = of_type(applied, "aws_eks_cluster").values()
+    assert eks["encryption_config"] == [{"provider": [{"key_arn": cluster}], "resources": ["secrets"]}]
+    (group,) = of_type(applied, "aws_elasticache_replication_group").values()
+    assert group["kms_key_id"] == cluster
+    assert group["at_rest_encryption_enabled"] == "true"
+    assert group["transit_encryption_enabled"] is True
+    for template in of_type(applied, "aws_launch_template").values():
+        (disk,) = template["block_device_mappings"]
+        assert (disk["ebs"][0]["encrypted"], disk["ebs"][0]["kms_key_id"]) == ("true", cluster)
+    for repository in of_type(applied, "aws_ecr_repository").values():
+        assert repository["encryption_configuration"] == [{"encryption_type": "KMS", "kms_key": cluster}]
+    (log,) = of_type(applied, "aws_cloudwatch_log_group").values()
+    assert log["kms_key_id"] == cluster
+    (rule,) = applied.made["aws_s3_bucket_server_side_encryption_configuration.models"]["rule"]
+    assert rule["bucket_key_enabled"] is True
+    (bucket,) = rule["apply_server_side_encryption_by_default"]
+    assert (bucket["sse_algorithm"], bucket["kms_master_key_id"]) == ("aws:kms", models)
+    (storage,) = [each for each in objects(applied) if each["kind"] == "StorageClass"]
+    assert storage["metadata"]["name"] == applied.state.outputs["storage_class"]
+    assert (storage["parameters"]["encrypted"], storage["parameters"]["kmsKeyId"]) == ("true", cluster)
+
+
+def test_nothing_is_public_but_the_gateways_addresses(applied):
+    (cluster,) = of_type(applied, "aws_eks_cluster").values()
+    assert cluster["vpc_config"][0]["endpoint_private_access"] is True
+    assert cluster["vpc_config"][0]["endpoint_public_access"] is False
+    assert not any(each["map_public_ip_on_launch"] for each in of_type(applied, "aws_subnet").values())
+    for address, rule in of_type(applied, "aws_vpc_security_group_ingress_rule").items():
+        assert rule["cidr_ipv4"] in (None, "10.42.0.0/16"), address
+        assert rule["cidr_ipv6"] is None, address
+    block = applied.made["aws_s3_bucket_public_access_block.models"]
+    limits = ("block_public_acls", "block_public_policy", "ignore_public_acls", "restrict_public_buckets")
+    assert all(block[each] for each in limits)
+    # Whoever is in a public subnet, or sends there: the NAT gateway and the load balancer.
+    public = {each["id"] for name, each in of_type(applied, "aws_subnet").items() if ".public[" in name}
+    assert len(public) == 3
+    private = {each["id"] for each in of_type(applied, "aws_subnet").values()} - public
+    for address, values in applied.made.items():
+        assert public.isdisjoint(values.get("subnet_ids") or []), address
+    assert set(cluster["vpc_config"][0]["subnet_ids"]) == private
+    addresses = of_type(applied, "aws_eip")
+    assert sorted({re.sub(r"\[.*", "", each) for each in addresses}) == ["aws_eip.gateway", "aws_eip.nat"]
+    assert len(addresses) == 4, "an account has five by default"
+
+    services = [each for each in objects(applied) if each["kind"] == "Service"]
+    (gateway,) = [each for each in services if each["spec"].get("type") in ("LoadBalancer", "NodePort")]
+    assert gateway["metadata"]["name"] == "gateway"
+    annotations = gateway["metadata"]["annotations"]
+    prefix = "service.beta.kubernetes.io/aws-load-balancer-"
+    assert annotations[prefix + "type"] == "nlb"
+    zones = ["eu-central-1a", "eu-central-1b", "eu-central-1c"]
+    assert annotations[prefix + "eip-allocations"].split(",") == [
+        addresses[f'aws_eip.gateway["{zone}"]']["allocation_id"] for zone in zones
+    ]
+    assert annotations[prefix + "subnets"].split(",") == [
+        applied.made[f'aws_subnet.public["{zone}"]']["id"] for zone in zones
+    ]
+    record = applied.made["aws_route53_record.gateway[0]"]
+    assert set(record["records"]) == {each["public_ip"] for name, each in addresses.items() if ".gateway[" in name}
+
+
+# Allowed statements with a `*` for their action or resource, each with its reason.
+WILD = {
+    "aws_iam_role_policy.cluster: LoadBalancerAddresses": "descriptions can't be limited to a resource in IAM",
+    'aws_iam_role_policy.pod["autoscaler"]: Describe': "descriptions can't be limited to a resource in IAM",
+    'aws_kms_key.this["cluster"]: AccountPolicies': "a key's own policy: * is this key, and IAM policies decide",
+    'aws_kms_key.this["cluster"]: ClusterLogs': "a key's own policy: * is this key",
+    'aws_kms_key.this["cluster"]: NodeDisks': "a key's own policy: * is this key",
+    'aws_kms_key.this["cluster"]: NodeDisksAttached': "a key's own policy: * is this key",
+    'aws_kms_key.this["models"]: AccountPolicies': "a key's own policy: * is this key, and IAM policies decide",
+}
+
+
+def test_no_policy_allows_everything_but_for_a_reason(applied):
+    found = set()
+    for each in statements(applied.made):
+        if each.effect == "Allow":
+            if "*" in each.resources or any("*" in action for action in each.actions):
+                found.add(each.name)
+            if "*" in each.resources and not each.address.startswith("aws_kms_key"):
+                assert all(re.search(r":(Describe|Get)[A-Za-z]+$", action) for action in each.actions), each.name
+    assert found == set(WILD)
+
+
+def test_a_principal_that_is_everybody_is_narrowed_to_one(applied):
+    for each in statements(applied.made):
+        if each.effect == "Allow" and "AWS:*" in each.principals:
+            narrowed = each.condition["StringEquals"]["aws:PrincipalArn"]
+            assert narrowed.endswith(":role/aws-service-role/autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling")
+
+
+def test_managed_policies_are_these(applied):
+    attached = {
+        (each["role"].removeprefix("oriel-eu-central-1-"), each["policy_arn"].removeprefix(CLUSTER_POLICY))
+        for each in of_type(applied, "aws_iam_role_policy_attachment").values()
+    }
+    assert attached == {
+        ("cluster", "AmazonEKSClusterPolicy"),
+        ("node", "AmazonEKSWorkerNodePolicy"),
+        ("node", "AmazonEC2ContainerRegistryPullOnly"),
+        ("vpc-cni", "AmazonEKS_CNI_Policy"),
+        ("ebs-csi", "service-role/AmazonEBSCSIDriverPolicy"),
+    }
+
+
+def test_pods_take_a_role_by_the_name_of_their_service_account(applied):
+    accounts = {
+        "gateway": ("oriel", "gateway"),
+        "inference": ("oriel", "inference"),
+        "autoscaler": ("kube-system", "cluster-autoscaler"),
+        "ebs-csi": ("kube-system", "ebs-csi-controller-sa"),
+        "vpc-cni": ("kube-system", "aws-node"),
+    }
+    trusts = {each.address: each for each in statements(of_type(applied, "aws_iam_role"))}
+    for role, (namespace, account) in accounts.items():
+        trust = trusts.pop(f'aws_iam_role.pod["{role}"]')
+        assert trust.principals == ("Service:pods.eks.amazonaws.com",)
+        assert set(trust.actions) == {"sts:AssumeRole", "sts:TagSession"}
+        assert trust.condition["StringEquals"] == {
+            "aws:SourceAccount": "123456789012",
+            "aws:RequestTag/eks-cluster-arn": "arn:aws:eks:eu-central-1:123456789012:cluster/oriel",
+            "aws:RequestTag/kubernetes-namespace": namespace,
+            "aws:RequestTag/kubernetes-service-account": account,
+        }
+    assert {each.principals for each in trusts.values()} == {
+        ("Service:eks.amazonaws.com",),
+        ("Service:ec2.amazonaws.com",),
+    }
+    associated = {
+        (each["namespace"], each["service_account"]): each["role_arn"].rpartition("-")[2]
+        for each in of_type(applied, "aws_eks_pod_identity_association").values()
+    }
+    assert associated == {accounts[role]: role for role in ("gateway", "inference", "autoscaler")}
+    deployed = {each["metadata"]["name"] for each in objects(applied) if each["kind"] == "ServiceAccount"}
+    assert {"gateway", "inference", "logic"} <= deployed
+
+
+def test_the_bucket_is_read_by_two_and_written_by_none(applied):
+    folders = {"gateway": "policies", "inference": "models"}
+    arn = "arn:aws:s3:::oriel-models-123456789012-eu-central-1"
+    assert applied.made["aws_s3_bucket.models"]["bucket"] == arn.rpartition(":")[2]
+    assert applied.state.outputs["model_repository_url"] == "s3://oriel-models-123456789012-eu-central-1/models"
+    touched = {}
+    for each in statements(of_type(applied, "aws_iam_role_policy")):
+        for action in each.actions:
+            if action.startswith("s3:"):
+                touched.setdefault((each.address.split('"')[1], action), set()).update(each.resources)
+                if action == "s3:ListBucket":
+                    folder = folders[each.address.split('"')[1]]
+                    assert each.condition == {"StringLike": {"s3:prefix": [folder, f"{folder}/*"]}}
+    assert touched == {
+        (role, action): {resource}
+        for role, folder in folders.items()
+        for action, resource in (("s3:ListBucket", arn), ("s3:GetObject", f"{arn}/{folder}/*"))
+    }
+    (only_tls,) = statements(of_type(applied, "aws_s3_bucket_policy"))
+    assert (only_tls.effect, only_tls.principals) == ("Deny", ("AWS:*",))
+    assert only_tls.condition == {"Bool": {"aws:SecureTransport": "false"}}
+    assert applied.made["aws_s3_bucket_versioning.models"]["versioning_configuration"][0]["status"] == "Enabled"
+
+
+def test_pools_labels_taints_and_floors(applied):
+    pools = {re.search(r'"(.*)"', name)[1]: each for name, each in of_type(applied, "aws_eks_node_group").items()}
+    sizes = {
+        pool: tuple(each["scaling_config"][0][f"{size}_size"] for size in ("min", "desired", "max"))
+        for pool, each in pools.items()
+    }
+    assert sizes == {"system": (2, 2, 2), "cpu": (0, 0, 10), "gpu": (0, 0, 4)}
+    assert all(each["labels"]["oriel.dev/pool"] == pool for pool, each in pools.items())
+    assert {pool: each["taint"] for pool, each in pools.items() if each["taint"]} == {
+        "gpu": [{"key": "nvidia.com/gpu", "value": "present", "effect": "NO_SCHEDULE"}]
+    }
+    outputs = applied.state.outputs
+    assert outputs["gpu_taint"] == {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+    assert outputs["gpu_node_selector"].items() <= pools["gpu"]["labels"].items()
+    # What the autoscaler can't see of a group without nodes.
+    tags = of_type(applied, "aws_autoscaling_group_tag")
+    for pool, disk_gb in (("cpu", 100), ("gpu", 200)):
+        tag = tags[f'aws_autoscaling_group_tag.local_storage["{pool}"]']
+        assert tag["autoscaling_group_name"] == pools[pool]["resources"][0]["autoscaling_groups"][0]["name"]
+        assert tag["tag"][0]["value"] == f"{disk_gb}Gi"
+
+
+def test_images_keep_their_tags_and_are_scanned(applied):
+    repositories = of_type(applied, "aws_ecr_repository")
+    assert {each["name"] for each in repositories.values()} == {
+        f"oriel/oriel-{unit}" for unit in ("gateway", "logic", "inference")
+    }
+    for each in repositories.values():
+        assert each["image_tag_mutability"] == "IMMUTABLE"
+        assert each["image_scanning_configuration"] == [{"scan_on_push": True}]
+        assert each["repository_url"].startswith(applied.state.outputs["registry_url"] + "/")
+    for policy in of_type(applied, "aws_ecr_lifecycle_policy").values():
+        assert [rule["selection"]["tagStatus"] for rule in json.loads(policy["policy"])["rules"]] == ["untagged"]
+
+
+def test_add_ons_enforce_network_policies_and_stay_on_the_system_pool(applied):
+    addons = of_type(applied, "aws_eks_addon").values()
+    texts = {each["addon_name"]: each["configuration_values"] for each in addons}
+    settings = {name: json.loads(text) for name, text in texts.items() if text.startswith("{")}
+    system = {"nodeSelector": {"oriel.dev/pool": "system"}}
+    assert settings.pop("vpc-cni") == {"enableNetworkPolicy": "true"}
+    assert settings.pop("coredns") == system
+    assert settings.pop("aws-ebs-csi-driver") == {"controller": system}
+    assert not settings
+    assert {"eks-pod-identity-agent", "kube-proxy"} < set(texts)
+    assert all(each["addon_version"] for each in addons)
+
+
+def test_pods_cannot_take_the_nodes_role(applied):
+    for template in of_type(applied, "aws_launch_template").values():
+        (options,) = template["metadata_options"]
+        assert (options["http_tokens"], options["http_put_response_hop_limit"]) == ("required", 1)
+
+
+def test_the_autoscaler_takes_gpu_nodes_last(applied):
+    (values,) = map(json.loads, applied.made["helm_release.autoscaler[0]"]["values"])
+    assert values["extraArgs"]["expander"] == "priority"
+    ranks = dict(re.findall(r"(?m)^(\d+):\n +- (.+)$", values["expanderPriorities"]))
+    for pool, rank in (("cpu", "20"), ("gpu", "10")):
+        (group,) = applied.made[f'aws_eks_node_group.this["{pool}"]']["resources"][0]["autoscaling_groups"]
+        assert [each for each, pattern in ranks.items() if re.search(pattern, group["name"])] == [rank]
+        (scale,) = [each for each in statements(applied.made) if each.sid == "Scale"]
+        assert re.fullmatch(scale.resources[0].rpartition("/")[2].replace("*", ".*"), group["name"])
+
+
+def test_helm_asks_for_a_token_by_a_command(applied):
+    config = next(call for call in applied.calls if call.type.endswith("/helm")).values
+    assert config["kubernetes"]["exec"]["command"] == "aws"
+    assert config["kubernetes"]["exec"]["args"][:4] == ["eks", "get-token", "--cluster-name", "oriel"]
+    assert not config["kubernetes"].get("token")
+    assert applied.state.outputs["cluster_auth"]["args"] == config["kubernetes"]["exec"]["args"]
+
+
+def test_redis_password_is_random_and_only_where_it_has_to_be(applied):
+    (group,) = of_type(applied, "aws_elasticache_replication_group").values()
+    password = group["auth_token"]
+    assert re.fullmatch(r"[0-9a-f]{64}", password)
+    (given,) = applied.made["helm_release.secrets[0]"]["set_sensitive"]
+    assert given["value"] == password
+    holders = {address for address, values in applied.made.items() if password in json.dumps(values)}
+    assert holders == {
+        "aws_elasticache_replication_group.limiter[0]",
+        "helm_release.secrets[0]",
+        "terraform_data.redis_password[0]",
+    }
+    assert password not in json.dumps(applied.state.outputs)
+    (secret,) = [each for each in objects(applied) if each["kind"] == "Secret"]
+    reference = applied.state.outputs["redis_auth_secret_ref"]
+    assert secret["metadata"] == {"name": reference["name"], "namespace": "oriel"}
+    path = f"objects[0].stringData.{reference['key']}"
+    assert (given["name"], secret["stringData"]) == (path, {reference["key"]: ""})
+    assert applied.state.outputs["redis_url"].startswith("rediss://")
+
+
+def test_each_thing_is_made_after_what_it_needs(applied):
+    """As Terraform wrote it down, and so also the other way round when destroying; not by the luck of one run."""
+    after = applied.state.dependencies()
+    nodes, platform = "aws_eks_node_group.this", "module.platform.helm_release.platform"
+    for thing, needed in {
+        "aws_eks_cluster.this": {
+            "aws_cloudwatch_log_group.cluster",
+            "aws_iam_role_policy.cluster",
+            "aws_iam_role_policy_attachment.cluster",
+            "aws_vpc_security_group_ingress_rule.api",
+        },
+        "aws_nat_gateway.this": {"aws_route.public", "aws_route_table_association.public"},
+        "aws_eks_addon.node": {"aws_eks_addon.pod_identity", "aws_iam_role_policy_attachment.pod"},
+        nodes: {
+            "aws_eip.gateway",
+            "aws_eks_addon.node",
+            "aws_iam_role_policy_attachment.node",
+            "aws_nat_gateway.this",
+            "aws_route.private",
+            "aws_route_table_association.private",
+            "aws_vpc_endpoint.interface",
+            "aws_vpc_endpoint.s3",
+            "aws_vpc_security_group_ingress_rule.endpoints",
+        },
+        "aws_eks_addon.system": {nodes, "aws_iam_role_policy.pod", "aws_iam_role_policy_attachment.pod"},
+        "helm_release.autoscaler": {
+            "aws_autoscaling_group_tag.local_storage",
+            "aws_eks_access_policy_association.deployer",
+            "aws_eks_addon.system",
+            "aws_eks_pod_identity_association.this",
+        },
+        "module.platform.helm_release.base": {"aws_eks_access_policy_association.deployer", "aws_eks_addon.system"},
+        platform: {
+            "aws_eip.gateway",
+            "aws_eks_pod_identity_association.this",
+            "aws_elasticache_replication_group.limiter",
+            "aws_route.public",
+            "aws_route_table_association.public",
+            "aws_vpc_security_group_ingress_rule.redis",
+            "helm_release.autoscaler",
+            "helm_release.storage",
+        },
+        "helm_release.secrets": {"module.platform.helm_release.base"},
+        "aws_s3_bucket_policy.models": {"aws_s3_bucket_public_access_block.models"},
+        "aws_s3_bucket_lifecycle_configuration.models": {"aws_s3_bucket_versioning.models"},
+    }.items():
+        assert needed <= after[thing], thing
+    # The platform's pods wait for the password: it can't wait for them.
+    assert platform not in after["helm_release.secrets"]
+    # What is protected is everything.
+    assert set(after) - {"terraform_data.deletion_protection"} <= after["terraform_data.deletion_protection"]
+
+
+def test_another_floor_is_another_pool_and_touches_nothing_else(applied):
+    actions = applied.workspace.plan(**GIVEN, scale_to_zero=False).actions()
+    infrastructure = {each for each in actions if not each.startswith("module.platform[0].")}
+    assert infrastructure == {
+        *(f'aws_eks_node_group.this["{pool}"]' for pool in ("cpu", "gpu")),
+        *(f'aws_autoscaling_group_tag.local_storage["{pool}"]' for pool in ("cpu", "gpu")),
+    }
+    assert {actions[each] for each in infrastructure} == {"replace"}
+
+
+def test_what_the_platform_is_told_reaches_it_beside_the_clouds_own(applied):
+    plan = applied.workspace.plan(
+        **GIVEN,
+        image_registry="registry.example.com/oriel",
+        platform={
+            "namespace": "serving",
+            "gateway": {"service_annotations": {"example.com/note": "ours"}, "tls_secret": "another"},
+            "charts": {"cluster_autoscaler": {"version": "9.58.0"}, "metrics_server": {"version": "3.12.2"}},
+        },
+    )
+    assert plan.values("helm_release.autoscaler[0]")["version"] == "9.58.0"
+    assert plan.values('module.platform[0].helm_release.charts["metrics-server"]')["version"] == "3.12.2"
+    found = plan.objects()
+    (service,) = [each for each in found if (each["kind"], each["metadata"]["name"]) == ("Service", "gateway")]
+    annotations = service["metadata"]["annotations"]
+    assert annotations["example.com/note"] == "ours"
+    assert annotations["service.beta.kubernetes.io/aws-load-balancer-type"] == "nlb"
+    (gateway,) = [each for each in found if (each["kind"], each["metadata"]["name"]) == ("Deployment", "gateway")]
+    pod = json.dumps(gateway["spec"]["template"]["spec"])
+    assert "registry.example.com/oriel/oriel-gateway:0.1.0" in pod
+    assert '"another"' in pod and '"api-tls"' not in pod
+    assert {each["metadata"].get("namespace", "serving") for each in found if each["kind"] != "StorageClass"} == {
+        "serving"
+    }
+    trusted = {
+        each.condition["StringEquals"]["aws:RequestTag/kubernetes-namespace"]
+        for each in statements(plan.resources("aws_iam_role"))
+        if "aws:SourceAccount" in str(each.condition)
+    }
+    assert trusted == {"serving", "kube-system"}
+
+
+def test_longest_names_fit_what_aws_takes(applied):
+    plan = applied.workspace.plan(**GIVEN | {"name": "a" * 20, "region": "ap-southeast-1"})
+    for type_name, argument, most in (
+        ("aws_iam_role", "name", 64),
+        ("aws_s3_bucket", "bucket", 63),
+        ("aws_eks_node_group", "node_group_name", 63),
+        ("aws_elasticache_replication_group", "replication_group_id", 40),
+        ("helm_release", "name", 53),
+    ):
+        found = plan.resources(type_name)
+        assert found
+        assert all(len(each[argument]) <= most for each in found.values()), type_name
+
+
+def test_protected_from_destroy_until_it_is_said_otherwise(applied):
+    with pytest.raises(TerraformFailed, match="deletion_protection"):
+        applied.workspace.destroy(**GIVEN)
+    assert [call for call in applied.workspace.calls if call.action == "delete"] == []
+
+
+def test_destroyed_in_an_order_that_leaves_nothing_behind(applied, gone):
+    assert gone.left.resources() == {}
+    assert {call.id for call in gone.calls if call.action == "delete"} == {
+        call.id for call in applied.calls if call.action == "create"
+    }
+    nodes = 'aws_eks_node_group.this["system"]'
+    load_balancer = "module.platform[0].helm_release.platform"
+    for first, then in (
+        ("helm_release.secrets[0]", "module.platform[0].helm_release.base"),
+        (load_balancer, "aws_eks_access_policy_association.deployer"),
+        (load_balancer, "aws_vpc_security_group_ingress_rule.redis[0]"),
+        (load_balancer, nodes),
+        ("helm_release.autoscaler[0]", nodes),
+        (nodes, 'aws_eks_addon.node["vpc-cni"]'),
+        (nodes, 'aws_eip.gateway["eu-central-1a"]'),
+        (nodes, "aws_nat_gateway.this"),
+        (nodes, "aws_eks_cluster.this"),
+        ("aws_eks_cluster.this", "aws_iam_role_policy_attachment.cluster"),
+        ("aws_eks_cluster.this", "aws_cloudwatch_log_group.cluster"),
+        ("aws_eks_cluster.this", 'aws_subnet.private["eu-central-1a"]'),
+    ):
+        assert position(gone.calls, "delete", first) < position(gone.calls, "delete", then), (first, then)
+
+
+def test_its_own_terraform_tests_pass(applied):
+    runs = applied.workspace.test()
+    assert len(runs) >= 11
+    assert {each["status"] for each in runs} == {"pass"}

@@ -1,0 +1,404 @@
+"""terraform/azure, applied to the stand-in: what is encrypted, public, allowed, and made after what."""
+
+import base64
+import ipaddress
+import json
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from .harness import TerraformFailed, Workspace, name_of
+
+GIVEN: dict[str, Any] = {
+    "region": "westeurope",
+    "dns": {"zone": "example.com", "host": "api.example.com", "tls_secret": "api-tls"},
+}
+UNPROTECTED = GIVEN | {"cluster": {"deletion_protection": False}}
+GROUP = "/subscriptions/11111111-2222-3333-4444-555555555555/resourceGroups/oriel"
+TENANT = "66666666-7777-8888-9999-000000000000"
+OPERATOR = "aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"
+KEY = "c29tZS1rZXktb2YtcmVkaXM+Lz0="
+
+
+@pytest.fixture(scope="module")
+def applied(terraform, tree, tmp_path_factory) -> Iterator[SimpleNamespace]:
+    """Applied once, kept for the module: state, calls of that apply, and the workspace."""
+    with Workspace("azure", tmp_path_factory.mktemp("azure"), tree=tree) as workspace:
+        workspace.init()
+        state = workspace.apply(**GIVEN)
+        yield SimpleNamespace(workspace=workspace, state=state, calls=workspace.calls, made=state.resources())
+
+
+@pytest.fixture(scope="module")
+def gone(applied) -> SimpleNamespace:
+    """Refused, allowed, destroyed: what that asked for. The tests that look at `applied` kept its state and calls."""
+    with pytest.raises(TerraformFailed) as refused:
+        applied.workspace.destroy(**GIVEN)
+    kept = applied.workspace.state()
+    applied.workspace.apply(**UNPROTECTED)
+    left = applied.workspace.destroy(**UNPROTECTED)
+    return SimpleNamespace(refused=str(refused.value), kept=kept, left=left, calls=applied.workspace.calls)
+
+
+def objects(applied) -> list[dict[str, Any]]:
+    documents = [
+        json.loads(text) for each in applied.state.resources("helm_release").values() for text in each["values"]
+    ]
+    return [each for document in documents for each in document.get("objects", [])]
+
+
+def the_object(applied, kind: str, name: str) -> dict[str, Any]:
+    (found,) = [each for each in objects(applied) if (each["kind"], each["metadata"]["name"]) == (kind, name)]
+    return found
+
+
+def pools(resources: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    found = {
+        each["name"]: each for address, each in resources.items() if "azurerm_kubernetes_cluster_node_pool" in address
+    }
+    return found | {"system": resources["azurerm_kubernetes_cluster.this"]["default_node_pool"][0]}
+
+
+def position(calls, action: str, address: str) -> int:
+    """When it was done, as a place in the log. Raises ValueError: it was not."""
+    return [(call.action, call.address) for call in calls].index((action, address))
+
+
+def test_valid_and_a_second_plan_is_empty(applied):
+    assert applied.workspace.validate() == []
+    assert not applied.workspace.plan(**GIVEN).changes
+
+
+def test_encrypted_at_rest_and_on_the_way(applied):
+    """What Azure does by itself (etcd, disks, registry) has no argument; what has one is on."""
+    account = applied.made["azurerm_storage_account.models"]
+    assert account["infrastructure_encryption_enabled"] is True and account["https_traffic_only_enabled"] is True
+    assert account["min_tls_version"] == "TLS1_2"
+    (database,) = applied.made["azurerm_managed_redis.this[0]"]["default_database"]
+    assert database["client_protocol"] == "Encrypted" and database["access_keys_authentication_enabled"] is True
+    assert database["clustering_policy"] == "NoCluster", "the gateway does not speak Redis Cluster's redirections"
+    assert database["eviction_policy"] == "NoEviction"
+    assert applied.made["azurerm_managed_redis.this[0]"]["high_availability_enabled"] is True
+    assert applied.state.outputs["redis_url"].startswith("rediss://") and applied.state.outputs["redis_tls"] is True
+    # A machine's own disk is encrypted only where the subscription has asked for it.
+    assert {pool["os_disk_type"] for pool in pools(applied.made).values()} == {"Managed"}
+
+
+def test_redis_key_is_in_the_secret_and_nowhere_else(applied):
+    release = applied.made["helm_release.secrets[0]"]
+    (given,) = release["set_sensitive"]
+    assert (given["name"], given["value"]) == ("objects[0].stringData.password", KEY)
+    reference = applied.state.outputs["redis_auth_secret_ref"]
+    assert given["name"].endswith(f".{reference['key']}")
+    secret = the_object(applied, "Secret", reference["name"])
+    assert secret["metadata"]["namespace"] == release["namespace"] == "oriel"
+    assert KEY not in json.dumps(applied.state.document["outputs"])
+    assert KEY not in json.dumps([each["values"] for each in applied.state.resources("helm_release").values()])
+
+
+def test_nothing_is_public_but_the_gateways_address(applied):
+    cluster = applied.made["azurerm_kubernetes_cluster.this"]
+    assert cluster["private_cluster_enabled"] is True and cluster["private_cluster_public_fqdn_enabled"] is False
+    assert cluster["private_dns_zone_id"] == "System" and cluster["api_server_access_profile"] == []
+    assert cluster["run_command_enabled"] is False
+    registry = applied.made["azurerm_container_registry.images"]
+    assert registry["public_network_access_enabled"] is False and registry["anonymous_pull_enabled"] is False
+    account = applied.made["azurerm_storage_account.models"]
+    assert account["public_network_access_enabled"] is False and account["allow_nested_items_to_be_public"] is False
+    assert account["network_rules"][0]["default_action"] == "Deny"
+    assert applied.made["azurerm_storage_container.models"]["container_access_type"] == "private"
+    assert applied.made["azurerm_managed_redis.this[0]"]["public_network_access"] == "Disabled"
+    # The NAT gateway's takes no call; nodes have none.
+    assert set(applied.state.resources("azurerm_public_ip")) == {
+        "azurerm_public_ip.gateway[0]",
+        "azurerm_public_ip.nat",
+    }
+    assert not any(pool["node_public_ip_enabled"] for pool in pools(applied.made).values())
+    services = [each for each in objects(applied) if each["kind"] == "Service"]
+    assert [each["metadata"]["name"] for each in services if each["spec"].get("type") == "LoadBalancer"] == ["gateway"]
+    assert not [each for each in services if each["spec"].get("type") == "NodePort"]
+
+
+def test_nobody_gets_in_with_a_key(applied):
+    assert applied.made["azurerm_kubernetes_cluster.this"]["local_account_disabled"] is True
+    (entra,) = applied.made["azurerm_kubernetes_cluster.this"]["azure_active_directory_role_based_access_control"]
+    assert entra["azure_rbac_enabled"] is True and entra["tenant_id"] == TENANT
+    account = applied.made["azurerm_storage_account.models"]
+    assert account["shared_access_key_enabled"] is False and account["local_user_enabled"] is False
+    assert applied.made["azurerm_container_registry.images"]["admin_enabled"] is False
+
+
+def test_registry_models_and_redis_have_private_endpoints_with_their_names(applied):
+    for name, (target, part, zone) in {
+        "registry": ("azurerm_container_registry.images", "registry", "privatelink.azurecr.io"),
+        "models": ("azurerm_storage_account.models", "blob", "privatelink.blob.core.windows.net"),
+        "redis": ("azurerm_managed_redis.this[0]", "redisEnterprise", "privatelink.redis.azure.net"),
+    }.items():
+        endpoint = applied.made[f'azurerm_private_endpoint.this["{name}"]']
+        (connection,) = endpoint["private_service_connection"]
+        assert connection["private_connection_resource_id"] == applied.made[target]["id"]
+        assert connection["subresource_names"] == [part]
+        assert endpoint["subnet_id"] == applied.made["azurerm_subnet.endpoints"]["id"]
+        known = applied.made[f'azurerm_private_dns_zone.this["{name}"]']
+        assert known["name"] == zone
+        assert endpoint["private_dns_zone_group"][0]["private_dns_zone_ids"] == [known["id"]]
+        link = applied.made[f'azurerm_private_dns_zone_virtual_network_link.this["{name}"]']
+        assert link["private_dns_zone_name"] == zone
+        assert link["virtual_network_id"] == applied.made["azurerm_virtual_network.this"]["id"]
+
+
+def test_networks_are_apart_as_aks_wants_them(applied):
+    (profile,) = applied.made["azurerm_kubernetes_cluster.this"]["network_profile"]
+    network = ipaddress.ip_network(applied.made["azurerm_virtual_network.this"]["address_space"][0])
+    nodes, endpoints = (
+        ipaddress.ip_network(applied.made[f"azurerm_subnet.{name}"]["address_prefixes"][0])
+        for name in ("nodes", "endpoints")
+    )
+    services, pods = ipaddress.ip_network(profile["service_cidr"]), ipaddress.ip_network(profile["pod_cidr"])
+    assert nodes.subnet_of(network) and endpoints.subnet_of(network) and not nodes.overlaps(endpoints)
+    assert not services.overlaps(network) and not pods.overlaps(network) and not pods.overlaps(services)
+    assert ipaddress.ip_address(profile["dns_service_ip"]) in services
+    assert all(each.subnet_of(ipaddress.ip_network("10.42.0.0/16")) for each in (network, services, pods))
+    assert (profile["network_plugin"], profile["network_plugin_mode"]) == ("azure", "overlay")
+    assert (profile["network_data_plane"], profile["network_policy"]) == ("cilium", "cilium")
+    assert profile["outbound_type"] == "userAssignedNATGateway"
+    associated = applied.made["azurerm_subnet_nat_gateway_association.nodes"]
+    assert associated["subnet_id"] == applied.made["azurerm_subnet.nodes"]["id"]
+
+
+def test_api_access_opens_api_registry_and_models_to_those_networks_only(planned):
+    cidrs = ["198.51.100.7/32", "192.0.2.4/31", "203.0.113.0/24"]
+    plan = planned.plan(region="westeurope", cluster={"api_access_cidrs": cidrs}, deploy_platform=False)
+    cluster = plan.values("azurerm_kubernetes_cluster.this")
+    assert cluster["private_cluster_enabled"] is False
+    # Together they are refused; the NAT gateway's own address, which the nodes come from, is known after apply.
+    assert cluster.get("private_dns_zone_id") is None
+    registry = plan.values("azurerm_container_registry.images")
+    assert registry["public_network_access_enabled"] is True
+    (rules,) = registry["network_rule_set"]
+    assert rules["default_action"] == "Deny" and {each["ip_range"] for each in rules["ip_rule"]} == set(cidrs)
+    (rules,) = plan.values("azurerm_storage_account.models")["network_rules"]
+    assert rules["default_action"] == "Deny" and rules["bypass"] == ["None"]
+    # A storage account takes single addresses without a mask.
+    assert set(rules["ip_rules"]) == {"198.51.100.7", "192.0.2.4", "192.0.2.5", "203.0.113.0/24"}
+    assert plan.values("azurerm_managed_redis.this[0]")["public_network_access"] == "Disabled"
+
+
+def test_the_nodes_own_way_out_may_reach_a_public_api(workspace):
+    one = workspace("azure")
+    state = one.apply(region="westeurope", cluster={"api_access_cidrs": ["198.51.100.7/32"]}, deploy_platform=False)
+    (profile,) = state.values("azurerm_kubernetes_cluster.this")["api_server_access_profile"]
+    nat = state.values("azurerm_public_ip.nat")["ip_address"]
+    assert set(profile["authorized_ip_ranges"]) == {"198.51.100.7/32", f"{nat}/32"}
+
+
+def test_every_right_that_is_given(applied):
+    """Least privilege: this is the whole list; a line more is a decision."""
+    registry, container, subnet, address, nodes = (
+        applied.made[each]["id"]
+        for each in (
+            "azurerm_container_registry.images",
+            "azurerm_storage_container.models",
+            "azurerm_subnet.nodes",
+            "azurerm_public_ip.gateway[0]",
+            "azurerm_user_assigned_identity.nodes",
+        )
+    )
+    (kubelet,) = applied.made["azurerm_kubernetes_cluster.this"]["kubelet_identity"]
+    assert kubelet["user_assigned_identity_id"] == nodes
+    given = {
+        (each["role_definition_name"], each["scope"], each["principal_id"])
+        for each in applied.state.resources("azurerm_role_assignment").values()
+    }
+    assert given == {
+        ("AcrPull", registry, "principal-of-oriel-nodes"),
+        ("Network Contributor", subnet, "principal-of-oriel-cluster"),
+        ("Network Contributor", address, "principal-of-oriel-cluster"),
+        ("Managed Identity Operator", nodes, "principal-of-oriel-cluster"),
+        ("Reader", GROUP, "principal-of-oriel-cluster"),
+        ("Azure Kubernetes Service RBAC Cluster Admin", GROUP, OPERATOR),
+        ("Storage Blob Data Reader", container, "principal-of-oriel-gateway"),
+        ("Storage Blob Data Reader", container, "principal-of-oriel-inference"),
+    }
+    assert container.endswith("/blobServices/default/containers/models"), "the container, not the account"
+
+
+def test_pods_exchange_their_service_accounts_token(applied):
+    cluster = applied.made["azurerm_kubernetes_cluster.this"]
+    assert cluster["oidc_issuer_enabled"] is True and cluster["workload_identity_enabled"] is True
+    for unit in ("gateway", "logic", "inference"):
+        credential = applied.made[f'azurerm_federated_identity_credential.units["{unit}"]']
+        assert credential["issuer"] == cluster["oidc_issuer_url"]
+        assert credential["subject"] == f"system:serviceaccount:oriel:{unit}"
+        assert credential["audience"] == ["api://AzureADTokenExchange"]
+        assert credential["parent_id"].endswith(f"/oriel-{unit}")
+    identity = applied.state.outputs["workload_identity"]
+    assert identity["pod_labels"] == {"azure.workload.identity/use": "true"}
+    for unit in ("gateway", "logic"):
+        account = the_object(applied, "ServiceAccount", unit)
+        annotation = {"azure.workload.identity/client-id": f"client-of-oriel-{unit}"}
+        assert identity["service_account_annotations"][unit] == annotation
+        assert account["metadata"]["annotations"].items() >= annotation.items()
+    gateway = the_object(applied, "Deployment", "gateway")
+    assert gateway["spec"]["template"]["metadata"]["labels"]["azure.workload.identity/use"] == "true"
+
+
+def test_pools_grow_from_zero_and_gpu_nodes_have_our_taint(applied):
+    made = pools(applied.made)
+    assert {name: pool["node_labels"] for name, pool in made.items()} == {
+        name: {"oriel.dev/pool": name} for name in ("system", "cpu", "gpu")
+    }
+    assert made["system"]["node_count"] == 2 and not made["system"]["only_critical_addons_enabled"]
+    for name, most in (("cpu", 10), ("gpu", 4)):
+        assert made[name]["auto_scaling_enabled"] is True and made[name]["mode"] == "User"
+        assert (made[name]["min_count"], made[name]["max_count"]) == (0, most)
+    taint = applied.state.outputs["gpu_taint"]
+    assert made["gpu"]["node_taints"] == [f"{taint['key']}={taint['value']}:{taint['effect']}"]
+    assert made["cpu"]["node_taints"] == []
+    assert made["gpu"]["gpu_driver"] == "Install"
+    (upgrade,) = made["gpu"]["upgrade_settings"]
+    assert upgrade["max_unavailable"] == "1", "no node over max_size, which the quota may not have"
+    assert made["system"]["zones"] == made["cpu"]["zones"] == ["1", "2", "3"]
+    # A change of size or disk makes the nodes anew under these names, at most 12 letters and digits.
+    assert {pool["temporary_name_for_rotation"] for pool in made.values()} == {"systemtmp", "cputmp", "gputmp"}
+
+
+def test_empty_nodes_leave_though_they_hold_scratch_and_cluster_services(applied):
+    (profile,) = applied.made["azurerm_kubernetes_cluster.this"]["auto_scaler_profile"]
+    assert profile["skip_nodes_with_local_storage"] is False and profile["skip_nodes_with_system_pods"] is False
+
+
+def test_the_device_plugin_is_installed_and_metrics_server_is_not(applied):
+    charts = {each["chart"] for each in applied.state.resources("helm_release").values()}
+    assert "nvidia-device-plugin" in charts and "metrics-server" not in charts
+
+
+def test_the_command_that_prints_a_token(applied):
+    auth = applied.state.outputs["cluster_auth"]
+    assert (auth["api_version"], auth["command"]) == ("client.authentication.k8s.io/v1beta1", "kubelogin")
+    assert auth["args"][0] == "get-token"
+    flags = dict(zip(auth["args"][1::2], auth["args"][2::2], strict=True))
+    # The same application for every AKS cluster with managed Entra ID.
+    assert flags == {
+        "--server-id": "6dae42f8-4368-4678-94ff-3960e28e3630",
+        "--login": "azurecli",
+        "--tenant-id": TENANT,
+    }
+    config = applied.made["azurerm_kubernetes_cluster.this"]["kube_config"][0]
+    assert applied.state.outputs["cluster_endpoint"] == config["host"]
+    pem = base64.b64decode(config["cluster_ca_certificate"]).decode()
+    assert applied.state.outputs["cluster_ca_certificate"] == pem
+    assert not any(each.get("sensitive") for each in applied.state.document["outputs"].values())
+
+
+def test_the_gateways_address_and_name(applied):
+    address = applied.made["azurerm_public_ip.gateway[0]"]
+    record = applied.made["azurerm_dns_a_record.gateway[0]"]
+    assert (record["name"], record["zone_name"], record["resource_group_name"]) == ("api", "example.com", "names")
+    assert record["records"] == [address["ip_address"]]
+    annotations = the_object(applied, "Service", "gateway")["metadata"]["annotations"]
+    prefix = "service.beta.kubernetes.io/"
+    assert annotations[f"{prefix}azure-pip-name"] == address["name"]
+    assert annotations[f"{prefix}azure-load-balancer-resource-group"] == address["resource_group_name"]
+    for port in the_object(applied, "Service", "gateway")["spec"]["ports"]:
+        # AKS would probe GET / for what is called http; the gateway answers that with 404.
+        assert annotations[f"{prefix}port_{port['port']}_health-probe_protocol"] == "tcp"
+
+
+def test_made_in_the_order_the_cloud_needs(applied):
+    order = [
+        ("azurerm_role_assignment.subnet", "azurerm_kubernetes_cluster.this"),
+        ("azurerm_role_assignment.nodes", "azurerm_kubernetes_cluster.this"),
+        # Minutes before its first use: a fresh role does not count at once.
+        ("azurerm_role_assignment.operator", "azurerm_kubernetes_cluster.this"),
+        ("azurerm_subnet_nat_gateway_association.nodes", "azurerm_kubernetes_cluster.this"),
+        ("azurerm_nat_gateway_public_ip_association.this", "azurerm_kubernetes_cluster.this"),
+        ('azurerm_kubernetes_cluster_node_pool.scaled["gpu"]', "module.platform[0].helm_release.platform"),
+        ("azurerm_role_assignment.registry", "module.platform[0].helm_release.base"),
+        ('azurerm_role_assignment.address["Network Contributor"]', "module.platform[0].helm_release.platform"),
+        ('azurerm_private_endpoint.this["models"]', "module.platform[0].helm_release.platform"),
+        ('azurerm_federated_identity_credential.units["inference"]', "module.platform[0].helm_release.platform"),
+        ("module.platform[0].helm_release.base", "helm_release.secrets[0]"),
+        ("azurerm_managed_redis.this[0]", "helm_release.secrets[0]"),
+    ]
+    needs = applied.state.dependencies()
+    for first, then in order:
+        assert name_of(first) in needs[name_of(then)], (first, then)  # not by luck
+        assert position(applied.calls, "create", first) < position(applied.calls, "create", then), (first, then)
+
+
+def test_destroy_is_refused_while_protected_then_leaves_nothing(applied, gone):
+    assert "cluster.deletion_protection is true" in gone.refused
+    assert set(gone.kept.resources()) == set(applied.made), "refused before anything was taken away"
+    assert gone.left.resources() == {}
+    made = {address for address in applied.made if not address.startswith("terraform_data.")}
+    assert {call.address for call in gone.calls if call.action == "delete"} == made
+    for first, then in [
+        ("helm_release.secrets[0]", "module.platform[0].helm_release.base"),
+        ("module.platform[0].helm_release.platform", 'azurerm_kubernetes_cluster_node_pool.scaled["cpu"]'),
+        ("module.platform[0].helm_release.platform", "azurerm_public_ip.gateway[0]"),
+        ("azurerm_kubernetes_cluster.this", "azurerm_role_assignment.subnet"),
+        ("azurerm_kubernetes_cluster.this", "azurerm_subnet_nat_gateway_association.nodes"),
+    ]:
+        assert position(gone.calls, "delete", first) < position(gone.calls, "delete", then), (first, then)
+
+
+@pytest.fixture(scope="module")
+def planned(terraform, tree, tmp_path_factory) -> Iterator[Workspace]:
+    """Nothing applied: for plans of other variables."""
+    with Workspace("azure", tmp_path_factory.mktemp("azure-planned"), tree=tree) as workspace:
+        workspace.init()
+        yield workspace
+
+
+def test_without_gpus_scaling_to_zero_redis_and_a_name(planned):
+    plan = planned.plan(region="westeurope", gpu_enabled=False, scale_to_zero=False, redis={"managed": False})
+    made = plan.resources()
+    assert set(pools(made)) == {"system", "cpu"} and pools(made)["cpu"]["min_count"] == 1
+    for absent in (
+        "azurerm_managed_redis",
+        "azurerm_dns",
+        "azurerm_public_ip.gateway",
+        "helm_release.secrets",
+        '["redis"]',
+    ):
+        assert not any(absent in address for address in made), absent
+    assert plan.outputs()["redis_url"] is None and plan.outputs()["redis_auth_secret_ref"] is None
+
+
+def test_the_longest_name_fits_every_limit(planned):
+    """The stand-in's rules hold Azure's own: 24 small letters and digits for a storage account, 50 for a registry."""
+    made = planned.plan(region="westeurope", name="a-name-of-20-letters", deploy_platform=False).resources()
+    account = made["azurerm_storage_account.models"]["name"]
+    assert account.startswith("anameof20letters") and len(account) <= 24
+    short = planned.plan(region="northeurope", name="abc", deploy_platform=False).resources()
+    assert short["azurerm_container_registry.images"]["name"] != "abc"
+
+
+def test_a_region_without_zones(workspace):
+    one = workspace("azure", rules={"data.azurerm_location": {"set": {"zone_mappings": []}}})
+    made = one.plan(region="westus", deploy_platform=False).resources()
+    assert made["azurerm_storage_account.models"]["account_replication_type"] == "LRS"
+    assert made["azurerm_container_registry.images"]["zone_redundancy_enabled"] is False
+    assert not any(pool.get("zones") for pool in pools(made).values())
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"gpu_pool": {"max_size": 100}, "cpu_pool": {"max_size": 40}}, "pod addresses for 128 nodes"),
+        ({"redis": {"size": "cache.t4g.small"}}, "sku_name"),
+        ({"cluster": {"api_access_cidrs": ["0.0.0.0/0"]}}, "never 0.0.0.0/0"),
+    ],
+)
+def test_what_azure_would_refuse_is_refused_when_planning(planned, given, said):
+    with pytest.raises(TerraformFailed) as caught:
+        planned.plan(region="westeurope", **given)
+    assert said in str(caught.value)
+
+
+def test_terraform_test(planned):
+    runs = planned.test()
+    assert len(runs) >= 4 and all(run["status"] == "pass" for run in runs)

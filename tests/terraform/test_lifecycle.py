@@ -1,0 +1,257 @@
+"""From nothing to everything and back by the real terraform: per cloud, with GPUs or without, scaled to zero or not.
+
+What is asserted is what the providers were asked for: in which order, that what was made is deleted, that nothing can
+be reached from outside but the gateway, and that an apply which failed midway is finished by the next.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from .harness import TerraformFailed, name_of
+
+REGIONS = {"aws": "eu-central-1", "gcp": "europe-west4", "azure": "westeurope"}
+POINTS = [
+    pytest.param(cloud, gpu, zero, id=f"{cloud}-{'gpu' if gpu else 'cpu'}-{'zero' if zero else 'one'}")
+    for cloud, gpu, zero in itertools.product(REGIONS, (True, False), (True, False))
+]
+CPU_POOL = {
+    "aws": 'aws_eks_node_group.this["cpu"]',
+    "gcp": 'google_container_node_pool.scaled["cpu"]',
+    "azure": 'azurerm_kubernetes_cluster_node_pool.scaled["cpu"]',
+}
+# What no reference says and the clouds need all the same: without it an apply fails there, or a destroy leaves things.
+AFTER = {
+    "aws": {
+        # EKS takes the cluster's role as it is at that moment; nodes without their policies or a way out never join.
+        "aws_eks_cluster.this": ["aws_iam_role_policy_attachment.cluster", "aws_cloudwatch_log_group.cluster"],
+        "aws_eks_node_group.this": [
+            "aws_iam_role_policy_attachment.node",
+            "aws_route.private",
+            "aws_route_table_association.private",
+            "aws_vpc_endpoint.interface",
+            "aws_eks_addon.node",
+        ],
+        "aws_nat_gateway.this": ["aws_internet_gateway.this"],
+        # Whoever installs has to be allowed to; pods need their identities when they start.
+        "module.platform.helm_release.platform": [
+            "aws_eks_access_policy_association.deployer",
+            "aws_eks_pod_identity_association.this",
+            "aws_eks_node_group.this",
+            "aws_eip.gateway",
+            "module.platform.helm_release.base",
+        ],
+    },
+    "gcp": {
+        "google_compute_network.this": ["google_project_service.this"],
+        "google_container_cluster.this": ["google_kms_crypto_key_iam_member.this", "google_compute_router_nat.this"],
+        "google_container_node_pool.system": ["google_project_iam_member.nodes"],
+        "google_redis_instance.this": ["google_service_networking_connection.this"],
+        "google_storage_bucket.models": ["google_kms_crypto_key_iam_member.this"],
+        "module.platform.helm_release.platform": [
+            "google_container_node_pool.system",
+            "google_storage_bucket_iam_member.readers",
+            "module.platform.helm_release.base",
+        ],
+    },
+    "azure": {
+        "azurerm_kubernetes_cluster.this": [
+            "azurerm_role_assignment.subnet",
+            "azurerm_subnet_nat_gateway_association.nodes",
+        ],
+        "module.platform.helm_release.platform": [
+            "azurerm_private_endpoint.this",
+            "azurerm_role_assignment.models",
+            "azurerm_role_assignment.registry",
+            "azurerm_federated_identity_credential.units",
+            "module.platform.helm_release.base",
+        ],
+    },
+}
+EVERYONE = {"0.0.0.0/0", "::/0", "Internet", "allUsers", "allAuthenticatedUsers"}
+# (type.name, argument): ways out, not in; azure's are its own default rules.
+OUTWARD = {("aws_route.public", "destination_cidr_block"), ("aws_route.private", "destination_cidr_block")}
+# Arguments that open something to the internet, and the only value they may have here.
+CLOSED: dict[str, Any] = {
+    "allow_nested_items_to_be_public": False,
+    "anonymous_pull_enabled": False,
+    "block_public_acls": True,
+    "block_public_policy": True,
+    "enable_private_endpoint": True,
+    "enable_private_nodes": True,
+    "endpoint_private_access": True,
+    "endpoint_public_access": False,
+    "ignore_public_acls": True,
+    "map_public_ip_on_launch": False,
+    "node_public_ip_enabled": False,
+    "private_cluster_enabled": True,
+    "public_access_prevention": "enforced",
+    "public_network_access": "Disabled",
+    "public_network_access_enabled": False,
+    "publicly_accessible": False,
+    "restrict_public_buckets": True,
+}
+# Addresses that the internet can see: the gateway's, and that which the nodes go out by.
+ADDRESSES = {
+    "aws_eip.gateway",
+    "aws_eip.nat",
+    "google_compute_address.gateway",
+    "azurerm_public_ip.gateway",
+    "azurerm_public_ip.nat",
+}
+
+
+def point(cloud, gpu=True, zero=True):
+    more = {"cluster": {"deletion_protection": False}}
+    return {"region": REGIONS[cloud], "gpu_enabled": gpu, "scale_to_zero": zero, **more}
+
+
+def made(calls):
+    """Address -> call of what was created."""
+    return {call.address: call for call in calls if call.action == "create" and not call.failed}
+
+
+def left_over(history):
+    """What was created more often than it was deleted, or the other way round, by type and id."""
+    done = Counter((call.type, call.id) for call in history if call.action == "create" and call.id)
+    done.subtract((call.type, call.id) for call in history if call.action == "delete" and not call.failed)
+    return {each: count for each, count in done.items() if count}
+
+
+def dependencies_come_first(calls, dependencies, action):
+    """Every call of the action ended before one began that needs it (create) or is needed by it (delete)."""
+    by_name: dict[str, list] = {}
+    for call in calls:
+        if call.action == action:
+            by_name.setdefault(name_of(call.address), []).append(call)
+    for name, needs in dependencies.items():
+        for need in needs & set(by_name):
+            first, second = (need, name) if action == "create" else (name, need)
+            for before, after in itertools.product(by_name.get(first, ()), by_name.get(second, ())):
+                assert before.done_s <= after.at_s, f"{action}: {after.address} before {before.address} was done"
+
+
+def opened(name, values: Any, argument="") -> Iterator[str]:
+    """Every argument of a resource that lets the internet in."""
+    if isinstance(values, dict):
+        for key, each in values.items():
+            if key in CLOSED and each is not None and each != CLOSED[key]:
+                yield f"{name}: {key} = {each}"
+            yield from opened(name, each, key)
+    elif isinstance(values, list):
+        for each in values:
+            yield from opened(name, each, argument)
+    elif isinstance(values, str) and values in EVERYONE and (name, argument) not in OUTWARD:
+        yield f"{name}: {argument} = {values}"
+
+
+@pytest.mark.parametrize(("cloud", "gpu", "zero"), POINTS)
+def test_apply_change_and_destroy(workspace, cloud, gpu, zero):
+    one = workspace(cloud)
+    given = point(cloud, gpu, zero)
+    state = one.apply(**given)
+    calls = [call for call in one.calls if call.rpc == "ApplyResourceChange"]
+    created = made(calls)
+    # Terraform's own type needs no provider.
+    assert set(created) == {each for each in state.resources() if "terraform_data." not in each}
+    assert not [call for call in calls if call.action != "create"]
+
+    dependencies = state.dependencies()
+    dependencies_come_first(calls, dependencies, "create")
+    for name, needs in AFTER[cloud].items():
+        assert set(needs) <= dependencies[name], f"{name} does not wait for {set(needs) - dependencies[name]}"
+
+    assert [said for call in calls for said in opened(name_of(call.address), call.values)] == []
+    addresses = {name_of(address) for address in created if "_eip." in address or "public_ip." in address}
+    external = {each for each, call in created.items() if call.values.get("address_type") == "EXTERNAL"}
+    assert addresses | set(map(name_of, external)) <= ADDRESSES
+
+    assert not one.plan(**given).changes, "the second plan is not empty"
+    if gpu:
+        assert one.plan(**given, cpu_pool={"max_size": 7}).actions() == {CPU_POOL[cloud]: "update"}
+    else:
+        assert one.plan(**given, image_tag="0.2.0").actions() == {"module.platform[0].helm_release.platform": "update"}
+
+    assert one.destroy(**given).resources() == {}
+    dependencies_come_first(one.calls, dependencies, "delete")
+    assert left_over(one.history) == {}
+
+
+@pytest.mark.parametrize("cloud", REGIONS)
+def test_only_the_gateway_is_public_in_the_cluster(shared, cloud):
+    given = {key: each for key, each in point(cloud).items() if key != "deploy_platform"}
+    objects = shared(cloud).plan_known(**given).objects()
+    public = [
+        (each["kind"], each["metadata"]["name"])
+        for each in objects
+        if each["kind"] in ("Ingress", "Gateway", "HTTPRoute")
+        or (each["kind"] == "Service" and each["spec"].get("type", "ClusterIP") in ("LoadBalancer", "NodePort"))
+    ]
+    assert public == [("Service", "gateway")]
+    pods = [each["spec"]["template"]["spec"] for each in objects if each["kind"] in ("Deployment", "StatefulSet")]
+    assert pods
+    for pod in pods:
+        assert not pod.get("hostNetwork")
+        assert not [port for each in pod["containers"] for port in each.get("ports", []) if port.get("hostPort")]
+
+
+# Each of them needs the one before: what does not goes on while it fails, and would be there already.
+FAULTS = {
+    "aws": [("aws_vpc", 1, False), ("aws_eks_cluster", 1, True), ("aws_eks_node_group", 2, False)],
+    "gcp": [
+        ("google_compute_network", 1, False),
+        ("google_container_cluster", 1, True),
+        ("google_container_node_pool", 2, True),
+    ],
+    "azure": [
+        ("azurerm_virtual_network", 1, True),
+        ("azurerm_kubernetes_cluster", 1, False),
+        ("azurerm_kubernetes_cluster_node_pool", 1, True),
+    ],
+}
+
+
+@pytest.mark.parametrize("cloud", REGIONS)
+def test_what_failed_midway_is_finished_by_the_next_apply(workspace, cloud):
+    one = workspace(cloud)
+    given = point(cloud)
+    for type_name, nth, half_done in (*FAULTS[cloud], ("helm_release", 1, False), ("helm_release", 1, True)):
+        one.fail_at(type_name, nth, half_done=half_done)
+        with pytest.raises(TerraformFailed, match=f"{type_name}: injected fault"):
+            one.apply(**given)
+    one.apply(**given)
+    assert not one.plan(**given).changes
+    cluster = FAULTS[cloud][1][0]
+    one.fail_at(cluster, action="delete")
+    with pytest.raises(TerraformFailed, match="injected fault"):
+        one.destroy(**given)
+    assert one.state().resources(cluster)
+    assert one.destroy(**given).resources() == {}
+    assert left_over(one.history) == {}
+
+
+@pytest.mark.parametrize("cloud", REGIONS)
+def test_destroy_is_refused_while_it_is_protected(workspace, cloud):
+    one = workspace(cloud)
+    given = {"region": REGIONS[cloud], "deploy_platform": False}
+    before = one.apply(**given)
+    with pytest.raises(TerraformFailed, match="deletion_protection"):
+        one.destroy(**given)
+    gone = set(before.resources()) - set(one.state().resources())
+    assert not gone
+
+
+@pytest.mark.parametrize("root", [*REGIONS, "local", "modules/platform"])
+def test_it_is_valid_without_a_warning(workspace, root):
+    assert workspace(root).validate() == []
+
+
+def test_the_oldest_aws_provider_that_is_promised_takes_it_too(workspace):
+    one = workspace("aws", schemas={"aws": "aws-5"})
+    assert one.validate() == []
+    state = one.apply(**point("aws"))
+    assert not one.plan(**point("aws")).changes
+    assert state.outputs["cloud"] == "aws"

@@ -1,0 +1,101 @@
+"""A misspelt name in `platform` is said, not dropped: names.tf of the roots against the module's own types."""
+
+import re
+from collections.abc import Iterator
+
+import hcl2
+import pytest
+
+from .harness import TerraformFailed
+
+ROOTS = ("aws", "gcp", "azure", "local")
+OF_THE_ROOT = {"infrastructure", "images", "gpu_enabled", "scale_to_zero"}  # inputs that no caller gives
+OF_AWS = {"charts.cluster_autoscaler", "charts.cluster_autoscaler.version"}
+
+
+def paths_of(expression: str, below: str = "") -> Iterator[str]:
+    """Every path into a type: object({a = optional(map(object({b = string})))}) -> a, a.any, a.any.b."""
+    expression = expression.strip()
+    kind, _, inner = expression.partition("(")
+    if kind == "optional":
+        yield from paths_of(split(inner[:-1])[0], below)
+    elif kind == "map":
+        yield f"{below}any"
+        yield from paths_of(inner[:-1], f"{below}any.")
+    elif kind == "object":
+        for member in split(inner.strip()[1:-2]):
+            name, _, its_type = member.partition("=")
+            name = name.strip().strip('"')
+            yield f"{below}{name}"
+            yield from paths_of(its_type, f"{below}{name}.")
+
+
+def split(text: str) -> list[str]:
+    """At the commas and line ends outside all brackets."""
+    parts, depth, start = [], 0, 0
+    for at, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
+        if depth == 0 and character in ",\n":
+            parts.append(text[start:at])
+            start = at + 1
+    return [part for part in (*parts, text[start:]) if part.strip()]
+
+
+def of_the_module(tree) -> set[str]:
+    text = re.sub(r"^\s*#.*$", "", (tree / "modules/platform/variables.tf").read_text(), flags=re.M)
+    found = set()
+    for name, body in re.findall(r'^variable "(\w+)" \{\n(.*?)^\}', text, re.M | re.S):
+        if name not in OF_THE_ROOT:
+            of_type = re.search(r"^  type\s+= (.*?)^  (?=default|validation|nullable|\})", f"{body}  }}", re.M | re.S)
+            found |= {name} | {f"{name}.{path}" for path in paths_of(of_type[1])}
+    return found
+
+
+def known(tree) -> dict[str, list[str]]:
+    (block,) = hcl2.loads((tree / "aws/names.tf").read_text())["locals"]
+    return {
+        name.strip('"'): [each.strip('"').replace("\\\\", "\\") for each in patterns]
+        for name, patterns in block["platform_names"].items()
+        if not name.startswith("__")
+    }
+
+
+def test_each_name_of_the_module_is_known_and_no_other(tree):
+    paths, patterns = of_the_module(tree) | OF_AWS, known(tree)
+    assert {path for path in paths if "." not in path} == set(patterns)
+    for path in paths:
+        name, dot, rest = path.partition(".")
+        assert not dot or any(re.fullmatch(pattern, rest) for pattern in patterns[name]), path
+        if dot and not rest.endswith("any"):
+            assert not any(re.fullmatch(pattern, f"{rest}x") for pattern in patterns[name]), f"{path}x"
+    last = {path.rpartition(".")[2] for path in paths}
+    words = {word for each in patterns.values() for word in re.findall(r"\w{2,}", " ".join(each).replace("\\.", " "))}
+    assert words <= last, "a name that the module does not have"
+
+
+def test_every_root_has_the_same_list(tree):
+    assert len({(tree / root / "names.tf").read_text() for root in ROOTS}) == 1
+
+
+@pytest.mark.parametrize(
+    ("platform", "said"),
+    [
+        ({"polices": {}}, "polices"),
+        ({"gateway": {"replicas": {"maximum": 4}}}, "gateway.replicas.maximum"),
+        ({"model_groups": {"llm": {"accelerator": "cpu", "cach": {}}}}, "model_groups.llm.cach"),
+    ],
+)
+def test_a_misspelt_name_stops_the_plan_and_is_named(shared, platform, said):
+    with pytest.raises(TerraformFailed, match=re.escape(said)):
+        shared("gcp").plan(region="europe-west4", platform=platform)
+
+
+def test_what_is_spelt_right_goes_through(shared):
+    shared("gcp").plan(
+        region="europe-west4",
+        platform={
+            "gateway": {"replicas": {"max": 4}, "service_annotations": {"example.com/a.b": "c"}},
+            "model_groups": {"llm": {"accelerator": "cpu", "cache": {"gb": 30}}},
+            "policies": {"tenants": {"acme": {"tier": "gold", "keys_sha256": ["0" * 64]}}},
+        },
+    )

@@ -1,0 +1,256 @@
+"""What runs in the pods: the real units take the planned arguments, the real compiler takes the planned documents, and
+every name in them leads to pods of the same plan."""
+
+import argparse
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import oriel_gateway.command
+import oriel_inference.command
+import oriel_logic.command
+from oriel_cli.main import main
+from oriel_gateway.routing_state import CACHE_BYTES
+from oriel_gateway.unread import MAX_BYTES as UNREAD_BYTES
+from oriel_inference.flags import settle
+from oriel_policies.documents import compile_documents
+from oriel_policies.routing import RouteTable
+from oriel_wire.engine.limits import HttpLimits
+from oriel_wire.engine.peers import TrustedPeers
+
+from .harness import Workspace
+from .objects import Object, matches, objects, of, pods
+from .scheduling import quantity
+
+PARSERS = {"gateway": oriel_gateway.command, "logic": oriel_logic.command, "inference": oriel_inference.command}
+BUNDLED = {"redis_url": None, "redis_tls": False, "redis_auth_secret_ref": None}
+KEY = "a" * 64
+# A gateway at work without bodies takes 70 MB (docs/benchmarks, soak).
+PYTHON_BYTES = 128 * 2**20
+GROUPS = {
+    "cpu": {"accelerator": "cpu"},
+    "vision": {"accelerator": "openvino", "models": ["vision-*", "odd.name"], "repository": "gs://other/vision"},
+    "large": {"accelerator": "tensorrt", "models": ["llama"]},
+}
+# Everything that changes what a container is told, one way and the other.
+ONE = {
+    "infrastructure": BUNDLED,
+    "model_groups": GROUPS,
+    "policies": {"tenants": {"acme": {"tier": "gold", "keys_sha256": [KEY]}}},
+    "logic": {"services": {"echo.py": "# a service\n"}},
+}
+OTHER: dict[str, Any] = {
+    "gateway": {
+        "tls_secret": "public-tls",
+        "admin_token_secret_ref": {"name": "admin", "key": "token"},
+        "credentials": "policy-store",
+    },
+    "model_groups": {
+        "own": {"accelerator": "cpu", "repository": "s3://https://minio.example:9000/models", "credentials": "minio"},
+        "gpu": {"accelerator": "gpu"},
+    },
+    "logic": {"image": "registry.example/ours:1", "folders": ["/services"], "workers": 3},
+    "policies": {"store": "s3://policies.example/oriel"},
+    "observability": {"otlp": {"endpoint": "https://otlp.example"}},
+}
+
+
+@pytest.fixture(params=[ONE, OTHER, {"gpu_enabled": False}], ids=["bundled", "managed", "no-gpu"])
+def found(request: pytest.FixtureRequest, shared: Callable[[str], Workspace]) -> list[Object]:
+    return objects(shared, **request.param)
+
+
+def units(found: list[Object]) -> dict[str, tuple[argparse.Namespace, Object]]:
+    """Name of the Deployment -> what the unit's own parser makes of its arguments, and its container."""
+    parsed = {}
+    for name, template in pods(found).items():
+        component = template["metadata"]["labels"]["app.kubernetes.io/component"]
+        if component in PARSERS:
+            (container,) = template["spec"]["containers"]
+            assert "command" not in container, "the image's entry point is the unit"
+            parser = argparse.ArgumentParser(exit_on_error=False)
+            PARSERS[component].add_arguments(parser)  # type: ignore[attr-defined]
+            parsed[name] = parser.parse_args(container["args"]), container
+    return parsed
+
+
+def test_the_units_take_their_arguments(found: list[Object]) -> None:
+    told = units(found)
+    assert {"gateway", "logic"} < set(told) and sum(name.startswith("inference-") for name in told)
+    for name, (arguments, container) in told.items():
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        assert arguments.host == "0.0.0.0", "probes and callers come from other addresses"
+        if name == "gateway":
+            assert ports == {"http": arguments.http_port, "grpc": arguments.grpc_port, "admin": arguments.admin_port}
+            assert arguments.admin_host == "0.0.0.0"
+            continue
+        # Headers of the gateway and of logic servers count: they come from any pod address, and network policies let
+        # nobody else send some.
+        peers = TrustedPeers(getattr(arguments, "trusted_peer", None) or arguments.trusted_peers)
+        assert all(each in peers for each in ("10.42.3.7", "172.20.0.9", "192.168.3.4", "100.64.9.9", "fd00::7"))
+        assert not any(each in peers for each in ("203.0.113.7", "8.8.8.8", "2001:db8::1"))
+        if name == "logic":
+            assert ports == {"http": arguments.http_port, "admin": arguments.admin_port}
+        else:
+            assert ports == {
+                "http": arguments.http_port, "grpc": arguments.grpc_port, "metrics": arguments.metrics_port
+            }  # fmt: skip
+            assert settle(arguments.foreign) == [] and arguments.model_control_mode == "poll"
+            assert 1 <= arguments.cores <= float(container["resources"]["requests"]["cpu"])
+
+
+def test_a_group_is_an_image_a_repository_and_a_deployment(shared: Callable[[str], Workspace]) -> None:
+    told = units(objects(shared, **ONE))
+    for group, accelerator, repository in (
+        ("cpu", "cpu", "s3://models.example/models/cpu"),
+        ("vision", "openvino", "gs://other/vision"),
+        ("large", "tensorrt", "s3://models.example/models/large"),
+    ):
+        arguments, container = told[f"inference-{group}"]
+        assert container["image"] == f"registry.example/oriel/oriel-inference:0.1.0-{accelerator}"
+        assert container["args"][container["args"].index("--model-repository") + 1] == repository
+        assert ("nvidia.com/gpu" in container["resources"]["limits"]) == (accelerator == "tensorrt")
+
+
+def test_every_path_is_mounted_and_every_address_is_a_service_here(found: list[Object]) -> None:
+    services = of(found, "Service")
+    for name, (_, container) in units(found).items():
+        mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
+        for text in container["args"]:
+            if text.startswith("/") and not text.startswith("/services"):
+                assert any(text == path or text.startswith(f"{path}/") for path in mounts), (name, text)
+        for host, port in re.findall(r"(?:redis://|^)([a-z][a-z0-9-]*):([0-9]+)$", "\n".join(container["args"]), re.M):
+            leads_to_pods(found, services[host], int(port))
+
+
+def leads_to_pods(found: list[Object], service: Object, port: int) -> None:
+    """The Service has this port, and pods that it selects listen there."""
+    (entry,) = [each for each in service["spec"]["ports"] if each["port"] == port]
+    selected = [pod for pod in pods(found).values() if matches(service["spec"]["selector"], pod["metadata"]["labels"])]
+    assert selected
+    for pod in selected:
+        ports = {each["name"]: each["containerPort"] for each in pod["spec"]["containers"][0]["ports"]}
+        assert ports[entry["targetPort"]] == port
+
+
+def test_the_documents_are_taken_by_the_check_and_lead_to_the_groups(
+    shared: Callable[[str], Workspace], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = objects(shared, **ONE)
+    data = of(found, "ConfigMap")["policies"]["data"]
+    for name, text in data.items():
+        (tmp_path / name).write_text(text)
+    assert main(["policies", "check", str(tmp_path)]) == 0
+    assert "1 tenants" in capsys.readouterr().out
+    snapshot = compile_documents({name: text.encode() for name, text in data.items()})
+    routes = RouteTable(snapshot.routes)
+    for model, pool in (
+        ("llama", "inference-large"), ("vision-1", "inference-vision"), ("odd.name", "inference-vision"),
+        ("anything", "inference"),
+    ):  # fmt: skip
+        assert [route.pool for route in routes.for_model(model)] == [pool], model
+    assert [route.pool for route in routes.for_service("echo")] == ["logic"]
+    services = of(found, "Service")
+    for pool in snapshot.pools.values():
+        for address in (pool.discover, pool.grpc_discover):
+            if address is not None:
+                leads_to_pods(found, services[address[0]], address[1])
+                # Each pod by its own address, or the gateway could not tell them apart.
+                assert services[address[0]]["spec"]["clusterIP"] == "None"
+    assert snapshot.pools["inference"].probe and snapshot.pools["inference"].discover == ("inference", 8000)
+
+
+def test_what_may_wait_in_a_gateway_fits_its_memory(shared: Callable[[str], Workspace]) -> None:
+    """docs/limits.md: per pool bytes that wait for permits, and again for a server; what is bounded for the process."""
+    for memory in (1, 3):
+        found = objects(shared, gateway={"memory": memory})
+        documents = {name: text.encode() for name, text in of(found, "ConfigMap")["policies"]["data"].items()}
+        pools = compile_documents(documents).pools.values()
+        waiting = sum(2 * pool.max_queue_bytes for pool in pools)
+        process = CACHE_BYTES + HttpLimits().max_kept_bytes + UNREAD_BYTES + PYTHON_BYTES
+        (container,) = pods(found)["gateway"]["spec"]["containers"]
+        assert waiting + process <= quantity(container["resources"]["limits"]["memory"])
+        assert all(pool.max_body_bytes <= 0.75 * pool.max_queue_bytes for pool in pools)
+
+
+def test_documents_of_ones_own_replace_those_of_the_same_name(
+    shared: Callable[[str], Workspace], tmp_path: Path
+) -> None:
+    own = {"tiers.toml": "[tiers.only]\nband = 0\ntarget_ms = 100\n", "more.toml": "[tenants.x]\ntier = 'only'\n"}
+    data = of(objects(shared, policies={"documents": own}), "ConfigMap")["policies"]["data"]
+    assert data["tiers.toml"] == own["tiers.toml"] and data["more.toml"] == own["more.toml"]
+    snapshot = compile_documents({name: text.encode() for name, text in data.items()})
+    assert set(snapshot.tiers) == {"only"} and set(snapshot.tenants) == {"x"}
+
+
+def test_a_change_of_policies_or_services_starts_no_pod_anew(shared: Callable[[str], Workspace]) -> None:
+    before, after = (objects(shared, **given) for given in (ONE, {**ONE, "policies": {}, "logic": {}}))
+    assert of(before, "ConfigMap")["policies"] != of(after, "ConfigMap")["policies"]
+    assert of(before, "ConfigMap")["services"] != of(after, "ConfigMap")["services"]
+    assert pods(before) == pods(after)
+    for name, folder in (("gateway", "/etc/oriel/policies"), ("logic", "/etc/oriel/services")):
+        (mount,) = [
+            each for each in pods(before)[name]["spec"]["containers"][0]["volumeMounts"] if each["mountPath"] == folder
+        ]
+        # As one file of it, the kubelet would never change it.
+        assert "subPath" not in mount
+
+
+def test_secrets_are_named_and_never_told(shared: Callable[[str], Workspace]) -> None:
+    found = objects(shared, **OTHER)
+    assert not of(found, "Secret")
+    gateway = pods(found)["gateway"]["spec"]
+    env = {each["name"]: each for each in gateway["containers"][0]["env"]}
+    assert env["ORIEL_LIMITER_PASSWORD"]["valueFrom"]["secretKeyRef"] == {"name": "oriel-redis-auth", "key": "password"}
+    assert env["ORIEL_ADMIN_TOKEN"]["valueFrom"]["secretKeyRef"] == {"name": "admin", "key": "token"}
+    volumes = {each["name"]: each for each in gateway["volumes"]}
+    assert volumes["tls"]["secret"]["secretName"] == "public-tls"
+    assert volumes["redis"]["secret"] == {
+        "secretName": "oriel-redis-auth", "items": [{"key": "ca.crt", "path": "ca.crt"}], "optional": True
+    }  # fmt: skip
+    assert gateway["containers"][0]["envFrom"] == [{"secretRef": {"name": "policy-store"}}]
+    (model_server,) = pods(found)["inference-own"]["spec"]["containers"]
+    assert model_server["envFrom"] == [{"secretRef": {"name": "minio"}}]
+    arguments = units(found)["gateway"][0]
+    assert arguments.limiter == "rediss://redis.example:6380" and arguments.limiter_ca == Path(
+        "/etc/oriel/redis/ca.crt"
+    )
+    assert str(arguments.policies) == "s3://policies.example/oriel"
+    assert arguments.admin_pages == "token" and units(objects(shared))["gateway"][0].admin_pages == "loopback"
+
+
+def test_only_the_gateway_has_a_balancer(found: list[Object]) -> None:
+    public = [
+        name for name, each in of(found, "Service").items() if each["spec"].get("type", "ClusterIP") != "ClusterIP"
+    ]
+    assert public == ["gateway"]
+    ports = of(found, "Service")["gateway"]["spec"]["ports"]
+    assert {each["targetPort"] for each in ports} == {"http", "grpc"}, "the admin port is not for the public"
+    # With it Azure's balancer would probe "/" by HTTP, where the gateway answers 404.
+    assert not any("appProtocol" in each for each in ports)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"model_groups": {"a": {"accelerator": "gpu"}}, "gpu_enabled": False}, "gpu_enabled"),
+        ({"model_groups": {"A": {"accelerator": "cpu"}}}, "small letters"),
+        ({"model_groups": {"a": {"accelerator": "tpu"}}}, "accelerator"),
+        ({"model_groups": {"a": {"accelerator": "cpu", "models": ['odd"name']}}}, "patterns"),
+        ({"policies": {"tenants": {'a"b': {"tier": "gold", "keys_sha256": []}}}}, "policies.tenants"),
+        ({"logic": {"services": {"a/b.py": ""}}}, "slash"),
+        ({"policies": {"tenants": {"a": {"tier": "gold", "keys_sha256": ["my-key"]}}}}, "SHA-256"),
+        ({"policies": {"documents": {"a.yaml": ""}}}, "toml"),
+        ({"gateway": {"replicas": {"min": 3, "max": 2}}}, "replicas"),
+        ({"images": {"registry": "r.example/o", "tag": "latest"}}, "rollback"),
+        ({"namespace": "kube-oriel"}, "namespace"),
+    ],
+)
+def test_what_could_not_run_is_refused_when_planning(
+    shared: Callable[[str], Workspace], given: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(Exception, match=said):
+        objects(shared, **given)

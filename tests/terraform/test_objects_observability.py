@@ -1,0 +1,291 @@
+"""Monitors find their ports, dashboards and rules name metrics that exist, the collector's configuration is whole."""
+
+import ast
+import json
+import re
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from . import objects
+
+ROOT = Path(__file__).parents[2]
+UNITS = ("gateway", "logic", "inference")
+# Prometheus and the operator put these on what they read from a pod.
+TARGET_LABELS = {"pod", "namespace", "container", "job", "instance", "endpoint"}
+
+
+@cache
+def documented() -> dict[str, tuple[str, frozenset[str]]]:
+    """Name -> (type, labels), from docs/metrics*.md, whose tables the units' tests hold against what is exposed."""
+    found = {}
+    for page in ROOT.glob("docs/metrics*.md"):
+        rows = [
+            [cell.strip() for cell in line.split("|")] for line in page.read_text().splitlines() if line.startswith("|")
+        ]
+        header: list[str] = []
+        for row in rows:
+            if "labels" in row:
+                header = row
+            elif header and len(row) > header.index("labels") and re.fullmatch(r"`\w+`", row[1]):
+                found[row[1].strip("`")] = (row[2], frozenset(re.findall(r"`(\w+)`", row[header.index("labels")])))
+            elif not row[1].startswith("-") and not row[1].startswith("`"):
+                header = []
+    return found
+
+
+@cache
+def literals() -> frozenset[str]:
+    """Every text constant of the units' code."""
+    nodes = [
+        node
+        for unit in (*UNITS, "wire", "policies")
+        for file in (ROOT / unit).rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+    ]
+    return frozenset(node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+def exposed(name: str) -> str | None:
+    """The family a series belongs to: documented, and named in the code. None: there is no such thing."""
+    for family in (name, re.sub(r"_(bucket|sum|count)$", "", name)):
+        if family in documented() and {family, family.removesuffix("_total")} & literals():
+            return family
+    return None
+
+
+def metrics(expression: str) -> set[str]:
+    without_text = re.sub(r'"[^"]*"', "", expression)
+    return set(re.findall(r"(?<![:\w])(?:oriel|nv)_\w+(?![:\w])", without_text))
+
+
+def labels(expression: str) -> set[str]:
+    """Labels that are asked for or matched."""
+    grouped = [each for names in re.findall(r"(?:by|on) \(([^)]*)\)", expression) for each in names.split(",")]
+    return {each.strip() for each in grouped} - {"le", ""} | set(
+        re.findall(r"[{,]\s*(\w+)\s*(?:=~|!~|!=|=)", expression)
+    )
+
+
+def dashboards(found: list[objects.Object]) -> dict[str, dict[str, Any]]:
+    maps = {name: each for name, each in objects.of(found, "ConfigMap").items() if name.startswith("dashboard-")}
+    for each in maps.values():
+        assert each["metadata"]["labels"]["grafana_dashboard"] == "1"
+    return {file: json.loads(text) for each in maps.values() for file, text in each["data"].items()}
+
+
+def expressions(found: list[objects.Object]) -> list[str]:
+    panels = [panel for board in dashboards(found).values() for panel in board["panels"]]
+    rules = [
+        rule
+        for each in objects.of(found, "PrometheusRule").values()
+        for group in each["spec"]["groups"]
+        for rule in group["rules"]
+    ]
+    return [target["expr"] for panel in panels for target in panel["targets"]] + [rule["expr"] for rule in rules]
+
+
+@pytest.fixture(scope="module")
+def found(shared) -> list[objects.Object]:
+    return objects.at(shared, True, True, False)
+
+
+def test_every_metric_that_is_named_is_exposed(found) -> None:
+    assert len(documented()) > 80
+    named = expressions(found)
+    assert len(named) > 70
+    for expression in named:
+        for name in metrics(expression):
+            assert exposed(name), f"{name} of {expression}"
+    assert (
+        exposed("oriel_gateway_waiting_total") is None
+        and exposed("oriel_gateway_request_duration_seconds_total") is None
+    )
+
+
+def test_every_label_that_is_asked_for_is_one_of_the_metrics(found) -> None:
+    for expression in expressions(found):
+        families = [exposed(name) for name in metrics(expression)]
+        known = set().union(*(documented()[each][1] for each in families if each)) | TARGET_LABELS
+        if families:
+            assert labels(expression) <= known, f"{labels(expression) - known} in {expression}"
+
+
+def test_counters_are_read_as_rates_and_gauges_are_not(found) -> None:
+    for expression in expressions(found):
+        for name in metrics(expression):
+            kind = documented()[exposed(name) or ""][0]
+            rated = bool(re.search(rf"rate\({name}\b", expression))
+            assert rated == (kind in ("counter", "histogram")), f"{name} ({kind}) in {expression}"
+
+
+def test_dashboards_are_what_grafana_takes(found) -> None:
+    boards = dashboards(found)
+    assert set(boards) == {f"oriel-{unit}.json" for unit in UNITS}
+    assert len({board["uid"] for board in boards.values()}) == len(UNITS)
+    for name, board in boards.items():
+        assert board["title"] and board["schemaVersion"] >= 39 and len(board["panels"]) >= 10, name
+        assert [panel["id"] for panel in board["panels"]] == list(range(1, len(board["panels"]) + 1))
+        places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in board["panels"]]
+        assert len(set(places)) == len(places) and {x for x, _ in places} == {0, 12}
+        (source,) = board["templating"]["list"]
+        for panel in board["panels"]:
+            assert panel["datasource"]["uid"] == f"${{{source['name']}}}"
+            refs = [target["refId"] for target in panel["targets"]]
+            assert refs and len(set(refs)) == len(refs)
+            for target in panel["targets"]:
+                shown = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+                assert shown <= labels(target["expr"]), target
+
+
+def test_without_dashboards_there_are_none(shared) -> None:
+    found = objects.objects(shared, observability={"dashboards": False})
+    assert not dashboards(found)
+    assert not {"ServiceMonitor", "PrometheusRule"} & {each["kind"] for each in found}
+    assert "collector" not in objects.pods(found)
+
+
+def test_the_rules_are_those_of_the_docs(found, tree) -> None:
+    text = (ROOT / "docs/alerts/gateway.yaml").read_text()
+    assert (tree / "modules/platform/alerts/gateway.yaml").read_text() == text
+    (rule,) = objects.of(found, "PrometheusRule").values()
+    assert rule["spec"] == yaml.safe_load(text)
+
+
+def test_every_monitor_finds_each_pod_once(found) -> None:
+    """A monitor takes the ports of that name of all Services it selects: a pod behind two would count twice."""
+    services, templates = objects.of(found, "Service").values(), objects.pods(found)
+    monitors = objects.of(found, "ServiceMonitor")
+    assert set(monitors) == {*UNITS, "collector"}
+    seen: list[str] = []
+    for monitor in monitors.values():
+        (endpoint,) = monitor["spec"]["endpoints"]
+        for service in services:
+            if not objects.matches(monitor["spec"]["selector"]["matchLabels"], service["metadata"]["labels"]):
+                continue
+            for port in service["spec"]["ports"]:
+                if port["name"] != endpoint["port"]:
+                    continue
+                for name, template in templates.items():
+                    if objects.matches(service["spec"]["selector"], template["metadata"]["labels"]):
+                        ports = {each["containerPort"] for each in template["spec"]["containers"][0]["ports"]}
+                        assert port["targetPort"] in ports, name
+                        seen.append(name)
+    assert sorted(seen) == ["collector", "gateway", "inference-cpu", "inference-gpu", "logic"]
+
+
+def test_no_label_of_ours_is_renamed_by_the_operators(found) -> None:
+    ours = set().union(*(each for _, each in documented().values()))
+    assert "service" in ours and not ours & TARGET_LABELS
+    for monitor in objects.of(found, "ServiceMonitor").values():
+        assert {"action": "labeldrop", "regex": "service"} in monitor["spec"]["endpoints"][0]["relabelings"]
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not on PATH")
+def test_promtool_reads_every_expression(found, tmp_path: Path) -> None:
+    rules = [
+        {"record": f"test:{number}", "expr": expression.replace("$__rate_interval", "5m")}
+        for number, expression in enumerate(expressions(found))
+    ]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "all", "rules": rules}]}))
+    done = subprocess.run(
+        ["promtool", "check", "rules", "rules.yaml"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# --- the collector --------------------------------------------------------------------------------------------------
+
+# What these components of the collector take, from their documentation (0.136), as far as it is used.
+KNOWN: dict[str, set[str]] = {
+    "receivers.otlp": {"protocols.http.endpoint"},
+    "processors.memory_limiter": {"check_interval", "limit_percentage", "spike_limit_percentage"},
+    "processors.batch": {"send_batch_size", "send_batch_max_size", "timeout"},
+    "exporters.otlphttp": {
+        "endpoint",
+        "compression",
+        "timeout",
+        "headers.authorization",
+        "sending_queue.enabled",
+        "sending_queue.num_consumers",
+        "sending_queue.queue_size",
+        "retry_on_failure.enabled",
+        "retry_on_failure.initial_interval",
+        "retry_on_failure.max_interval",
+        "retry_on_failure.max_elapsed_time",
+    },
+    "extensions.health_check": {"endpoint"},
+}
+
+
+def paths(value: Any, path: str = "") -> set[str]:
+    if not isinstance(value, dict):
+        return {path}
+    return set().union(*(paths(each, f"{path}.{key}".lstrip(".")) for key, each in value.items()))
+
+
+def collector(found: list[objects.Object]) -> tuple[dict[str, Any], dict[str, Any]]:
+    config = yaml.safe_load(objects.of(found, "ConfigMap")["collector"]["data"]["config.yaml"])
+    return config, objects.pods(found)["collector"]["spec"]["containers"][0]
+
+
+def test_the_collectors_configuration_holds_together(shared) -> None:
+    secret = {"endpoint": "https://otlp.example/v1", "authorization_secret_ref": {"name": "otlp", "key": "token"}}
+    config, container = collector(objects.objects(shared, observability={"otlp": secret}))
+    assert set(config) == {"receivers", "processors", "exporters", "extensions", "service"}
+    for section in ("receivers", "processors", "exporters", "extensions"):
+        for name, settings in config[section].items():
+            assert paths(settings) <= KNOWN[f"{section}.{name}"]
+    (pipeline,) = config["service"]["pipelines"].values()
+    for section in ("receivers", "processors", "exporters"):
+        assert set(pipeline[section]) == set(config[section]), "defined is used, used is defined"
+    assert pipeline["processors"][0] == "memory_limiter"
+    assert config["service"]["extensions"] == list(config["extensions"])
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert config["receivers"]["otlp"]["protocols"]["http"]["endpoint"] == f"0.0.0.0:{ports['otlp-http']}"
+    assert config["extensions"]["health_check"]["endpoint"] == f"0.0.0.0:{ports['health']}"
+    (reader,) = config["service"]["telemetry"]["metrics"]["readers"]
+    assert reader["pull"]["exporter"]["prometheus"]["port"] == ports["metrics"]
+    used = set(re.findall(r"\$\{env:(\w+)\}", json.dumps(config)))
+    assert used == {each["name"] for each in container["env"]} == {"OTLP_AUTHORIZATION"}
+    assert container["env"][0]["valueFrom"] == {"secretKeyRef": {"name": "otlp", "key": "token"}}
+
+
+def test_a_new_configuration_is_a_new_pod(shared) -> None:
+    marks = [
+        objects.pods(objects.objects(shared, observability={"otlp": {"endpoint": endpoint}}))["collector"]["metadata"][
+            "annotations"
+        ]
+        for endpoint in ("https://a.example", "https://b.example")
+    ]
+    assert marks[0] != marks[1]
+
+
+def test_the_units_are_told_the_collectors_address_and_only_then(shared, found) -> None:
+    services = objects.of(found, "Service")
+    for name, template in objects.pods(found).items():
+        env = {each["name"]: each.get("value") for each in template["spec"]["containers"][0].get("env", [])}
+        if name.split("-")[0] not in UNITS:
+            assert "OTEL_EXPORTER_OTLP_ENDPOINT" not in env
+            continue
+        address = re.fullmatch(r"http://([a-z]+)\.oriel\.svc\.cluster\.local:(\d+)", env["OTEL_EXPORTER_OTLP_ENDPOINT"])
+        assert address and int(address[2]) in [port["port"] for port in services[address[1]]["spec"]["ports"]]
+        assert float(env["OTEL_TRACES_SAMPLER_ARG"]) == 0.01
+    for template in objects.pods(objects.objects(shared)).values():
+        names = {each["name"] for each in template["spec"]["containers"][0].get("env", [])}
+        assert not [name for name in names if name.startswith("OTEL_")]
+
+
+def test_the_collector_writes_nothing_and_may_nothing(found) -> None:
+    template = objects.pods(found)["collector"]["spec"]
+    (container,) = template["containers"]
+    assert template["securityContext"]["runAsNonRoot"] and not template["automountServiceAccountToken"]
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert all(mount["readOnly"] for mount in container["volumeMounts"])
+    assert container["resources"]["limits"]["memory"], "memory_limiter counts in shares of it"

@@ -1,0 +1,239 @@
+"""The whole path without a cluster: the three units run as real processes with the arguments, the environment, the
+documents and the mounts of the plan, and a client with a key gets an answer through the gateway.
+
+What stands in for Kubernetes: names and ports lead to loopback, folders of the pods to folders here, the model
+repository's URL to the examples. ConfigMaps lie as the kubelet lays them: links through `..data`, swapped as a whole.
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+import sys
+from asyncio.subprocess import DEVNULL
+from collections.abc import AsyncIterator, Awaitable, Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from redis_server import binary
+
+from oriel_cli.units import free_ports
+
+from .harness import Workspace
+from .objects import Object, objects, of, pods
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+REPOSITORY = "s3://models.example/models"
+KEY, LATER = "a-key-of-acme", "a-key-of-birch"
+START_S = 120
+
+
+def tenants(*keys: str) -> dict[str, Any]:
+    return {f"t{number}": {"tier": "gold", "keys_sha256": [digest(key)]} for number, key in enumerate(keys)}
+
+
+def digest(key: str) -> str:
+    return sha256(key.encode()).hexdigest()
+
+
+def planned(shared: Callable[[str], Workspace], *keys: str, services: dict[str, str]) -> list[Object]:
+    return objects(
+        shared,
+        infrastructure={"redis_url": None, "redis_tls": False, "redis_auth_secret_ref": None},
+        gpu_enabled=False,
+        model_groups={"cpu": {"accelerator": "cpu", "repository": REPOSITORY}},
+        policies={"tenants": tenants(*keys)},
+        logic={"services": services, "workers": 1},
+    )
+
+
+class Machine:
+    """One machine in place of a cluster. folder: holds what the pods' folders would."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._ports: dict[int, int] = {}
+
+    def port(self, planned: int) -> int:
+        """Where a port of a pod is here: each is one pod's only, so one table does for all."""
+        if planned not in self._ports:
+            (self._ports[planned],) = free_ports("127.0.0.1", 1)
+        return self._ports[planned]
+
+    def text(self, text: str) -> str:
+        """Names and ports of Services in an argument, an environment or a document."""
+        return re.sub(
+            r"\b(gateway|logic|inference|inference-cpu|redis):([0-9]+)\b",
+            lambda match: f"localhost:{self.port(int(match[2]))}",
+            text,
+        )
+
+    def mount(self, unit: str, template: Object, configs: dict[str, Object]) -> dict[str, Path]:
+        """The pod's folders: path in the pod -> path here."""
+        volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
+        mounts = {}
+        for mount in template["spec"]["containers"][0]["volumeMounts"]:
+            here = self.folder / unit / mount["mountPath"].lstrip("/")
+            here.mkdir(parents=True, exist_ok=True)
+            if "configMap" in volumes[mount["name"]]:
+                self.publish(here, configs[volumes[mount["name"]]["configMap"]["name"]]["data"])
+            mounts[mount["mountPath"]] = here
+        return mounts
+
+    def publish(self, folder: Path, data: dict[str, str]) -> None:
+        """As the kubelet writes a ConfigMap: a folder of its own, a link to it that is swapped, a link per file."""
+        stamp = folder / f"..{len(list(folder.glob('..[0-9]*')))}"
+        stamp.mkdir()
+        for name, text in data.items():
+            (stamp / name).write_text(self.text(text))
+        swapped = folder / "..data_tmp"
+        swapped.symlink_to(stamp.name)
+        os.replace(swapped, folder / "..data")
+        for name in data:
+            if not (folder / name).is_symlink():
+                (folder / name).symlink_to(f"..data/{name}")
+
+    def command(self, unit: str, template: Object, mounts: dict[str, Path]) -> tuple[list[str], dict[str, str]]:
+        """What the container runs, and its environment."""
+        container = template["spec"]["containers"][0]
+
+        def local(word: str) -> str:
+            for inside, here in sorted(mounts.items(), key=lambda each: -len(each[0])):
+                if word == inside or word.startswith(f"{inside}/"):
+                    return f"{here}{word.removeprefix(inside)}"
+            return {REPOSITORY: str(EXAMPLES / "models"), "0.0.0.0": "127.0.0.1"}.get(word, self.text(word))
+
+        words = [local(word) for word in container["args"]]
+        for port in container["ports"]:
+            words += [f"--{port['name']}-port", str(self.port(port["containerPort"]))]
+        environment = {each["name"]: local(each["value"]) for each in container["env"]}
+        return [sys.executable, "-P", "-m", "oriel_cli.main", unit.partition("-")[0], *words], environment
+
+    def redis(self, template: Object) -> list[str]:
+        """The bundled Redis, of whatever version is here."""
+        container = template["spec"]["containers"][0]
+        assert container["command"] == ["redis-server"] and not container["env"]
+        folder = self.folder / "redis"
+        folder.mkdir()
+        return [binary(), *container["args"], "--dir", str(folder), "--port", str(self.port(6379))]
+
+    def probe(self, template: Object) -> str:
+        asked = template["spec"]["containers"][0]["readinessProbe"]["httpGet"]
+        (port,) = [
+            each["containerPort"]
+            for each in template["spec"]["containers"][0]["ports"]
+            if each["name"] == asked["port"]
+        ]
+        return f"http://127.0.0.1:{self.port(port)}{asked['path']}"
+
+
+@contextlib.asynccontextmanager
+async def running(machine: Machine, found: list[Object], client: httpx.AsyncClient) -> AsyncIterator[dict[str, Path]]:
+    """All units, ready by their planned probes; each unit's folder of its ConfigMap."""
+    configs, folders = of(found, "ConfigMap"), {}
+    processes = [await asyncio.create_subprocess_exec(*machine.redis(pods(found)["redis"]), stdout=DEVNULL)]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("ORIEL_", "OTEL_"))}
+    try:
+        for unit in UNITS:
+            template = pods(found)[unit]
+            mounts = machine.mount(unit, template, configs)
+            folders.update({name: mounts[path] for name, path in CONFIGS.items() if path in mounts})
+            words, environment = machine.command(unit, template, mounts)
+            # Nothing but what is mounted may be written: the home is not.
+            environment |= {
+                "HOME": "/nonexistent",
+                "TMPDIR": str(mounts["/tmp"]),
+                "PYTHONPATH": os.pathsep.join(sys.path),
+            }
+            processes.append(await asyncio.create_subprocess_exec(*words, env=kept | environment))
+        for unit in UNITS:
+            await until(lambda unit=unit: answers(client, machine.probe(pods(found)[unit]), 200), processes)
+        yield folders
+    finally:
+        for process in processes:
+            if process.returncode is None:
+                process.terminate()
+        ended = [await asyncio.wait_for(process.wait(), 60) for process in processes]
+    assert ended == [0, 0, 0, 0]
+
+
+UNITS = ("inference-cpu", "logic", "gateway")
+CONFIGS = {"policies": "/etc/oriel/policies", "services": "/etc/oriel/services"}
+
+
+async def answers(client: httpx.AsyncClient, url: str, status: int, **headers: str) -> bool:
+    try:
+        return (await client.get(url, headers=headers)).status_code == status
+    except httpx.TransportError:
+        return False
+
+
+async def says(client: httpx.AsyncClient, url: str, line: str) -> bool:
+    return line in (await client.get(url)).text.splitlines()
+
+
+async def until(
+    holds: Callable[[], Awaitable[bool]], processes: list[asyncio.subprocess.Process] | None = None
+) -> None:
+    async with asyncio.timeout(START_S):
+        while not await holds():
+            assert all(process.returncode is None for process in processes or ()), "a unit ended; why is on stderr"
+            await asyncio.sleep(0.05)
+
+
+async def test_the_planned_objects_run_and_answer_and_take_changes(
+    shared: Callable[[str], Workspace], tmp_path: Path
+) -> None:
+    services = {"digits.py": (EXAMPLES / "services" / "digits.py").read_text()}
+    machine = Machine(tmp_path)
+    picture = (EXAMPLES / "digits" / "7.png").read_bytes()
+    async with httpx.AsyncClient(timeout=30) as client:
+        async with running(machine, planned(shared, KEY, services=services), client) as folders:
+            base = f"http://127.0.0.1:{machine.port(8080)}"
+
+            async def digit(key: str) -> httpx.Response:
+                headers = {"authorization": f"Bearer {key}", "content-type": "image/png"}
+                return await client.post(f"{base}/v1/services/digits", content=picture, headers=headers)
+
+            answer = await digit(KEY)
+            assert answer.status_code == 200 and answer.json()["label"] == 7, answer.text
+            ready = await client.get(f"{base}/v2/models/digits/ready", headers={"x-api-key": KEY})
+            assert ready.status_code == 200
+            assert (await digit(LATER)).status_code == 401
+            metrics = f"http://127.0.0.1:{machine.port(8082)}/metrics"
+            await until(lambda: says(client, metrics, "oriel_gateway_limiter_up 1.0"))
+            # What probes and scrapes get of the admin port, whoever asks.
+            for path, status in (("/metrics", 200), ("/health/live", 200), ("/policies", 401)):
+                url = f"http://127.0.0.1:{machine.port(8082)}{path}"
+                assert await answers(client, url, status, host="10.0.0.9:8082")
+
+            # A tenant and a service more: ConfigMaps change, pods do not.
+            services["echo.py"] = ECHO
+            after = planned(shared, KEY, LATER, services=services)
+            for name, folder in folders.items():
+                machine.publish(folder, of(after, "ConfigMap")[name]["data"])
+
+            async def echoed() -> bool:
+                headers = {"x-api-key": LATER}
+                said = await client.post(f"{base}/v1/services/echo", json={"word": "hello"}, headers=headers)
+                return said.status_code == 200 and said.text == "hello"
+
+            await until(echoed)
+            assert (await digit(LATER)).json()["label"] == 7
+
+
+ECHO = """from oriel_logic import service
+
+
+@service
+async def echo(word: str) -> str:
+    return word
+"""
+
+
+@pytest.fixture(autouse=True)
+def needs_a_runtime() -> None:
+    pytest.importorskip("onnxruntime")

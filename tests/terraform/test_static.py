@@ -1,0 +1,146 @@
+"""What Python alone can say of the .tf files: they parse, keep the rules of the house, and the clouds are alike."""
+
+import re
+import subprocess
+from typing import Any
+
+import hcl2
+import pytest
+
+CLOUDS = ("aws", "gcp", "azure")
+ROOTS = (*CLOUDS, "local")
+MODULES = (*ROOTS, "modules/platform")
+VERSIONS = {
+    "aws": ("hashicorp/aws", ">= 5.100, < 7"),
+    "google": ("hashicorp/google", ">= 6.50, < 7"),
+    "azurerm": ("hashicorp/azurerm", ">= 4.55, < 5"),
+    "kubernetes": ("hashicorp/kubernetes", ">= 2.38, < 3"),
+    "helm": ("hashicorp/helm", "~> 3.1"),
+}
+
+
+class Module:
+    """The blocks of a folder's files; names and strings without the quotes that the parser keeps."""
+
+    def __init__(self, folder):
+        self.files = {file.name: _plain(hcl2.loads(file.read_text())) for file in sorted(folder.glob("*.tf"))}
+
+    def blocks(self, kind: str) -> dict[str, Any]:
+        """Of variable, output, module: name -> body. Of resource, data: "type.name" -> body."""
+        found: dict[str, Any] = {}
+        for document in self.files.values():
+            for block in document.get(kind, []):
+                for name, body in block.items():
+                    if kind in ("resource", "data"):
+                        found |= {f"{name}.{inner}": each for inner, each in body.items()}
+                    else:
+                        found[name] = body
+        return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_plain(key): _plain(each) for key, each in value.items() if not str(key).startswith("__")}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return value[1:-1] if isinstance(value, str) and len(value) > 1 and value[0] == value[-1] == '"' else value
+
+
+@pytest.fixture(scope="module")
+def modules(tree):
+    return {name: Module(tree / name) for name in MODULES}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_file_parses_and_the_usual_ones_are_there(name, tree):
+    folder = tree / name
+    assert {"main.tf", "variables.tf", "outputs.tf", "versions.tf"} <= set(Module(folder).files)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_versions_are_those_that_are_promised(name, modules):
+    (block,) = [each for document in modules[name].files.values() for each in document.get("terraform", [])]
+    assert block["required_version"] == ">= 1.11"
+    (required,) = block["required_providers"]
+    for provider, said in required.items():
+        assert (said["source"], said["version"]) == VERSIONS[provider]
+    used = {each.split("_")[0] for kind in ("resource", "data") for each in modules[name].blocks(kind)} - {"terraform"}
+    assert used <= set(required), "a provider without a version"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_variables_are_few_described_typed_and_validated(name, modules):
+    variables = modules[name].blocks("variable")
+    assert len(variables) <= 15
+    for variable, body in variables.items():
+        assert len(body.get("description", "")) > 10, variable
+        assert "type" in body, variable
+        # true and false need no more than that null is refused.
+        assert "validation" in body or body["type"] == "bool", variable
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_outputs_are_described(name, modules):
+    for output, body in modules[name].blocks("output").items():
+        assert body.get("description"), output
+
+
+def test_the_clouds_take_the_same_variables(tree):
+    texts = {cloud: (tree / cloud / "variables.tf").read_text() for cloud in CLOUDS}
+    assert texts["aws"] == texts["gcp"] == texts["azure"]
+    for cloud in CLOUDS:
+        declared = re.findall(r'^variable "', "".join(file.read_text() for file in (tree / cloud).glob("*.tf")), re.M)
+        assert len(declared) == texts[cloud].count('\nvariable "'), f"{cloud}: a variable of its own"
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_outputs_are_what_the_platform_takes(root, modules):
+    taken = modules["modules/platform"].blocks("variable")["infrastructure"]["type"]
+    names = _keys(taken)
+    assert len(names) == 14
+    outputs = modules[root].blocks("output")
+    assert list(outputs) == names
+    for name, body in outputs.items():
+        assert body["value"] == f"${{local.infrastructure.{name}}}"
+
+
+def _keys(object_type: str) -> list[str]:
+    """The names of the outermost object."""
+    body = object_type[object_type.index("({") + 2 :]
+    names: list[str] = []
+    depth = 0
+    for found in re.finditer(r"[({[]|[)}\]]|(\w+) =", body):
+        if found[1]:
+            names += [found[1]] if depth == 0 else []
+        else:
+            depth += 1 if found[0] in "({[" else -1
+    return names
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_one_platform_of_ones_own_and_no_module_of_others(root, modules):
+    used = modules[root].blocks("module")
+    assert [body["source"] for body in used.values()] == ["../modules/platform"]
+    assert used["platform"]["infrastructure"] == "${local.infrastructure}"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_releases_are_pinned_and_no_object_is_planned_against_a_cluster(name, modules):
+    for address, body in modules[name].blocks("resource").items():
+        assert not address.startswith("kubernetes_"), "it dials the cluster while planning"
+        if address.startswith("helm_release.") and "repository" in body:
+            assert body.get("version"), address
+
+
+@pytest.mark.parametrize("root", CLOUDS)
+def test_a_remote_state_is_shown(root, tree):
+    text = (tree / root / "backend.tf.example").read_text()
+    assert hcl2.loads(text)["terraform"]
+    assert not list((tree / root).glob("*.tfstate*"))
+
+
+def test_the_files_are_formatted(tree, terraform):
+    done = subprocess.run(
+        [terraform, "fmt", "-check", "-recursive", "-diff", str(tree)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
