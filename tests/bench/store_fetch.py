@@ -4,7 +4,7 @@
 
 moto's server (build/stores, made by `make test`) holds one object, uploaded in parts of 64 MiB as vendors' tools do.
 By turns (A B A B), in one run and onto one disk: `curl` gets the object whole (`curl_s`); a RemoteStore with an empty
-cache fetches the version, with its SHA-256 and its manifest, up to the path that a runtime would open (`oriel_s`). A
+cache fetches the version, with the checksums of its manifest, up to the path that a runtime would open (`oriel_s`). A
 third, `curl_ranges_s`, is curl with eight ranges at once: what parts cost moto, which reads the object anew for each.
 
 RSS growth: the most resident memory of this process during a fetch, less what it was before the first.

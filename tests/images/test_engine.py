@@ -25,6 +25,8 @@ pytestmark = [
 ]
 BASE, UV = "localhost/oriel-test-base:1.0", "localhost/oriel-test-uv:1.0"
 IMAGES = {"gateway": ("gateway", "gateway"), "logic": ("logic", "logic"), "inference-cpu": ("inference", "cpu")}
+if os.environ.get("ORIEL_TEST_IMAGES") == "1":
+    IMAGES |= {f"inference-{each}": ("inference", each) for each in ("openvino", "gpu")}
 
 
 def engine(*words: str, check: bool = True) -> str:
@@ -91,9 +93,10 @@ def test_the_unit_runs_in_the_image(image: tuple[str, dict[str, Any], Path]) -> 
     given = {
         "gateway": ("policies/examples", "etc/oriel/policies"),
         "logic": ("examples/services", "etc/oriel/services"),
-        "inference-cpu": ("examples/models", "models"),
+        "inference": ("examples/models", "models"),
     }
-    shutil.copytree(ROOT / given[name][0], root / given[name][1], dirs_exist_ok=True)
+    source, place = given[IMAGES[name][0]]
+    shutil.copytree(ROOT / source, root / place, dirs_exist_ok=True)
     plan = {
         "root": str(root),
         "chroot": True,
@@ -104,7 +107,7 @@ def test_the_unit_runs_in_the_image(image: tuple[str, dict[str, Any], Path]) -> 
         "drop": True,
         "post": None,
     }
-    if name == "inference-cpu":
+    if name.startswith("inference"):
         plan["post"] = ["/v2/models/digits/infer", 8000, (ROOT / "examples/digits/7.v2.json").read_text()]
     words = ["unshare", "--mount", "--net", sys.executable, str(Path(__file__).with_name("sealed.py"))]
     done = subprocess.run(words, input=json.dumps(plan), capture_output=True, text=True, check=False)
@@ -112,7 +115,7 @@ def test_the_unit_runs_in_the_image(image: tuple[str, dict[str, Any], Path]) -> 
     told = json.loads(done.stdout)
     assert told.get("healthy") is True and told["code"] == 0, told
     assert told["written"] == ["/var/lib/oriel"] and told["user"] == 65532
-    if name == "inference-cpu":
+    if name.startswith("inference"):
         assert json.loads(told["answer"]["body"])["outputs"][0]["name"] in ("label", "probabilities"), told
         assert told["answer"]["status"] == 200
 

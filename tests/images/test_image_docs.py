@@ -109,7 +109,7 @@ def test_variables_that_commands_set_exist(folder: str) -> None:
 
 
 def test_the_variables_file_has_known_names() -> None:
-    (block,) = re.findall(r"```hcl\n(.*?)```", DEPLOY, re.DOTALL)
+    block = re.findall(r"```hcl\n(.*?)```", DEPLOY, re.DOTALL)[0]
     names = set(re.findall(r"^(\w+) *=", block, re.MULTILINE))
     assert {"region", "cluster", "platform"} <= names <= declared("variable", "aws")
 
@@ -120,7 +120,7 @@ def test_the_variables_file_is_taken_by_terraform(tmp_path: Path) -> None:
     if terraform is None:
         pytest.skip("terraform is not on PATH")
     shutil.copy(ROOT / "terraform/aws/variables.tf", tmp_path)
-    (block,) = re.findall(r"```hcl\n(.*?)```", DEPLOY, re.DOTALL)
+    block = re.findall(r"```hcl\n(.*?)```", DEPLOY, re.DOTALL)[0]
     (tmp_path / "oriel.auto.tfvars").write_text(block)
     for words in (["init"], ["plan", "-detailed-exitcode"]):
         done = subprocess.run(

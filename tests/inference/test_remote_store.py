@@ -114,7 +114,8 @@ def test_a_process_that_was_killed_leaves_its_blocks_to_the_next(objects: Memory
 def test_more_readers_come_while_they_pay_and_share_the_rest(
     objects: MemoryObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oriel_inference.stores.fetch_file.TICK_S", 0.0)
+    for name in ("TICK_S", "WINDOW_S", "GAIN"):
+        monkeypatch.setattr(f"oriel_inference.stores.fetch_file.{name}", 0.0)
     with remote(objects, tmp_path, fetch=FetchSettings(readers=4, split_s=0.0, block_bytes=1 << 16)) as store:
         assert fetched(store) == LARGE
         assert store.counts.read_bytes == len(LARGE)

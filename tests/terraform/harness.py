@@ -161,10 +161,12 @@ class Workspace:
     edit: Callable[[Path], None] | None = None
     tree: Path = field(default_factory=default_tree)
     schemas: Mapping[str, str] = field(default_factory=dict)  # {"aws": "aws-5"}: not the newest version
+    mirror: Path | None = None  # real providers from this filesystem mirror, and no stand-in
     calls: list[Call] = field(default_factory=list)  # of the last command
     history: list[Call] = field(default_factory=list)  # of all commands
     path: Path = field(init=False)  # where the commands run
     _servers: Servers = field(init=False)
+    _environment: dict[str, str] = field(init=False)
     _count: int = 0
     _infrastructure: str | None = None
 
@@ -176,7 +178,13 @@ class Workspace:
             shutil.copytree(self.root, self.path, dirs_exist_ok=True)
         if self.edit is not None:
             self.edit(self.folder)
-        self._servers = Servers(providers(self.folder, dict(self.schemas), self.rules))
+        served = [] if self.mirror else providers(self.folder, dict(self.schemas), self.rules)
+        self._servers = Servers(served)
+        self._environment = dict(self._servers.environment)
+        if self.mirror is not None:
+            config = self.folder / "mirror.tfrc"
+            config.write_text(f'provider_installation {{ filesystem_mirror {{ path = "{self.mirror}" }} }}\n')
+            self._environment = {"TF_CLI_CONFIG_FILE": str(config)}
 
     def __enter__(self) -> "Workspace":
         return self
@@ -205,9 +213,10 @@ class Workspace:
         planned = [each["change"] for each in lines if each.get("type") == "planned_change"]
         return Plan(code == 2, _diagnostics(lines), planned, lambda: self._shown(file))
 
-    def apply(self, **variables: Any) -> State:
-        """Raises TerraformFailed; `state()` is what there is then."""
-        self._run("apply", "-json", "-input=false", "-auto-approve", *self._given(variables))
+    def apply(self, *targets: str, **variables: Any) -> State:
+        """Raises TerraformFailed; `state()` is what there is then. targets: only these and what they need."""
+        only = [f"-target={each}" for each in targets]
+        self._run("apply", "-json", "-input=false", "-auto-approve", *only, *self._given(variables))
         return self.state()
 
     def plan_known(self, **variables: Any) -> Plan:
@@ -278,7 +287,7 @@ class Workspace:
         return subprocess.run(
             ["terraform", *arguments],
             cwd=self.path,
-            env=kept | own | self._servers.environment,
+            env=kept | own | self._environment,
             capture_output=True,
             text=True,
             timeout=COMMAND_S,

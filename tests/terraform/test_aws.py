@@ -47,18 +47,6 @@ def objects(applied) -> list[dict[str, Any]]:
     return [each for document in documents for each in document.get("objects", [])]
 
 
-def dependencies(state) -> dict[str, set[str]]:
-    """Resource, without its key -> all that it depends on, directly or not."""
-    after: dict[str, set[str]] = {}
-    for resource in state.document["resources"]:
-        if resource["mode"] == "managed":
-            module = re.sub(r"\[.*?\]", "", resource.get("module", ""))
-            name = ".".join(filter(None, (module, resource["type"], resource["name"])))
-            listed = (each for instance in resource["instances"] for each in instance.get("dependencies", []))
-            after.setdefault(name, set()).update(each for each in listed if not each.startswith("data."))
-    return after
-
-
 def position(calls, action: str, address: str) -> int:
     """When it was done, as a place in the log. Raises ValueError: it was not."""
     return [(call.action, call.address) for call in calls].index((action, address))
@@ -337,7 +325,7 @@ def test_redis_password_is_random_and_only_where_it_has_to_be(applied):
 
 def test_each_thing_is_made_after_what_it_needs(applied):
     """As Terraform wrote it down, and so also the other way round when destroying; not by the luck of one run."""
-    after = dependencies(applied.state)
+    after = applied.state.dependencies()
     nodes, platform = "aws_eks_node_group.this", "module.platform.helm_release.platform"
     for thing, needed in {
         "aws_eks_cluster.this": {

@@ -218,6 +218,7 @@ def test_secrets_are_named_and_never_told(shared: Callable[[str], Workspace]) ->
     assert arguments.limiter == "rediss://redis.example:6380" and arguments.limiter_ca == Path(
         "/etc/oriel/redis/ca.crt"
     )
+    assert str(arguments.policies) == "s3://policies.example/oriel"
     assert arguments.admin_pages == "token" and units(objects(shared))["gateway"][0].admin_pages == "loopback"
 
 

@@ -23,7 +23,7 @@ from threading import RLock
 from typing import BinaryIO
 
 from oriel_inference.errors import LoadFailed
-from oriel_inference.stores.manifest import Manifest, Record, read_document, sha256_of, write_document
+from oriel_inference.stores.manifest import Manifest, Record, agrees, read_document, write_document
 
 __all__ = ["Cache"]
 
@@ -202,7 +202,7 @@ class Cache:
         for file in manifest.files:
             path = folder / "files" / file.name
             try:
-                if path.stat().st_size != file.size or sha256_of(path) != file.sha256:
+                if not agrees(path, file, manifest.block_bytes):
                     return f"{manifest.shown}/{file.name} is not what was fetched"
             except OSError:
                 return f"{manifest.shown}/{file.name} cannot be read"

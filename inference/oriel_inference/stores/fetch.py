@@ -39,8 +39,9 @@ async def fetch_version(
     found = await fetch.run()
     return Manifest(
         shown=shown,
+        block_bytes=settings.block_bytes,
         files=tuple(
-            CachedFile(name=file.name, size=file.object.size, etag=file.object.etag, sha256=found[file.name])
+            CachedFile(name=file.name, size=file.object.size, etag=file.object.etag, crc32=found[file.name])
             for file in version.files
         ),
     )
@@ -67,10 +68,10 @@ class _Version:
         self._room = asyncio.Semaphore(FILES_AT_ONCE)
         self._expected: Mapping[str, str] = {}
 
-    async def run(self) -> Mapping[str, str]:
-        """Name -> SHA-256."""
+    async def run(self) -> Mapping[str, tuple[int, ...]]:
+        """Name -> CRC-32 of each block."""
         await asyncio.to_thread(self._folders)
-        found: dict[str, str] = {}
+        found: dict[str, tuple[int, ...]] = {}
         if SUMS_FILE in self._files:
             # The smallest first: it may say that the rest has not come yet.
             found[SUMS_FILE] = await self._one(SUMS_FILE)
@@ -106,7 +107,7 @@ class _Version:
         except (OSError, UnicodeDecodeError) as error:
             raise LoadFailed(f"{shown} cannot be read as text") from error
 
-    async def _one(self, name: str) -> str:
+    async def _one(self, name: str) -> tuple[int, ...]:
         async with self._room:
             index, file = self._files[name]
             fetched = await self._fetch(index, file)
@@ -118,10 +119,10 @@ class _Version:
             if self._disagrees(name, fetched):
                 self._counts.failures["corrupt"] += 1
                 raise Corrupt(f"{self._shown}/{name} does not agree with its line in {SUMS_FILE}")
-            return fetched.sha256
+            return fetched.crc32
 
     def _disagrees(self, name: str, fetched: Fetched) -> bool:
-        return self._expected.get(name, fetched.sha256) != fetched.sha256
+        return name in self._expected and self._expected[name] != fetched.sha256
 
     async def _fetch(self, index: int, file: RemoteFile, *, anew: bool = False) -> Fetched:
         journal = self._folder / "blocks" / str(index)
@@ -134,6 +135,7 @@ class _Version:
             self._folder / "files" / file.name,
             journal,
             shown=f"{self._shown}/{file.name}",
+            sha256=file.name in self._expected,
             settings=self._settings,
             counts=self._counts,
         )

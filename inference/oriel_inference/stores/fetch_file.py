@@ -1,9 +1,10 @@
 """One object into one file: in parts, by as many readers as pay, resumed where an earlier try ended.
 
 A near store fills the line with one connection, a far one needs many: a fetch begins with one and doubles them while
-what is left would take longer than `split_s` at the speed so far. Each block that has come is noted in a journal with
-its CRC; the next process looks again at what is noted and fetches the rest. The checksums of the whole are computed
-behind the readers.
+that makes it faster and what is left would take longer than `split_s`. A range is not free: some stores read the whole
+object for each. Each block that has come is noted in a journal with its CRC; the next process looks again at what is
+noted and fetches the rest. The CRCs are what the cache's manifest holds, too. Checksums of the whole, where there is
+something to compare them with, are computed behind the readers.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from zlib import crc32
 from oriel_inference.errors import LoadFailed, ObjectChanged, StoreUnavailable
 from oriel_inference.stores.digests import Digest, Follower, digest_of
 from oriel_inference.stores.gate import BROUGHT_BYTES, Gate
+from oriel_inference.stores.manifest import crc32_of
 from oriel_inference.stores.objects import ObjectClient, Stored
 from oriel_inference.stores.ranges import BLOCK_BYTES, Run, Work
 
@@ -24,16 +26,18 @@ __all__ = ["Counts", "FetchSettings", "Fetched", "fetch_file"]
 
 HEAD_S = 30.0
 TICK_S = 0.1
+WINDOW_S = 0.5  # in which a speed is taken
+GAIN = 1.25  # twice the readers have to be so much faster
 STALL_S = 30.0
 STALL_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchSettings:
-    """readers: per file. split_s: another reader is worth it while the rest would take longer."""
+    """readers: per file. split_s: more of them are worth it while the rest would take longer."""
 
     readers: int = 8
-    split_s: float = 1.0
+    split_s: float = 2.0
     block_bytes: int = BLOCK_BYTES
 
 
@@ -48,9 +52,12 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """sha256: of the file's bytes. checked: by a checksum of the store's. wrong: which they do not have, "" if none."""
+    """crc32: of each block. sha256: of the file's bytes, if it was asked for, else "". checked: by a checksum of the
+    store's. wrong: which they do not have, "" if none.
+    """
 
-    sha256: str
+    crc32: tuple[int, ...]
+    sha256: str = ""
     checked: bool = False
     wrong: str = ""
 
@@ -63,12 +70,13 @@ async def fetch_file(
     journal: Path,
     *,
     shown: str,
+    sha256: bool,
     settings: FetchSettings,
     counts: Counts,
 ) -> Fetched:
     """Bytes of `listed` at `path`. Raises LoadFailed; what had come stays for the next try, but if it is wrong.
 
-    shown: the file's name in what is raised. A cancelled fetch stays resumable too.
+    shown: the file's name in what is raised. sha256: whether it is wanted. A cancelled fetch stays resumable too.
     """
     async with gate.attempt():
         try:
@@ -81,7 +89,7 @@ async def fetch_file(
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.ftruncate(descriptor, stored.size)
-        fetch = _Fetch(client, gate, stored, descriptor, journal, shown, settings, counts)
+        fetch = _Fetch(client, gate, stored, descriptor, journal, shown, sha256, settings, counts)
         fetched = await fetch.run()
         if fetched.wrong:
             counts.failures["corrupt"] += 1
@@ -102,6 +110,7 @@ class _Fetch:
         descriptor: int,
         journal: Path,
         shown: str,
+        sha256: bool,
         settings: FetchSettings,
         counts: Counts,
     ) -> None:
@@ -115,21 +124,26 @@ class _Fetch:
         self._settings = settings
         self._counts = counts
         self._work = Work(0)
-        self._begun_s = 0.0  # when the first byte came
+        self._level = 1  # readers
+        self._settled = False  # more of them were no faster
+        self._speed = 0.0  # with half of them, bytes/s
+        self._window_s, self._window_bytes = 0.0, 0  # when it began, and what had come by then
         self._read_bytes = 0
-        digests: dict[str, Digest | None] = {"sha256": digest_of("sha256")}
-        if stored.checksum:
-            digests.setdefault(stored.checksum[0], digest_of(stored.checksum[0]))
+        self._blocks: dict[int, int] = {}  # CRCs of what is there
+        wanted = {*(["sha256"] if sha256 else []), *([stored.checksum[0]] if stored.checksum else [])}
+        digests: dict[str, Digest | None] = {name: digest_of(name) for name in sorted(wanted)}
         self._digests = {name: digest for name, digest in digests.items() if digest is not None}
         self._follower = Follower(descriptor, stored.size, list(self._digests.values()))
 
     async def run(self) -> Fetched:
         size, block = self._stored.size, self._settings.block_bytes
-        have = await asyncio.to_thread(_journalled, self._journal_path, self._descriptor, size, block)
-        self._work = Work(size, have, block_bytes=block)
-        if have:
+        self._blocks = await asyncio.to_thread(_journalled, self._journal_path, self._descriptor, size, block)
+        self._work = Work(size, self._blocks, block_bytes=block)
+        if self._blocks:
             self._counts.resumed += 1
         self._journal = os.open(self._journal_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        if not self._digests:
+            self._follower.end()  # nothing to compare with
         following = asyncio.create_task(asyncio.to_thread(self._follower.run))
         try:
             self._follower.advance(self._work.frontier)
@@ -144,7 +158,9 @@ class _Fetch:
         found = {name: digest.hexdigest() for name, digest in self._digests.items()}
         algorithm, expected = self._stored.checksum or ("", "")
         checked = algorithm in found
-        return Fetched(found["sha256"], checked, algorithm if checked and found[algorithm] != expected else "")
+        wrong = algorithm if checked and found[algorithm] != expected else ""
+        crcs = tuple(crc for _, crc in sorted(self._blocks.items()))
+        return Fetched(crcs, found.get("sha256", ""), checked, wrong)
 
     async def _read_all(self) -> None:
         readers: set[asyncio.Task[None]] = set()
@@ -168,13 +184,19 @@ class _Fetch:
 
     def _wanted(self, now: int) -> int:
         """How many readers there should be. now: how many there are."""
-        if not now:
-            return 1
-        if not self._begun_s:
+        took_s = time.monotonic() - self._window_s
+        if not now or not self._window_s or took_s < WINDOW_S:
+            return now or 1
+        speed = (self._read_bytes - self._window_bytes) / took_s
+        self._window_s, self._window_bytes = time.monotonic(), self._read_bytes
+        if self._work.left <= self._settings.split_s * speed:
             return now
-        took_s = time.monotonic() - self._begun_s
-        pays = self._work.left * took_s > self._settings.split_s * self._read_bytes and took_s >= TICK_S / 2
-        return min(2 * now, self._settings.readers) if pays else now
+        if now == self._level and not self._settled:
+            if speed < GAIN * self._speed:
+                self._settled = True
+            else:
+                self._speed, self._level = speed, min(2 * self._level, self._settings.readers)
+        return self._level
 
     async def _reader(self, run: Run) -> None:
         """Read `run` to its end, which may come nearer meanwhile; then what nobody reads."""
@@ -205,6 +227,7 @@ class _Fetch:
                                 run.pos += len(part)
                                 view = view[len(part) :]
                                 if run.pos - sum_at == block or run.pos == self._stored.size:
+                                    self._blocks[sum_at // block] = check
                                     os.write(self._journal, f"{sum_at // block} {check:08x}\n".encode())
                                     sum_at, check = run.pos, 0
                             self._follower.advance(self._work.frontier)
@@ -218,32 +241,21 @@ class _Fetch:
                 self._counts.resumed += 1
 
     def _came(self, size_bytes: int) -> None:
-        self._begun_s = self._begun_s or time.monotonic()
+        self._window_s = self._window_s or time.monotonic()
         self._read_bytes += size_bytes
         self._counts.read_bytes += size_bytes
 
 
-def _journalled(journal: Path, descriptor: int, size: int, block_bytes: int) -> set[int]:
-    """The blocks that an earlier try noted and that are still what they were."""
+def _journalled(journal: Path, descriptor: int, size: int, block_bytes: int) -> dict[int, int]:
+    """The blocks that an earlier try noted and that are still what they were, with their CRCs."""
     try:
         lines = journal.read_text("ascii", "replace").splitlines()
     except OSError:
-        return set()
+        return {}
     noted: dict[int, str] = {}
     for line in lines:
         block, _, check = line.partition(" ")
-        if block.isdigit() and len(check) == 8:
+        if block.isdigit() and len(check) == 8 and int(block) * block_bytes < size:
             noted[int(block)] = check
-    return {
-        block
-        for block, check in noted.items()
-        if block * block_bytes < size and f"{_crc_of(descriptor, block * block_bytes, block_bytes):08x}" == check
-    }
-
-
-def _crc_of(descriptor: int, start: int, length: int) -> int:
-    check, end = 0, start + length
-    while start < end and (piece := os.pread(descriptor, min(1 << 20, end - start), start)):
-        check = crc32(piece, check)
-        start += len(piece)
-    return check
+    found = {block: crc32_of(descriptor, block * block_bytes, block_bytes) for block in noted}
+    return {block: check for block, check in found.items() if f"{check:08x}" == noted[block]}

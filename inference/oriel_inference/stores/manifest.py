@@ -4,12 +4,12 @@ A version's manifest says which bytes belong into its folder. A model's record s
 last loaded, so that a server can start with it while the store is down.
 """
 
-import hashlib
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TypeVar
+from zlib import crc32
 
 import msgspec
 
@@ -18,9 +18,10 @@ from oriel_inference.stores.names import relative_parts
 from oriel_inference.stores.objects import Stored
 from oriel_inference.stores.snapshot import ModelFiles, RemoteFile, VersionFiles, look_of
 
-__all__ = ["CachedFile", "Manifest", "Record", "read_document", "sha256_of", "sums", "write_document"]
+__all__ = ["CachedFile", "Manifest", "Record", "agrees", "crc32_of", "read_document", "sums", "write_document"]
 
 MAX_DOCUMENT_BYTES = 32 << 20
+READ_BYTES = 1 << 20
 SUMS_FILE = "SHA256SUMS"
 MAX_SUMS_BYTES = 2 << 20
 
@@ -29,18 +30,19 @@ _SUM = re.compile(r"\\?([0-9a-fA-F]{64}) [ *](.+)")
 
 
 class CachedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """name: below the version's folder. etag: of the object it came from. sha256: 64 hex digits of its bytes."""
+    """name: below the version's folder. etag: of the object it came from. crc32: of each block of its bytes."""
 
     name: str
     size: int
     etag: str
-    sha256: str
+    crc32: tuple[int, ...]
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """A version's folder. shown: `<model>/<version>`, for whoever looks into the cache."""
 
     shown: str
+    block_bytes: int
     files: tuple[CachedFile, ...]
 
     @property
@@ -131,10 +133,28 @@ def write_document(path: Path, document: msgspec.Struct) -> None:
     os.replace(beside, path)
 
 
-def sha256_of(path: Path) -> str:
-    """Of a file's bytes. Raises OSError."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def crc32_of(descriptor: int, start: int, length: int) -> int:
+    """Of a block of an open file, as far as there is one. Raises OSError."""
+    check, end = 0, start + length
+    while start < end and (piece := os.pread(descriptor, min(READ_BYTES, end - start), start)):
+        check = crc32(piece, check)
+        start += len(piece)
+    return check
+
+
+def agrees(path: Path, file: CachedFile, block_bytes: int) -> bool:
+    """Whether the bytes are those of the manifest. Raises OSError."""
+    with path.open("rb") as opened:
+        descriptor = opened.fileno()
+        blocks = -(-file.size // block_bytes) if block_bytes > 0 else -1
+        return (
+            os.fstat(descriptor).st_size == file.size
+            and len(file.crc32) == blocks
+            and all(
+                crc32_of(descriptor, block * block_bytes, block_bytes) == check
+                for block, check in enumerate(file.crc32)
+            )
+        )
 
 
 def sums(text: str, shown: str) -> dict[str, str]:

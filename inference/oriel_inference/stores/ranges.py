@@ -71,8 +71,8 @@ class Work:
         if longest is None:
             return None
         middle = -(-(longest.pos + longest.left // 2) // self._block) * self._block
-        # Its reader shall have a block of its own left, at least.
-        if not longest.pos + self._block <= middle < longest.end:
+        # Two blocks for each of them, at least.
+        if longest.left < 4 * self._block:
             return None
         half = Run(middle, longest.end)
         longest.end = middle
