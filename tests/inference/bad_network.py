@@ -18,6 +18,7 @@ class BadNetwork:
         self.asked = 0
         self.port = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._open: set[asyncio.StreamWriter] = set()
 
     async def __aenter__(self) -> "BadNetwork":
         self._server = await asyncio.start_server(self._take, "127.0.0.1", 0)
@@ -30,6 +31,11 @@ class BadNetwork:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def drop(self) -> None:
+        """Every connection ends now, idle ones too: a client tries those once more that break when it uses them."""
+        for each in self._open:
+            each.transport.abort()
+
     def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._tasks.add(task)
@@ -37,6 +43,7 @@ class BadNetwork:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         to = None
+        self._open.add(writer)
         try:
             back, to = await asyncio.open_connection("127.0.0.1", self._target)
             answered = [0]  # bytes since the last request
@@ -46,6 +53,7 @@ class BadNetwork:
         except* (OSError, ConnectionError):
             pass
         finally:
+            self._open.discard(writer)
             for each in (writer, to):
                 if each is not None:
                     each.transport.abort()

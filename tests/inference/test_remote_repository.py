@@ -148,6 +148,7 @@ async def test_an_outage_of_the_store_takes_nothing_down(
         await caller.until_value(2)
         assert await caller.up()
         network.mode = mode
+        network.drop()
         await caller.until(caller.down)
         assert "the model repository cannot be read, what is loaded goes on serving" in caplog.text
         asked, began = network.asked, time.monotonic()
