@@ -207,7 +207,7 @@ async def asked_text(core: Gateway, path: str) -> str:
 
     headers = [(b"host", b"localhost")]
     scope = {"type": "http", "method": "GET", "path": path, "headers": headers, "query_string": b"", "root_path": ""}
-    await admin_app(core)(scope, receive, send)
+    await admin_app(core)({**scope, "client": ("127.0.0.1", 1)}, receive, send)
     return b"".join(message.get("body", b"") for message in sent).decode()
 
 

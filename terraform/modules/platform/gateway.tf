@@ -46,8 +46,12 @@ locals {
     [for each in [{ name = "tls", mountPath = "/etc/oriel/tls", readOnly = true }] : each if var.gateway.tls_secret != null],
     [for each in [{ name = "redis", mountPath = "/etc/oriel/redis", readOnly = true }] : each if local.redis_ca],
   )
+  # A mirror of policies.store holds up to three sets of 512 MiB there while it changes them.
+  gateway_scratch = [
+    for volume in local.scratch_volumes : volume.name == "state" && var.policies.store != null ? merge(volume, { emptyDir = { sizeLimit = "2Gi" } }) : volume
+  ]
   gateway_volumes = concat(
-    local.scratch_volumes,
+    local.gateway_scratch,
     [for each in [{ name = "policies", configMap = { name = "policies" } }] : each if var.policies.store == null],
     # Only the certificate, and only if there is one: other clouds' Redis is signed for by whom everybody trusts.
     [
