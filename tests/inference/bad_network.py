@@ -50,7 +50,7 @@ class BadNetwork:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._up(reader, to, writer, answered))
                 group.create_task(self._down(back, writer, answered))
-        except* (OSError, ConnectionError):
+        except* (OSError, RuntimeError):  # uvloop: a connection that was dropped meanwhile
             pass
         finally:
             self._open.discard(writer)

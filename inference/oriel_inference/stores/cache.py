@@ -253,7 +253,7 @@ class Cache:
         except OSError as error:
             raise LoadFailed(f"the model cache cannot be written: {error.strerror}") from error
         with self._lock:
-            self._shared_bytes += len(data)
+            self._shared_bytes += path.stat().st_size
 
     def records(self) -> Mapping[str, Record]:
         """Model -> what it was made of."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import aiohttp
 from aiobotocore.config import AioConfig
+from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import get_session
 from botocore.exceptions import (
     BotoCoreError,
@@ -34,10 +35,21 @@ __all__ = ["S3Client"]
 PAGE_OBJECTS = 1000  # the protocol's own bound
 MAX_CONNECTIONS = 32
 CLOSE_S = 5.0
+# Shorter than any store's: a connection that the store has just closed would look like an outage.
+KEEPALIVE_S = 4.0
 
 # The first that is there counts. An MD5 is the last resort, see `_checksum`.
 _CHECKSUMS = ("SHA256", "SHA1", "CRC64NVME", "CRC32C", "CRC32")
 _MD5 = re.compile(r"[0-9a-f]{32}")
+
+
+class _Once(AIOHTTPSession):  # type: ignore[misc]
+    """aiohttp sends a request again when its connection breaks: twice as many as were meant to a store that is down."""
+
+    async def _get_session(self, proxy_url: str | None) -> Any:
+        session = await super()._get_session(proxy_url)
+        session._retry_connection = False
+        return session
 
 
 class S3Client:
@@ -132,6 +144,8 @@ class S3Client:
                     connect_timeout=CONNECT_TIMEOUT_S,
                     read_timeout=READ_TIMEOUT_S,
                     max_pool_connections=MAX_CONNECTIONS,
+                    http_session_cls=_Once,
+                    connector_args={"keepalive_timeout": KEEPALIVE_S},
                     # Whole objects are checked after all their parts have come.
                     response_checksum_validation="when_required",
                     s3={"addressing_style": "path"} if own else None,
