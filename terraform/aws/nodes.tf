@@ -4,7 +4,7 @@ locals {
   pool_floor = var.scale_to_zero ? 0 : 1
   pools = merge(
     {
-      system = { instance_type = "m6i.large", ami_type = "AL2023_x86_64_STANDARD", min = 2, max = 2, disk_gb = 50, labels = {}, taints = [] }
+      system = { instance_type = "m6i.large", ami_type = "AL2023_x86_64_STANDARD", min = 2, max = 2, disk_gb = 50, labels = {}, taints = [], zones = local.zones }
       cpu = {
         instance_type = coalesce(var.cpu_pool.instance_type, "m6i.xlarge")
         ami_type      = "AL2023_x86_64_STANDARD"
@@ -13,11 +13,12 @@ locals {
         disk_gb       = var.cpu_pool.disk_gb
         labels        = {}
         taints        = []
+        zones         = local.zones
       }
     },
     {
       for pool in ["gpu"] : pool => {
-        instance_type = coalesce(var.gpu_pool.instance_type, "g6.2xlarge")
+        instance_type = local.gpu_type
         # Brings NVIDIA's driver and container toolkit.
         ami_type = "AL2023_x86_64_NVIDIA"
         min      = local.pool_floor
@@ -26,11 +27,35 @@ locals {
         # Tells the autoscaler that a node without a GPU yet is still starting, and to weigh the node by its GPU.
         labels = { "k8s.amazonaws.com/accelerator" = "nvidia" }
         taints = [merge(local.gpu_taint, { effect = local.eks_taint_effects[local.gpu_taint.effect] })]
+        zones  = local.gpu_zones
       } if var.gpu_enabled
     },
   )
+  gpu_type = coalesce(var.gpu_pool.instance_type, "g6.2xlarge")
+  # A group with a zone that lacks its type is CREATE_FAILED, or tries there in vain.
+  gpu_zones = [for zone in local.zones : zone if var.gpu_enabled && contains(flatten(data.aws_ec2_instance_type_offerings.gpu[*].locations), zone)]
   # EKS's own spelling.
   eks_taint_effects = { NoSchedule = "NO_SCHEDULE", PreferNoSchedule = "PREFER_NO_SCHEDULE", NoExecute = "NO_EXECUTE" }
+}
+
+data "aws_ec2_instance_type_offerings" "gpu" {
+  count = var.gpu_enabled ? 1 : 0
+
+  location_type = "availability-zone"
+  filter {
+    name   = "instance-type"
+    values = [local.gpu_type]
+  }
+  filter {
+    name   = "location"
+    values = local.zones
+  }
+  lifecycle {
+    postcondition {
+      condition     = length(setintersection(self.locations, local.zones)) > 0
+      error_message = "gpu_pool.instance_type: no zone of ${join(", ", local.zones)} has ${local.gpu_type}: choose another type or region."
+    }
+  }
 }
 
 resource "aws_launch_template" "node" {
@@ -74,9 +99,9 @@ resource "aws_eks_node_group" "this" {
   cluster_name = aws_eks_cluster.this.name
   # A pool of another kind is another pool, there before the old one is drained. The floor counts, because EKS refuses
   # one above the present size, which only the autoscaler knows.
-  node_group_name = "${var.name}-${each.key}-${substr(sha256(jsonencode([each.value.instance_type, each.value.ami_type, each.value.min])), 0, 6)}"
+  node_group_name = "${var.name}-${each.key}-${substr(sha256(jsonencode([each.value.instance_type, each.value.ami_type, each.value.min, each.value.zones])), 0, 6)}"
   node_role_arn   = aws_iam_role.node.arn
-  subnet_ids      = [for subnet in aws_subnet.private : subnet.id]
+  subnet_ids      = [for zone in each.value.zones : aws_subnet.private[zone].id]
   version         = var.cluster.kubernetes_version
   ami_type        = each.value.ami_type
   capacity_type   = "ON_DEMAND"

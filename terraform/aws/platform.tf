@@ -5,9 +5,13 @@ locals {
 
   # A network load balancer on the addresses of dns.tf, one per public subnet in the same order.
   gateway_annotations = {
-    "service.beta.kubernetes.io/aws-load-balancer-type"                              = "nlb"
-    "service.beta.kubernetes.io/aws-load-balancer-eip-allocations"                   = join(",", [for zone in local.zones : aws_eip.gateway[zone].allocation_id])
-    "service.beta.kubernetes.io/aws-load-balancer-subnets"                           = join(",", [for zone in local.zones : aws_subnet.public[zone].id])
+    "service.beta.kubernetes.io/aws-load-balancer-type"            = "nlb"
+    "service.beta.kubernetes.io/aws-load-balancer-eip-allocations" = join(",", [for zone in local.zones : aws_eip.gateway[zone].allocation_id])
+    "service.beta.kubernetes.io/aws-load-balancer-subnets"         = join(",", [for zone in local.zones : aws_subnet.public[zone].id])
+    # Nodes of the other pools come and go, and connections through one would end with it; kube-proxy passes calls on to
+    # gateways wherever they are. Not by the node label for that (exclude-from-external-load-balancers): EKS refuses labels of
+    # Kubernetes' own on node groups.
+    "service.beta.kubernetes.io/aws-load-balancer-target-node-labels"                = "oriel.dev/pool=system"
     "service.beta.kubernetes.io/aws-load-balancer-cross-zone-load-balancing-enabled" = "true"
     "service.beta.kubernetes.io/aws-load-balancer-additional-resource-tags"          = join(",", [for key, value in local.tags : "${key}=${value}"])
   }

@@ -23,6 +23,19 @@ resource "aws_elasticache_subnet_group" "limiter" {
   subnet_ids = [for subnet in aws_subnet.private : subnet.id]
 }
 
+# The default throws out keys that end by themselves when memory runs out: all of ours do, and none may go early.
+resource "aws_elasticache_parameter_group" "limiter" {
+  count = var.redis.managed ? 1 : 0
+
+  name        = "${var.name}-valkey8"
+  family      = "valkey8"
+  description = "Limits and quotas of ${var.name}"
+  parameter {
+    name  = "maxmemory-policy"
+    value = "noeviction"
+  }
+}
+
 resource "aws_security_group" "redis" {
   count = var.redis.managed ? 1 : 0
 
@@ -55,6 +68,7 @@ resource "aws_elasticache_replication_group" "limiter" {
   num_cache_clusters         = 2
   automatic_failover_enabled = true
   multi_az_enabled           = true
+  parameter_group_name       = aws_elasticache_parameter_group.limiter[0].name
   subnet_group_name          = aws_elasticache_subnet_group.limiter[0].name
   security_group_ids         = [aws_security_group.redis[0].id]
   at_rest_encryption_enabled = "true"

@@ -118,6 +118,7 @@ resource "azurerm_kubernetes_cluster" "this" {
   }
 
   depends_on = [
+    azurerm_role_assignment.network,
     azurerm_role_assignment.subnet,
     azurerm_role_assignment.nodes,
     # Given long before the first release needs it: a role on the cluster itself would take minutes to count.

@@ -1,5 +1,5 @@
-# Who may do what. The cluster: use its subnet, its nodes' identity (and the gateway's address). Nodes: pull images
-# (registry.tf). Pods: by a
+# Who may do what. The cluster: join its network, use its subnet, its nodes' identity (and the gateway's address). Nodes:
+# pull images (registry.tf). Pods: by a
 # token of their service account, exchanged for one of these identities; gateway and inference read the models, nobody
 # writes. logic has an identity without a role: what its services may use is yours to give.
 
@@ -13,6 +13,26 @@ resource "azurerm_user_assigned_identity" "cluster" {
 resource "azurerm_role_assignment" "subnet" {
   scope                            = azurerm_subnet.nodes.id
   role_definition_name             = "Network Contributor"
+  principal_id                     = azurerm_user_assigned_identity.cluster.principal_id
+  principal_type                   = "ServicePrincipal"
+  skip_service_principal_aad_check = true
+}
+
+# A private cluster links the zone with its API's name to the network, and Azure asks for a right on the network for that;
+# the one on the subnet does not hold there, and Network Contributor would let it change the network.
+resource "azurerm_role_definition" "network" {
+  name              = "${var.name}-${local.suffix}-network-join"
+  scope             = azurerm_resource_group.this.id
+  description       = "Link private DNS zones to the network of ${var.name}."
+  assignable_scopes = [azurerm_resource_group.this.id]
+  permissions {
+    actions = ["Microsoft.Network/virtualNetworks/join/action", "Microsoft.Network/virtualNetworks/read"]
+  }
+}
+
+resource "azurerm_role_assignment" "network" {
+  scope                            = azurerm_virtual_network.this.id
+  role_definition_id               = azurerm_role_definition.network.role_definition_resource_id
   principal_id                     = azurerm_user_assigned_identity.cluster.principal_id
   principal_type                   = "ServicePrincipal"
   skip_service_principal_aad_check = true

@@ -43,13 +43,18 @@ resource "azurerm_kubernetes_cluster_node_pool" "scaled" {
   min_count            = local.least
   max_count            = each.value.pool.max_size
   node_count           = local.least
-  node_labels          = { "oriel.dev/pool" = each.key }
-  node_taints          = each.value.taints
-  tags                 = local.tags
+  # These nodes come and go, and a load balancer's connections through one would end with it: it sends to the system pool
+  # alone, whose kube-proxy passes calls on to gateways wherever they are. Nodes go out by the NAT gateway, not by it.
+  node_labels = {
+    "oriel.dev/pool"                                          = each.key
+    "node.kubernetes.io/exclude-from-external-load-balancers" = "true"
+  }
+  node_taints = each.value.taints
+  tags        = local.tags
 
   upgrade_settings {
     # One more GPU node than max_size is what a quota most often refuses: GPU nodes are replaced one by one instead. The
-    # provider takes one of the two.
+    # provider takes one of the two, and asks for a surge of "0" itself where max_unavailable is given.
     max_surge                = each.key == "gpu" ? null : "1"
     max_unavailable          = each.key == "gpu" ? "1" : null
     drain_timeout_in_minutes = 30

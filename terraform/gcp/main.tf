@@ -28,8 +28,10 @@ locals {
   # No network may reach the API from the internet: it has no public address then.
   private = length(var.cluster.api_access_cidrs) == 0
 
-  # The nodes of all pools, in two zones at least.
-  zones = slice(sort(data.google_compute_zones.available.names), 0, min(3, length(data.google_compute_zones.available.names)))
+  # The nodes of all pools, in two zones at least. Only zones with a letter of their own: Google also lists AI zones
+  # (us-central1-ai1a), which GKE refuses beside the region's others and which have no CPU machines.
+  usual_zones = sort([for zone in data.google_compute_zones.available.names : zone if can(regex("-[a-z]$", zone))])
+  zones       = slice(local.usual_zones, 0, min(3, length(local.usual_zones)))
 
   infrastructure = {
     cloud                  = "gcp"

@@ -14,7 +14,9 @@ locals {
     n1-standard-  = "nvidia-tesla-t4"
   }
   gpu_model = one([for prefix, model in local.gpus : model if startswith(local.gpu_type, prefix)])
-  least     = var.scale_to_zero ? 0 : 1
+  # Machines of these families with more than one GPU; the API refuses them with a count of one. n1 takes what it is given.
+  several_gpus = can(regex("^(g2-standard-(24|48|96)|g4-standard-(96|192|384)|a2-(highgpu|ultragpu)-([2-9]|1[0-9])g)", local.gpu_type))
+  least        = var.scale_to_zero ? 0 : 1
 
   pools = merge({
     system = { type = "e2-standard-4", disk_gb = 50, zones = slice(local.zones, 0, min(2, length(local.zones))), gpu = null }
@@ -98,9 +100,14 @@ resource "google_container_node_pool" "scaled" {
     image_type        = "COS_CONTAINERD"
     service_account   = google_service_account.nodes.email
     oauth_scopes      = ["https://www.googleapis.com/auth/cloud-platform"]
-    labels            = { "oriel.dev/pool" = each.key }
-    resource_labels   = local.labels
-    metadata          = { disable-legacy-endpoints = "true" }
+    # These nodes come and go, and a load balancer's connections through one would end with it: it sends to the system pool
+    # alone, whose kube-proxy passes calls on to gateways wherever they are.
+    labels = {
+      "oriel.dev/pool"                                          = each.key
+      "node.kubernetes.io/exclude-from-external-load-balancers" = "true"
+    }
+    resource_labels = local.labels
+    metadata        = { disable-legacy-endpoints = "true" }
     dynamic "guest_accelerator" {
       for_each = each.value.gpu == null ? [] : [each.value.gpu]
       content {
@@ -137,6 +144,10 @@ resource "google_container_node_pool" "scaled" {
     precondition {
       condition     = each.key != "gpu" || local.gpu_model != null
       error_message = "gpu_pool.instance_type: one of ${join("*, ", keys(local.gpus))}*; ${local.gpu_type} is none."
+    }
+    precondition {
+      condition     = each.key != "gpu" || !local.several_gpus
+      error_message = "gpu_pool.instance_type: a machine with one GPU; ${local.gpu_type} has more, and a model server asks for one."
     }
     precondition {
       condition     = length(each.value.zones) > 0

@@ -92,6 +92,40 @@ async def test_a_redis_that_an_authority_of_its_own_signs_for(tmp_path: Path) ->
             await proxy.close()
 
 
+async def _greets(ledger: RedisLedger) -> bool:
+    """Whether it answers; on a busy machine a connection may take longer than it has."""
+    try:
+        return (await ledger.hello(1.0)).gateways == 1
+    except LedgerLost:
+        return False
+
+
+@needs_openssl
+async def test_an_authority_that_comes_late_is_believed_from_the_next_connection_on(tmp_path: Path) -> None:
+    """The Secret that holds it is made beside the gateway: its volume may be empty while the gateway starts."""
+    chain, key = certificate(tmp_path, "redis")
+    mounted = tmp_path / "mounted.crt"
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(chain, key)
+    async with redis_server() as server:
+        proxy = Proxy(server.port, tls=tls)
+        await proxy.open()
+        ledger = RedisLedger(f"rediss://127.0.0.1:{proxy.port}", holder="a", password=PASSWORD, authorities=mounted)
+        try:
+            with pytest.raises(LedgerLost):
+                await ledger.hello(1.0)
+            mounted.write_text("not a certificate")
+            with pytest.raises(LedgerLost):
+                await ledger.hello(1.0)
+            mounted.write_bytes(chain.read_bytes())
+            async with asyncio.timeout(60):
+                while not await _greets(ledger):
+                    pass
+        finally:
+            await ledger.close()
+            await proxy.close()
+
+
 @needs_openssl
 async def test_an_address_is_not_looked_for_in_the_certificate_of_an_own_authority_and_a_name_is(
     tmp_path: Path,

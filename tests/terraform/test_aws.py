@@ -74,6 +74,9 @@ def test_what_is_stored_is_encrypted_with_our_keys(applied):
     assert group["kms_key_id"] == cluster
     assert group["at_rest_encryption_enabled"] == "true"
     assert group["transit_encryption_enabled"] is True
+    parameters = applied.made["aws_elasticache_parameter_group.limiter[0]"]
+    assert group["parameter_group_name"] == parameters["name"]
+    assert parameters["parameter"] == [{"name": "maxmemory-policy", "value": "noeviction"}]
     for template in of_type(applied, "aws_launch_template").values():
         (disk,) = template["block_device_mappings"]
         assert (disk["ebs"][0]["encrypted"], disk["ebs"][0]["kms_key_id"]) == ("true", cluster)
@@ -118,6 +121,9 @@ def test_nothing_is_public_but_the_gateways_addresses(applied):
     annotations = gateway["metadata"]["annotations"]
     prefix = "service.beta.kubernetes.io/aws-load-balancer-"
     assert annotations[prefix + "type"] == "nlb"
+    label, _, value = annotations[prefix + "target-node-labels"].partition("=")
+    staying = {name for name, each in of_type(applied, "aws_eks_node_group").items() if each["labels"][label] == value}
+    assert staying == {'aws_eks_node_group.this["system"]'}, "connections through a node that goes would end with it"
     zones = ["eu-central-1a", "eu-central-1b", "eu-central-1c"]
     assert annotations[prefix + "eip-allocations"].split(",") == [
         addresses[f'aws_eip.gateway["{zone}"]']["allocation_id"] for zone in zones
@@ -249,6 +255,24 @@ def test_pools_labels_taints_and_floors(applied):
         tag = tags[f'aws_autoscaling_group_tag.local_storage["{pool}"]']
         assert tag["autoscaling_group_name"] == pools[pool]["resources"][0]["autoscaling_groups"][0]["name"]
         assert tag["tag"][0]["value"] == f"{disk_gb}Gi"
+
+
+def test_gpu_nodes_are_where_their_type_is(terraform, tree, tmp_path):
+    offered = {"data.aws_ec2_instance_type_offerings": {"set": {"locations": ["eu-central-1b", "eu-central-1x"]}}}
+    given = {"region": "eu-central-1", "deploy_platform": False}
+    with Workspace("aws", tmp_path / "some", tree=tree, rules=offered) as workspace:
+        workspace.init()
+        workspace.apply('aws_subnet.private["eu-central-1b"]', **given)
+        state = workspace.state()
+        groups = workspace.plan(**given).resources("aws_eks_node_group")
+        gpu = groups['aws_eks_node_group.this["gpu"]']
+        assert gpu["subnet_ids"] == [state.values('aws_subnet.private["eu-central-1b"]')["id"]]
+    offered["data.aws_ec2_instance_type_offerings"]["set"]["locations"] = ["eu-central-1x"]
+    with Workspace("aws", tmp_path / "none", tree=tree, rules=offered) as workspace:
+        workspace.init()
+        with pytest.raises(TerraformFailed, match=r"no zone of .* has g6\.2xlarge"):
+            workspace.plan(**given)
+        workspace.plan(**given, gpu_enabled=False)
 
 
 def test_images_keep_their_tags_and_are_scanned(applied):

@@ -208,12 +208,22 @@ def test_every_right_that_is_given(applied):
     )
     (kubelet,) = applied.made["azurerm_kubernetes_cluster.this"]["kubelet_identity"]
     assert kubelet["user_assigned_identity_id"] == nodes
+    network = applied.made["azurerm_virtual_network.this"]["id"]
+    join = applied.made["azurerm_role_definition.network"]
+    (rights,) = join["permissions"]
+    # What linking a private DNS zone to the network asks for, on the network itself.
+    assert rights["actions"] == [
+        "Microsoft.Network/virtualNetworks/join/action",
+        "Microsoft.Network/virtualNetworks/read",
+    ]
+    assert not rights["data_actions"] and join["assignable_scopes"] == [GROUP]
     given = {
-        (each["role_definition_name"], each["scope"], each["principal_id"])
+        (each["role_definition_name"] or each["role_definition_id"], each["scope"], each["principal_id"])
         for each in applied.state.resources("azurerm_role_assignment").values()
     }
     assert given == {
         ("AcrPull", registry, "principal-of-oriel-nodes"),
+        (join["role_definition_resource_id"], network, "principal-of-oriel-cluster"),
         ("Network Contributor", subnet, "principal-of-oriel-cluster"),
         ("Network Contributor", address, "principal-of-oriel-cluster"),
         ("Managed Identity Operator", nodes, "principal-of-oriel-cluster"),
@@ -247,9 +257,12 @@ def test_pods_exchange_their_service_accounts_token(applied):
 
 def test_pools_grow_from_zero_and_gpu_nodes_have_our_taint(applied):
     made = pools(applied.made)
-    assert {name: pool["node_labels"] for name, pool in made.items()} == {
-        name: {"oriel.dev/pool": name} for name in ("system", "cpu", "gpu")
+    assert {name: pool["node_labels"]["oriel.dev/pool"] for name, pool in made.items()} == {
+        name: name for name in ("system", "cpu", "gpu")
     }
+    # The load balancer sends to nodes that stay.
+    excluded = "node.kubernetes.io/exclude-from-external-load-balancers"
+    assert {name for name, pool in made.items() if pool["node_labels"].get(excluded) == "true"} == {"cpu", "gpu"}
     assert made["system"]["node_count"] == 2 and not made["system"]["only_critical_addons_enabled"]
     for name, most in (("cpu", 10), ("gpu", 4)):
         assert made[name]["auto_scaling_enabled"] is True and made[name]["mode"] == "User"
@@ -309,6 +322,7 @@ def test_the_gateways_address_and_name(applied):
 
 def test_made_in_the_order_the_cloud_needs(applied):
     order = [
+        ("azurerm_role_assignment.network", "azurerm_kubernetes_cluster.this"),
         ("azurerm_role_assignment.subnet", "azurerm_kubernetes_cluster.this"),
         ("azurerm_role_assignment.nodes", "azurerm_kubernetes_cluster.this"),
         # Minutes before its first use: a fresh role does not count at once.

@@ -171,6 +171,13 @@ def test_every_right_that_is_given(applied):
         ("google_storage_bucket_iam_member", "roles/storage.objectViewer", f"{SUBJECT}gateway"),
         ("google_storage_bucket_iam_member", "roles/storage.objectViewer", f"{SUBJECT}inference"),
     }
+    bucket = applied.made["google_storage_bucket.models"]["name"]
+    assert applied.state.outputs["model_repository_url"] == f"gs://{bucket}/models"
+    for unit, folder in (("gateway", "policies"), ("inference", "models")):
+        (only,) = applied.made[f'google_storage_bucket_iam_member.readers["{unit}"]']["condition"]
+        reads, lists = only["expression"].split(" || ")
+        assert reads == f"resource.name.startsWith('projects/_/buckets/{bucket}/objects/{folder}/')"
+        assert lists == f"api.getAttribute('storage.googleapis.com/objectListPrefix', '').startsWith('{folder}/')"
     keys = {
         each["crypto_key_id"].rsplit("/", 1)[1]: each["member"]
         for each in applied.state.resources("google_kms_crypto_key_iam_member").values()
@@ -199,8 +206,9 @@ def test_pods_are_known_by_their_service_account(applied):
 
 def test_pools_grow_from_zero_and_gke_taints_gpu_nodes_itself(applied):
     made = pools(applied.made)
-    assert {name: pool["node_config"][0]["labels"] for name, pool in made.items()} == {
-        name: {"oriel.dev/pool": name} for name in ("system", "cpu", "gpu")
+    labels = {name: pool["node_config"][0]["labels"] for name, pool in made.items()}
+    assert {name: each["oriel.dev/pool"] for name, each in labels.items()} == {
+        name: name for name in ("system", "cpu", "gpu")
     }
     assert (made["system"]["node_count"], len(made["system"]["node_locations"])) == (1, 2), "two nodes in two zones"
     for name, most in (("cpu", 10), ("gpu", 4)):
@@ -215,6 +223,19 @@ def test_pools_grow_from_zero_and_gke_taints_gpu_nodes_itself(applied):
     assert gpu["gpu_driver_installation_config"] == [{"gpu_driver_version": "LATEST"}]
     assert made["gpu"]["upgrade_settings"][0]["max_surge"] == 0
     assert not any(made[name]["node_config"][0]["guest_accelerator"] for name in ("system", "cpu"))
+
+
+def test_nodes_keep_out_of_ai_zones(applied):
+    """Google lists them among the region's zones; GKE refuses them beside the others."""
+    usual = {"europe-west4-a", "europe-west4-b", "europe-west4-c"}
+    assert set(applied.made["google_container_cluster.this"]["node_locations"]) == usual
+    assert all(set(pool["node_locations"]) <= usual for pool in pools(applied.made).values())
+
+
+def test_the_load_balancer_sends_to_nodes_that_stay(applied):
+    label = "node.kubernetes.io/exclude-from-external-load-balancers"
+    labels = {name: pool["node_config"][0]["labels"] for name, pool in pools(applied.made).items()}
+    assert {name: each.get(label) for name, each in labels.items()} == {"system": None, "cpu": "true", "gpu": "true"}
 
 
 def test_gke_brings_device_plugin_and_metrics_itself(applied):
@@ -333,6 +354,7 @@ def test_the_longest_name_fits_every_limit(planned):
     ("given", "said"),
     [
         ({"gpu_pool": {"instance_type": "e2-standard-8"}}, "gpu_pool.instance_type"),
+        ({"gpu_pool": {"instance_type": "g2-standard-24"}}, "a machine with one GPU"),
         ({"gpu_pool": {"max_size": 200}, "cpu_pool": {"max_size": 60}}, "pod addresses for 256 nodes"),
         ({"redis": {"size": "cache.t4g.small"}}, "memory in GB"),
         ({"dns": {"zone": "example.org", "host": "api.example.org"}}, "0 public zones example.org"),

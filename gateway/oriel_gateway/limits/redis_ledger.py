@@ -6,6 +6,7 @@ stays atomic behind a proxy of a cluster. A password is taken from the environme
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Sequence
 from importlib.resources import files
 from ipaddress import ip_address
@@ -13,7 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from redis.asyncio import Redis
+from redis.asyncio import ConnectionPool, Redis, SSLConnection
+from redis.asyncio.connection import RedisSSLContext
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError, ResponseError
@@ -64,10 +66,46 @@ def _is_address(host: str | None) -> bool:
     return True
 
 
+class _Trust(RedisSSLContext):
+    """Whom connections believe, looked for each time one is made. `get` raises OSError for a file without certificates.
+
+    Where the file is, nobody else counts: names are not compared for an address, so a stranger's would do.
+    """
+
+    def __init__(self, host: str | None, authorities: Path | None) -> None:
+        super().__init__(cert_reqs=ssl.CERT_REQUIRED, check_hostname=True)
+        self._address = _is_address(host)
+        self._authorities = authorities
+        self._made_of: tuple[int, int, int] | None = None
+
+    def get(self) -> ssl.SSLContext:
+        found = self._file()
+        if self.context is None or found != self._made_of:
+            context = ssl.create_default_context(cafile=self._authorities if found else None)
+            context.check_hostname = not (found and self._address)
+            self.context, self._made_of = context, found
+        return self.context
+
+    def _file(self) -> tuple[int, int, int] | None:
+        """What tells it from the one before. None: there is none."""
+        if self._authorities is None or not self._authorities.is_file():
+            return None
+        found = self._authorities.stat()
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+class _TLSConnection(SSLConnection):
+    """Asks `_Trust` each time it connects."""
+
+    def __init__(self, *, trust: _Trust, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.ssl_context = trust
+
+
 class RedisLedger:
     """`Ledger` at `redis://` or `rediss://`. holder: this gateway's name in it, unique.
 
-    authorities: PEM file of who signs for a `rediss://` one, read at each connection; if it is not there now, whom this
+    authorities: PEM file of who signs for a `rediss://` one, read at each connection; while it is not there, whom this
     machine trusts counts. With it an address in the URL, unlike a name, is not looked for in the certificate: a managed
     Redis whose authority signs for it alone (Memorystore) has no address in there.
     """
@@ -80,16 +118,15 @@ class RedisLedger:
         self._holder = holder
         self._sha = ""
         self._named: set[str] = set()  # tenants whose records cannot be read, as the log says
-        own = authorities is not None and authorities.is_file()
-        self._redis = Redis(
+        tls: dict[str, Any] = {}
+        if parts.scheme == "rediss":
+            tls = {"connection_class": _TLSConnection, "trust": _Trust(parts.hostname, authorities)}
+        pool = ConnectionPool(
             host=parts.hostname or "127.0.0.1",
             port=parts.port or 6379,
             db=int(parts.path.strip("/") or 0),
             username=username,
             password=password,
-            ssl=parts.scheme == "rediss",
-            ssl_ca_certs=str(authorities) if own else None,
-            ssl_check_hostname=not (own and _is_address(parts.hostname)),
             # Who is late is given up by the caller; asking twice is the caller's business as well.
             retry=Retry(NoBackoff(), 0),
             retry_on_error=[],
@@ -97,7 +134,9 @@ class RedisLedger:
             max_connections=MAX_CONNECTIONS,
             protocol=2,
             driver_info=None,
+            **tls,
         )
+        self._redis = Redis.from_pool(pool)
 
     async def ask(self, questions: Sequence[Question]) -> list[list[Answer] | None]:
         try:

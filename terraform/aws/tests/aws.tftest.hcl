@@ -7,6 +7,9 @@ mock_provider "aws" {
   mock_data "aws_caller_identity" {
     defaults = { account_id = "123456789012", arn = "arn:aws:sts::123456789012:assumed-role/deployer/me" }
   }
+  mock_data "aws_ec2_instance_type_offerings" {
+    defaults = { locations = ["eu-central-1a", "eu-central-1b", "eu-central-1c"] }
+  }
   mock_data "aws_iam_session_context" {
     defaults = { issuer_arn = "arn:aws:iam::123456789012:role/deployer" }
   }

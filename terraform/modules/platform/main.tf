@@ -103,6 +103,8 @@ locals {
       kind       = "Namespace"
       metadata = {
         name = local.namespace
+        # Helm leaves it, and with it the Secrets that people put there, on destroy and when a first install is rolled back.
+        annotations = { "helm.sh/resource-policy" = "keep" }
         labels = merge(local.common_labels, {
           "pod-security.kubernetes.io/enforce" = "restricted"
           "pod-security.kubernetes.io/audit"   = "restricted"

@@ -113,6 +113,8 @@ locals {
     ]
   }
 
+  # Whether pods name them or not: a class that goes while pods still name it (GPUs or sharing are turned off, a release is
+  # rolled back) keeps every new pod of theirs from being made.
   priority_objects = [
     for name, priority in { gpu = 100000, gateway = 50000, cpu = 0 } : {
       apiVersion                = "scheduling.k8s.io/v1"
@@ -121,7 +123,7 @@ locals {
       value                     = priority
       globalDefault             = false
       description               = "Of Oriel's ${name} pods: a GPU pod displaces CPU pods from its node, never the other way round."
-    } if local.shares_gpu_nodes
+    }
   ]
 
   placement_objects = [

@@ -76,12 +76,14 @@ locals {
   }
 }
 
-# The namespace is an object of a release elsewhere: create_namespace could not give it its labels.
+# The namespace is an object of a release elsewhere: create_namespace could not give it its labels. It may be there before, made
+# by hand for the Secrets that pods name (docs/deploy.md): then it is taken over, and given the labels.
 resource "helm_release" "base" {
   name            = "oriel-base"
   namespace       = "kube-system"
   chart           = "${path.module}/chart"
   values          = [jsonencode({ objects = local.base_objects })]
+  take_ownership  = true
   atomic          = true
   cleanup_on_fail = true
   wait            = true
