@@ -46,10 +46,10 @@ module "platform" {
   source = "../modules/platform"
 
   infrastructure = local.infrastructure
-  images = {
+  images = merge(try(var.platform.images, {}), {
     registry = coalesce(var.image_registry, local.infrastructure.registry_url)
     tag      = var.image_tag
-  }
+  })
   gpu_enabled   = var.gpu_enabled
   scale_to_zero = var.scale_to_zero
   namespace     = local.namespace

@@ -55,7 +55,7 @@ variable "gpu_enabled" {
 }
 
 variable "scale_to_zero" {
-  description = "Whether the CPU and GPU pools shrink to no node when nothing needs them. false: each keeps one."
+  description = "Whether the CPU and GPU pools shrink to no node when nothing needs them. false: each is made with one and keeps it."
   type        = bool
   default     = true
   nullable    = false
@@ -144,7 +144,7 @@ variable "image_tag" {
 }
 
 variable "platform" {
-  description = "What runs: inputs of modules/platform by their names (namespace, gateway, logic, model_groups, policies, redis, placement, keda, charts, observability)."
+  description = "What runs: inputs of modules/platform by their names (namespace, images, gateway, logic, model_groups, policies, redis, placement, keda, charts, observability)."
   type        = any
   default     = {}
   validation {

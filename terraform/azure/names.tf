@@ -6,6 +6,7 @@ locals {
   # What may stand below each input, as regular expressions. [^.]+: a name of one's own.
   platform_names = {
     namespace     = []
+    images        = ["pull_policy", "pull_secret"]
     gateway       = ["replicas(\\.(min|max))?", "cpu", "memory", "service_type", "service_annotations(\\..+)?", "load_balancer_ip", "load_balancer_class", "source_ranges", "tls_secret", "admin_token_secret_ref(\\.(name|key))?", "credentials", "args"]
     logic         = ["replicas(\\.(min|max))?", "image", "services(\\..+)?", "folders", "workers", "cpu", "memory", "args"]
     model_groups  = ["[^.]+", "[^.]+\\.(accelerator|repository|models|replicas|replicas\\.min|replicas\\.max|cpu|memory|cache|cache\\.gb|cache\\.claim|load_grace_s|credentials|args)"]

@@ -2,7 +2,7 @@ module "platform" {
   source = "../modules/platform"
 
   infrastructure = local.infrastructure
-  images         = { registry = var.image_registry, tag = var.image_tag }
+  images         = merge(try(var.platform.images, {}), { registry = var.image_registry, tag = var.image_tag })
   gpu_enabled    = var.gpu_enabled
   scale_to_zero  = var.scale_to_zero
   namespace      = try(var.platform.namespace, null)

@@ -117,7 +117,7 @@ variable "workload_identity" {
 }
 
 variable "platform" {
-  description = "What runs: inputs of modules/platform by their names (namespace, gateway, logic, model_groups, policies, redis, placement, keda, charts, observability)."
+  description = "What runs: inputs of modules/platform by their names (namespace, images, gateway, logic, model_groups, policies, redis, placement, keda, charts, observability)."
   type        = any
   default     = {}
   validation {

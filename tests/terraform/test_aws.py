@@ -416,6 +416,7 @@ def test_what_the_platform_is_told_reaches_it_beside_the_clouds_own(applied):
         image_registry="registry.example.com/oriel",
         platform={
             "namespace": "serving",
+            "images": {"pull_secret": "pull"},
             "gateway": {"service_annotations": {"example.com/note": "ours"}, "tls_secret": "another"},
             "charts": {"cluster_autoscaler": {"version": "9.58.0"}, "metrics_server": {"version": "3.12.2"}},
         },
@@ -430,6 +431,7 @@ def test_what_the_platform_is_told_reaches_it_beside_the_clouds_own(applied):
     (gateway,) = [each for each in found if (each["kind"], each["metadata"]["name"]) == ("Deployment", "gateway")]
     pod = json.dumps(gateway["spec"]["template"]["spec"])
     assert "registry.example.com/oriel/oriel-gateway:0.1.0" in pod
+    assert gateway["spec"]["template"]["spec"]["imagePullSecrets"] == [{"name": "pull"}]
     assert '"another"' in pod and '"api-tls"' not in pod
     assert {each["metadata"].get("namespace", "serving") for each in found if each["kind"] != "StorageClass"} == {
         "serving"

@@ -168,6 +168,16 @@ def test_a_release_that_fails_is_rolled_back_and_models_have_the_time_they_need(
         assert plan.values("helm_release.platform")["timeout"] >= 900 + pods_in_turn * 1800
 
 
+def test_a_namespace_that_is_there_for_its_secrets_is_taken_over_and_left(shared) -> None:
+    """docs/deploy.md: Secrets are put there before the first apply. No other release takes what is not its own."""
+    plan = shared("modules/platform").plan(**given())
+    taking = {address for address, each in plan.resources("helm_release").items() if each.get("take_ownership")}
+    assert taking == {"helm_release.base"}
+    annotations = {each["kind"]: each["metadata"].get("annotations", {}) for each in plan.objects()}
+    kept = {kind: each for kind, each in annotations.items() if "helm.sh/resource-policy" in each}
+    assert kept == {"Namespace": {"helm.sh/resource-policy": "keep"}}
+
+
 def test_charts_of_others_are_pinned_and_there_only_when_asked_for(shared) -> None:
     one = shared("modules/platform")
     versions = {"keda": "2.18.1", "nvidia-device-plugin": "0.18.2", "metrics-server": "3.13.0"}

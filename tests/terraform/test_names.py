@@ -10,6 +10,8 @@ from .harness import TerraformFailed
 
 ROOTS = ("aws", "gcp", "azure", "local")
 OF_THE_ROOT = {"infrastructure", "images", "gpu_enabled", "scale_to_zero"}  # inputs that no caller gives
+# registry and tag are variables of the root itself.
+OF_IMAGES = {"images", "images.pull_policy", "images.pull_secret"}
 OF_AWS = {"charts.cluster_autoscaler", "charts.cluster_autoscaler.version"}
 
 
@@ -61,7 +63,7 @@ def known(tree) -> dict[str, list[str]]:
 
 
 def test_each_name_of_the_module_is_known_and_no_other(tree):
-    paths, patterns = of_the_module(tree) | OF_AWS, known(tree)
+    paths, patterns = of_the_module(tree) | OF_IMAGES | OF_AWS, known(tree)
     assert {path for path in paths if "." not in path} == set(patterns)
     for path in paths:
         name, dot, rest = path.partition(".")
