@@ -52,6 +52,27 @@ def pin(lock: str, package: str) -> str:
     return found[1] if found else ""
 
 
+def test_each_secret_that_the_platform_can_name_has_its_command_and_its_name_in_the_inputs() -> None:
+    """Given before the first apply, in a namespace made by hand: pods that name a Secret wait for it."""
+    part = DEPLOY.partition("### Secrets: ")[2].partition("\n### ")[0]
+    first, *made = commands(part)
+    assert first == "kubectl create namespace oriel"
+    names = {shlex.split(line)[6] for line in made}
+    rows = {
+        cells[1].partition(":")[0].strip(" `"): cells[2]
+        for cells in (r.split("|") for r in part.splitlines())
+        if len(cells) > 3
+    }
+    assert names == set(rows) - {"Secret", "---"}
+    told = " ".join(rows.values())
+    variables = (ROOT / "terraform/modules/platform/variables.tf").read_text()
+    inputs = set(re.findall(r"\b(tls_secret|credentials|\w+_secret_ref|pull_secret)\s+= optional", variables))
+    inputs = {each.removeprefix("redis_") for each in inputs}  # terraform/local's redis.auth_secret_ref
+    assert len(inputs) == 6 and all(f"{each} = " in told for each in inputs)
+    for name, key in re.findall(r'name = "(\w+)", key = "(\w+)"', told):
+        assert any(f" {name} --from-literal={key}=" in line for line in made), name
+
+
 def test_what_each_tag_carries_is_what_its_lock_pins() -> None:
     _, *rows = table(IMAGES, "carries")
     trt = re.search(r"^ARG TENSORRT_VERSION=(\S+)", (ROOT / "inference/Dockerfile").read_text(), re.MULTILINE)
