@@ -55,6 +55,8 @@ class Surface:
             return False, "models are being loaded"
         if self.strict_readiness and (missing := self.catalog.missing()):
             return False, f"model {missing!r} is not ready"
+        if self.strict_readiness and self.catalog.unseen:
+            return False, f"the model repository {self.catalog.unseen[0]} could not be read yet"
         return True, ""
 
     def model_ready(self, name: str, version: str) -> bool:
