@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from oriel_inference.errors import LoadFailed
@@ -135,18 +135,17 @@ class Repositories:
 
         Raises LoadFailed if only such have it, or may have it, that cannot be read.
         """
-        looks = [asyncio.ensure_future(each.look()) for each in self._all]
-        await asyncio.wait(looks, timeout=LATE_S)
-        if not any(look.done() and look.result() and model in (each.found or {}) for look, each in self._pairs(looks)):
-            await asyncio.wait(looks)
+        looks = {asyncio.ensure_future(each.look()): each for each in self._all}
+        _, late = await asyncio.wait(looks, timeout=LATE_S)
+        while late and not any(
+            look not in late and look.result() and model in (looks[look].found or ()) for look in looks
+        ):
+            _, late = await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
         where = [each for each in self._all if model in (each.found or {})]
         unread = [each.failure for each in self._all if each.failure]
         if unread and all(each.failure for each in where):
             raise LoadFailed(unread[0])
         return tuple(each.store for each in where)
-
-    def _pairs(self, looks: Sequence["asyncio.Future[bool]"]) -> Iterable[tuple["asyncio.Future[bool]", Repository]]:
-        return zip(looks, self._all, strict=True)
 
     def where(self, model: str) -> tuple[ModelStore, ...]:
         """Where it lay when each was last seen."""
