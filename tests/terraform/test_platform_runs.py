@@ -127,7 +127,7 @@ class Machine:
     def redis(self, template: Object) -> list[str]:
         """The bundled Redis, of whatever version is here."""
         container = template["spec"]["containers"][0]
-        assert container["command"] == ["redis-server"] and not container["env"]
+        assert container["command"] == ["redis-server"] and not container.get("env")
         folder = self.folder / "redis"
         folder.mkdir()
         return [binary(), *container["args"], "--dir", str(folder), "--port", str(self.port(6379))]

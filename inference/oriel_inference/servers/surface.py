@@ -56,8 +56,8 @@ class Surface:
             return False, "models are being loaded"
         if not self.strict_readiness or not (missing := self.catalog.missing()):
             return True, ""
-        # "any": a bad upload does not take the other models away, yet a server on which nothing loads (a driver, an image
-        # that lacks a library) takes nobody's place in a rollout.
+        # "any": a bad upload does not take the other models away, yet a server on which nothing loads (for want of a
+        # driver, of a library) takes nobody's place in a rollout.
         if self.strict_readiness is True or not self.catalog.serves_any():
             return False, f"model {missing!r} is not ready"
         return True, ""
