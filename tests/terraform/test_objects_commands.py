@@ -283,6 +283,7 @@ def test_only_the_gateway_has_a_balancer(found: list[Object]) -> None:
         ({"gateway": {"replicas": {"min": 3, "max": 2}}}, "replicas"),
         ({"images": {"registry": "r.example/o", "tag": "latest"}}, "rollback"),
         ({"namespace": "kube-oriel"}, "namespace"),
+        ({"namespace": "default"}, "taken over"),
     ],
 )
 def test_what_could_not_run_is_refused_when_planning(

@@ -45,13 +45,13 @@ variable "infrastructure" {
 }
 
 variable "namespace" {
-  description = "Kubernetes namespace of everything but KEDA, device plugin and metrics; it is made, with the pod security level restricted."
+  description = "Kubernetes namespace of everything but KEDA, device plugin and metrics; it is made, or taken over if it is there, with the pod security level restricted: one of its own."
   type        = string
   default     = "oriel"
   nullable    = false
   validation {
-    condition     = can(regex("^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$", var.namespace)) && !startswith(var.namespace, "kube-")
-    error_message = "namespace: 1 to 40 small letters, digits and dashes, beginning with a letter, not with kube-."
+    condition     = can(regex("^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$", var.namespace)) && !startswith(var.namespace, "kube-") && var.namespace != "default"
+    error_message = "namespace: 1 to 40 small letters, digits and dashes, beginning with a letter, not with kube-, and not default: it is taken over."
   }
 }
 
