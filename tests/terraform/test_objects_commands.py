@@ -209,6 +209,10 @@ def test_what_the_documents_may_take_is_what_helm_can_keep(shared: Callable[[str
     assert 900_000 < kept < 1 << 20
     with pytest.raises(Exception, match="450 kB together"):
         objects(shared, **{**ONE, "logic": {"services": {"echo.py": noise}}})
+    # And a ConfigMap 1 MiB, however well it would compress.
+    long = {"a": {"tier": "gold", "keys_sha256": [], "models": ["x" * 100] * 9_000}}
+    with pytest.raises(Exception, match="900 kB"):
+        objects(shared, policies={"tenants": long})
 
 
 def test_tiers_of_ones_own_are_known_when_planning(shared: Callable[[str], Workspace]) -> None:

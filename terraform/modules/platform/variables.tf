@@ -126,7 +126,7 @@ variable "gateway" {
 }
 
 variable "logic" {
-  description = "Logic servers. image null: oriel-logic of the registry. services: handler files, name.py -> text, at most 900 kB together. folders: of services in the image. workers: processes for CPU work. args: further flags of `oriel logic`."
+  description = "Logic servers. image null: oriel-logic of the registry. services: handler files, name.py -> text; with the policies at most 450 kB, compressed. folders: of services in the image. workers: processes for CPU work. args: further flags of `oriel logic`."
   type = object({
     replicas = optional(object({ min = optional(number, 1), max = optional(number, 10) }), {})
     image    = optional(string)
@@ -229,8 +229,8 @@ variable "policies" {
     error_message = "policies.tenants: names of letters, digits, dots, dashes and underscores; models and services are names, or patterns with *."
   }
   validation {
-    condition     = alltrue([for name in keys(var.policies.documents) : can(regex("^[A-Za-z0-9_][A-Za-z0-9_.-]*\\.(toml|ndjson|json)$", name))]) && length(join("", values(var.policies.documents))) <= 900000
-    error_message = "policies.documents: *.toml, *.ndjson and *.json, at most 900 kB of text: what a ConfigMap takes. More goes into a store."
+    condition     = alltrue([for name in keys(var.policies.documents) : can(regex("^[A-Za-z0-9_][A-Za-z0-9_.-]*\\.(toml|ndjson|json)$", name))]) && length(join("", values(var.policies.documents))) + length(jsonencode(var.policies.tenants)) <= 900000
+    error_message = "policies.documents: *.toml, *.ndjson and *.json, with the tenants at most 900 kB of text: what a ConfigMap takes. More goes into a store."
   }
   # A gateway that runs keeps what it had; one that starts later would end at once: the next scale-up, the next lost node.
   validation {
