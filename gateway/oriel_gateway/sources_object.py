@@ -74,8 +74,11 @@ class ObjectDocuments:
                     )
                 for each in page:
                     name = document_name(self._url, each["path"].removeprefix(self._prefix))
+                    etag = (each["e_tag"] or "").strip('"')
+                    if name is not None and not etag:
+                        raise StoreFailed(f"{self._url} cannot be listed: {name} comes without its ETag")
                     if name is not None:
-                        found[name] = Listed(etag=(each["e_tag"] or "").strip('"'), size=each["size"])
+                        found[name] = Listed(etag=etag, size=each["size"])
         except InvalidPathError:
             raise StoreFailed(
                 f"{self._url} cannot be listed: an object's name there has an empty part, '.', '..' or a control "
