@@ -12,6 +12,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from oriel_inference.backends import Backend, find_backend, takes_requests
 from oriel_inference.backends.distributions import check_distributions
@@ -135,7 +136,8 @@ async def open_unit(
             in_use=catalog.identities,
         )
     except LoadFailed as failure:
-        raise StartFailed(f"{failure.reason}: pass --model-repository DIR") from failure
+        missing = any(isinstance(each, Path) and not each.is_dir() for each in settings.repositories)
+        raise StartFailed(failure.reason + (": pass --model-repository DIR" if missing else "")) from failure
     remote = [store for store in stores if isinstance(store, RemoteStore)]
 
     scripting = Scripting(clock.now)
@@ -245,7 +247,7 @@ async def open_unit(
             loading = asyncio.create_task(control.start(settings.load_models))
             try:
                 if await _done(loading, stop) and settings.exit_on_error:
-                    _refuse_failures(catalog)
+                    _refuse_failures(catalog, control)
                 yield Unit(
                     http_port=http_server.port if http_server is not None else 0,
                     grpc_port=grpc_server.port if grpc_server is not None else 0,
@@ -299,7 +301,9 @@ def _under_way(catalog: Catalog) -> int:
     return sum(model.batcher.pending + model.batcher.running for model in (*catalog.serving(), *catalog.leaving))
 
 
-def _refuse_failures(catalog: Catalog) -> None:
+def _refuse_failures(catalog: Catalog, control: ModelControl) -> None:
+    if unread := control.unread:
+        raise StartFailed(f"--exit-on-error: a model repository cannot be read: {unread}")
     failed = [entry for entry in catalog.index() if entry.serving is None]
     if failed:
         names = ", ".join(sorted({entry.name for entry in failed})[:8])

@@ -2,8 +2,11 @@
 
 Poll mode acts on a change when two looks in a row found the same: files that are still being copied are left alone. A
 change is looked at a second time shortly after the first, and the polls leave time for that: what is whole is being
-loaded one poll later at the latest. A repository that cannot be read changes nothing. Each model is followed by itself:
-one that takes long to load keeps no other waiting.
+loaded one poll later at the latest. Each repository is followed by itself: one that cannot be read changes nothing and
+keeps no other waiting. So is each model: one that takes long to load keeps no other waiting.
+
+In the other modes nothing is followed, but what the start could not have for a reason that may pass (a repository that
+could not be read, an object that was refused, a full disk) is looked at again until it has it.
 
 Loading an ensemble loads the models of its steps first, those that do not serve yet. Unloading it with its dependents
 unloads them again, but for those that were asked for by name or that another ensemble runs on.
@@ -15,7 +18,7 @@ import shutil
 import tempfile
 import time
 from asyncio import sleep
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +32,7 @@ from oriel_inference.model import ModelState
 from oriel_inference.repository.check import CheckPool
 from oriel_inference.repository.defaults import LoadDefaults
 from oriel_inference.repository.load import LoadedVersion, read_parts
-from oriel_inference.repository.survey import Look, Looks, survey
+from oriel_inference.repository.survey import Look, Repositories, Repository
 from oriel_inference.rollout import Rollout
 from oriel_inference.stores import ModelStore
 from oriel_inference.stores.local import LocalStore
@@ -64,14 +67,13 @@ class ModelControl:
     ) -> None:
         self._catalog = catalog
         self._stores = stores
+        self._repositories = Repositories(stores)
         self._mode = mode
         self._poll_s = poll_s
         self._settle_s = min(SETTLE_S, poll_s / 4)
         self._check = check
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
-        self._looks = Looks()
-        self._outage = False
         self._asked: set[str] = set()
         self._rollout = Rollout(
             catalog,
@@ -88,7 +90,18 @@ class ModelControl:
     @property
     def repository_up(self) -> bool:
         """Whether the last look at the repository found one that can be read."""
-        return not self._outage and all(store.up for store in self._stores)
+        return all(each.up for each in self._repositories)
+
+    @property
+    def repositories_up(self) -> Mapping[str, bool]:
+        """The same of each, by how it is shown."""
+        shown = {each.store.shown for each in self._repositories}
+        return {name: all(each.up for each in self._repositories if each.store.shown == name) for name in sorted(shown)}
+
+    @property
+    def unread(self) -> str:
+        """Why a repository could not be read since the start, "" if all were."""
+        return next((each.failure for each in self._repositories.unseen()), "")
 
     @property
     def stores(self) -> Sequence[ModelStore]:
@@ -103,34 +116,50 @@ class ModelControl:
     # Start and stop ---------------------------------------------------------------------------------------------
 
     async def start(self, load_models: Sequence[str] = ()) -> None:
-        """Load what the mode says, then follow the repository in poll mode. Raises LoadFailed if it is unreadable."""
-        looks = await asyncio.to_thread(survey, self._stores)
-        wanted = sorted(looks)
-        if self._mode == "explicit":
-            wanted = sorted(looks if "*" in load_models else set(load_models))
+        """Load what the mode says, then follow the repositories in poll mode. Raises LoadFailed if none can be read, or
+        a folder cannot.
+        """
+        await self._repositories.look()
+        unseen = self._repositories.unseen()
+        for each in unseen:
+            if len(unseen) == len(self._stores) or not each.store.fetches:
+                raise LoadFailed(each.failure)
+        everything = self._mode != "explicit" or "*" in load_models
+        wanted = sorted(self._repositories.names() if everything else set(load_models))
         self._asked = set(wanted)
         self._catalog.required = set(wanted)
+        self._catalog.unseen = [each.store.shown for each in unseen] if everything else []
         for name in wanted:
             self._catalog.publish(name, [Entry(name=name, version=0, state=ModelState.LOADING)])
-        await asyncio.gather(*(self._load_first(name, looks.get(name), models=len(wanted)) for name in wanted))
+        await asyncio.gather(*(self._load_first(name, models=len(wanted)) for name in wanted))
         if self._check is not None:
             await asyncio.to_thread(self._check.end)
         self._catalog.loading = False
         if self._mode == "poll":
-            self.spawn(self._watch())
+            for each in self._repositories:
+                self.spawn(self._watch(each))
+        else:
+            for each in self._repositories:
+                self.spawn(self._complete(each, set(wanted), everything=everything))
 
-    async def _load_first(self, name: str, look: Look, *, models: int) -> None:
-        if look is None:
-            self._rollout.refuse(name, "no model repository has it")
+    async def _load_first(self, name: str, *, models: int) -> None:
+        where = self._repositories.where(name)
+        seen = {each: (each.found or {}).get(name) for each in self._repositories}
+        if not where:
+            unread = "".join(f"; {each.failure}" for each in self._repositories.unseen())
+            self._rollout.refuse(name, f"no model repository has it{unread}")
         else:
             if self._mode == "explicit":
-                await self._load_parts(name, look[1], None, models=models)
-            await self._rollout.replace(name, look[1], models=models)
-        self._looks.applied(name, look)
+                await self._load_parts(name, where, None, models=models)
+            await self._rollout.replace(name, where, models=models)
+        for each, look in seen.items():
+            each.looks.applied(name, look)
 
     async def close(self) -> None:
         """End what is under way; nothing is loaded afterwards. What serves is left to the caller."""
         self._closed = True
+        self._repositories.close()
+        self._rollout.close()
         if self._check is not None:
             self._check.close()
         for task in self._tasks:
@@ -166,12 +195,9 @@ class ModelControl:
         return entries
 
     async def _stored(self) -> set[str]:
-        """The models of all repositories; none if these cannot be listed."""
-        try:
-            return await asyncio.to_thread(lambda: {n for store in self._stores for n in store.models()})
-        except LoadFailed as failure:
-            _log.warning("the model repository cannot be listed: %s", failure.reason)
-            return set()
+        """The models of all repositories, as far as these can be listed."""
+        await self._repositories.look()
+        return self._repositories.names()
 
     async def load(
         self, name: str, *, config: pb.ModelConfig | None = None, files: Mapping[str, bytes | memoryview] | None = None
@@ -219,12 +245,12 @@ class ModelControl:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         else:
             try:
-                look = (await asyncio.to_thread(survey, self._stores, name)).get(name)
+                where = await self._repositories.find(name)
             except LoadFailed as failure:
                 raise LoadRefused(f"failed to load {quoted(name)}: {failure.reason}") from failure
-            if look is None:
+            if not where:
                 raise UnknownModel(f"failed to load {quoted(name)}: no model repository has it")
-            failure_text = await self._load_from(name, look[1], config)
+            failure_text = await self._load_from(name, where, config)
         if failure_text:
             raise LoadRefused(f"failed to load {quoted(name)}: {failure_text}")
 
@@ -252,64 +278,94 @@ class ModelControl:
 
     async def _load_part(self, name: str, *, models: int, above: tuple[str, ...]) -> None:
         try:
-            look = (await asyncio.to_thread(survey, self._stores, name)).get(name)
+            where = await self._repositories.find(name)
         except LoadFailed as failure:
             _log.warning("the model repository cannot be read: %s", failure.reason)
             return
-        if look is not None:
-            await self._load_parts(name, look[1], None, models=models, above=above)
-            await self._rollout.replace(name, look[1], models=models)
+        if where:
+            await self._load_parts(name, where, None, models=models, above=above)
+            await self._rollout.replace(name, where, models=models)
 
-    # Following the repository -----------------------------------------------------------------------------------
+    # Following the repositories ---------------------------------------------------------------------------------
 
-    async def _watch(self) -> None:
+    async def _watch(self, repository: Repository) -> None:
         delay_s = self._poll_s - self._settle_s
         while True:
             await sleep(delay_s)
             try:
-                delay_s = await self._poll()
+                delay_s = await self._poll(repository)
             except Exception:
                 # A surprise in one look must not end the looking.
                 _log.exception("looking at the model repository failed")
                 delay_s = max(self._poll_s, OUTAGE_POLL_S)
 
-    async def _poll(self) -> float:
+    async def _poll(self, repository: Repository) -> float:
         """One look, two if something has changed; seconds until the next."""
         began = time.monotonic()
-        looks = await self._look()
-        if looks and self._looks.unsettled:
+        looks = await self._look(repository)
+        if looks and repository.looks.unsettled:
             await sleep(self._settle_s)
-            looks = await self._look()
+            looks = await self._look(repository)
         if not looks:
             return max(self._poll_s, OUTAGE_POLL_S)
         return max(self._settle_s, began + self._poll_s - self._settle_s - time.monotonic())
 
-    async def _look(self) -> bool:
-        """False if the repository cannot be read."""
-        try:
-            looks = await asyncio.to_thread(survey, self._stores)
-        except LoadFailed as failure:
-            if not self._outage:
-                _log.error("the model repository cannot be read, what is loaded goes on serving: %s", failure.reason)
-            self._outage = True
+    async def _look(self, repository: Repository) -> bool:
+        """False if it cannot be read."""
+        if not await repository.look():
             return False
-        if self._outage:
-            _log.info("the model repository can be read again")
-        self._outage = False
-        for name, look in self._looks.due(looks):
-            self.spawn(self._follow(name, look, models=len(looks)))
+        found = repository.found or {}
+        self._seen(repository, found)
+        for name, look in repository.looks.due(found):
+            self.spawn(self._follow(repository, name, look))
         return True
 
-    async def _follow(self, name: str, look: Look, *, models: int) -> None:
-        """Make what serves follow what the repository holds."""
+    def _seen(self, repository: Repository, models: Iterable[str]) -> None:
+        """One that could not be read at the start can be now: its models are those of the start too."""
+        if repository.store.shown in self._catalog.unseen:
+            self._catalog.unseen.remove(repository.store.shown)
+            self._catalog.required.update(models)
+
+    async def _follow(self, repository: Repository, name: str, look: Look) -> None:
+        """Make what serves follow what the repositories hold."""
         try:
-            if look is None:
+            if where := self._repositories.where(name):
+                await self._rollout.replace(name, where, models=len(self._repositories.names()))
+            else:
                 self._catalog.required.discard(name)
                 await self._rollout.remove(name)
-            else:
-                await self._rollout.replace(name, look[1], models=models)
         finally:
-            self._looks.applied(name, look)
+            repository.looks.applied(name, look)
+
+    async def _complete(self, repository: Repository, wanted: set[str], *, everything: bool) -> None:
+        """Of the models of the start, those that failed for a reason that may pass.
+
+        everything: all models of the repository are wanted, not only those that were named.
+        """
+        store = repository.store
+        lacking = {name for name in wanted if store.retries(name)}
+        while lacking or repository.found is None:
+            first = repository.found is None
+            await sleep(OUTAGE_POLL_S)
+            if not await repository.look():
+                continue
+            found = set(repository.found or ())
+            if first:
+                self._seen(repository, found)
+                self._asked |= found if everything else set()
+                lacking = found if everything else found & wanted
+            due = [name for name in lacking & found & self._asked if not store.retries(name)]
+            await asyncio.gather(*(self._load_again(name) for name in due))
+            lacking = {name for name in lacking & found & self._asked if store.retries(name)}
+
+    async def _load_again(self, name: str) -> None:
+        where, models = self._repositories.where(name), len(self._repositories.names())
+        try:
+            if self._mode == "explicit":
+                await self._load_parts(name, where, None, models=models)
+            await self._rollout.replace(name, where, models=models)
+        except LoadFailed as failure:
+            _log.error("model %s: %s", name, failure.reason)
 
 
 def _write(folder: Path, files: Mapping[str, bytes | memoryview]) -> None:

@@ -97,13 +97,15 @@ class Entry:
 class Catalog:
     """Models by name and version. `loading` is true until the first load of everything has ended.
 
-    required: models without which a strict server is not ready. leaving: versions that take nothing new and finish
+    required: models without which a strict server is not ready. unseen: repositories of the start that could not be
+    read yet. leaving: versions that take nothing new and finish
     what they have.
     """
 
     def __init__(self) -> None:
         self.loading = True
         self.required: set[str] = set()
+        self.unseen: list[str] = []
         self.leaving: list[ServingModel] = []
         self._entries: dict[str, dict[int, Entry]] = {}
         self._by_request: dict[tuple[str, str], ServingModel] = {}
@@ -164,6 +166,8 @@ class Catalog:
         entries = self._entries.get(name)
         if entries is None and self.loading:
             raise ModelNotReady("the models are being loaded; it is not known yet whether this one is among them")
+        if entries is None and self.unseen:
+            raise ModelNotReady("a model repository could not be read yet; it is not known whether it has this model")
         if entries is None:
             raise UnknownModel(f"unknown model: {quoted(name)} is not found")
         if not version:

@@ -60,6 +60,7 @@ class ServerCounts:
     refused: Mapping[tuple[str, str, Outcome], int]
     failed_loads: Mapping[tuple[str, str], int]
     repository_up: bool
+    repositories_up: Mapping[str, bool]
     stores: StoreCounts
     log_lines_dropped: int
 
@@ -242,6 +243,10 @@ def _server(counts: ServerCounts, host: HostLoad, openmetrics: bool) -> Iterator
     yield from single("nv_cpu_memory_used_bytes", "gauge", "Memory of the machine that is in use", memory[1])
     up = int(counts.repository_up)
     yield from single("oriel_model_repository_up", "gauge", "Whether every model repository could be read", up)
+    name = "oriel_model_store_up"
+    yield head(name, "gauge", "Whether a model repository could be read", openmetrics=openmetrics)
+    for repository, each in counts.repositories_up.items():
+        yield f"{name}{{{label_text({'repository': repository})}}} {int(each)}\n"
     stores = counts.stores
     yield from single("oriel_model_store_read_bytes_total", "counter", "Read from object stores", stores.read_bytes)
     yield from single("oriel_model_cache_bytes", "gauge", "Held of object stores on this machine", stores.cache_bytes)

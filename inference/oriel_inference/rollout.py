@@ -5,7 +5,8 @@ Rules.
    takes nothing new and finishes what it has, also what ensembles have begun with it.
 2. What serves goes on serving when newer files of it are refused; the index names the reason.
 3. One load per model at a time, SLOTS models at a time, each in a thread; everything else on the loop. A load that was
-   begun is finished. A load that hangs keeps one slot until its check gives up.
+   begun is finished. A load that hangs keeps one slot until its check gives up. One that fetches its files from an
+   object store has no slot meanwhile, see `load_slots`.
 4. An ensemble serves while every model of its steps does and fits. Whenever one of them changes it is judged anew in
    the same turn of the loop: nobody sees the new part with the old verdict. It comes back by itself.
 """
@@ -24,6 +25,7 @@ from oriel_inference.ensembles.scheduler import Ensemble
 from oriel_inference.errors import LoadFailed
 from oriel_inference.lifecycle import Catalog, Entry, ServingModel
 from oriel_inference.load_failures import LoadFailures
+from oriel_inference.load_slots import LoadSlots
 from oriel_inference.model import ModelState
 from oriel_inference.repository.check import CheckPool
 from oriel_inference.repository.config import CONFIG_FILE
@@ -71,7 +73,7 @@ class Rollout:
         self._spawn = spawn
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         # One file that hangs must not stop everything, not even on one core.
-        self._slots = asyncio.Semaphore(min(MAX_SLOTS, load_threads or max(2, cores)))
+        self._slots = LoadSlots(min(MAX_SLOTS, load_threads or max(2, cores)))
         self._defaults = defaults
         self._ensembles: dict[str, dict[int, ServingModel]] = {}  # the newest of each, whether it can serve or not
         self._last_load = 0.0
@@ -86,7 +88,7 @@ class Rollout:
 
         models: how many share the machine. override: instead of the model's configuration file.
         """
-        async with self._lock(name), self._slots:
+        async with self._lock(name), self._slots.turn(stores[0], name) as slot:
             if len(stores) > 1:
                 # Which one answers must not depend on their order.
                 return self.refuse(name, f"model {name!r} is in more than one model repository")
@@ -96,7 +98,7 @@ class Rollout:
             have = {version: serving.identity for version, serving in old.items() if override is None}
             began = time.monotonic()
             try:
-                versions = await asyncio.to_thread(
+                versions = await slot.run(
                     load_model,
                     stores[0],
                     name,
@@ -107,6 +109,7 @@ class Rollout:
                     override=override,
                     have=have,
                     defaults=self._defaults,
+                    taken=slot.taken,
                 )
             except LoadFailed as failure:
                 return self.refuse(name, failure.reason, failure)
@@ -117,6 +120,10 @@ class Rollout:
             finally:
                 self._end_check_later()
             return self._publish(name, versions, old, time.monotonic() - began)
+
+    def close(self) -> None:
+        """Loads that wait for their turn fail."""
+        self._slots.close()
 
     def refuse(self, name: str, reason: str, failure: LoadFailed | None = None, *, kind: str = "repository") -> str:
         """The model as a whole cannot be (re)loaded: what serves goes on."""

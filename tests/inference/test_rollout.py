@@ -41,7 +41,9 @@ def of(name: str, *parts: str) -> ModelSpec:
 
 
 class Room:
-    """A rollout whose loads give what the test says."""
+    """A rollout whose loads give what the test says; also the store that they are said to come from."""
+
+    fetches = False
 
     def __init__(self) -> None:
         self.catalog = Catalog()

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -64,14 +65,15 @@ def load_model(
     override: pb.ModelConfig | None = None,
     have: Mapping[int, str] | None = None,
     defaults: LoadDefaults | None = None,
+    taken: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> dict[int, LoadedVersion | LoadFailed | None]:
     """Every version the policy selects -> loaded, why not, or None if it is loaded already.
 
     cores, models: the machine's cores and how many models share them (versions that serve at once count each); they
-    size the default number of threads. check: tries each file elsewhere first. override: takes the place of the
-    configuration file. have: version -> identity of what serves. defaults: the operator's. Raises LoadFailed if
-    the model as a whole is unusable (its configuration, no versions) or if its files changed meanwhile. A failure
-    carries the configuration as far as it was read.
+    size the default number of threads. taken: entered for what is done once the files are here. check: tries each
+    file elsewhere first. override: takes the place of the configuration file. have: version -> identity of what
+    serves. defaults: the operator's. Raises LoadFailed if the model as a whole is unusable (its configuration, no
+    versions) or if its files changed meanwhile. A failure carries the configuration as far as it was read.
     """
     file = f"{model}/{CONFIG_FILE}"
     before = store.fingerprint(model)
@@ -93,6 +95,7 @@ def load_model(
             check=check,
             have=have or {} if override is None else None,
             defaults=defaults or LoadDefaults(),
+            taken=taken,
         )
     except LoadFailed as failure:
         failure.config = config
@@ -111,6 +114,7 @@ def _load_versions(
     check: ModelCheck | None,
     have: Mapping[int, str] | None,
     defaults: LoadDefaults,
+    taken: Callable[[], AbstractContextManager[None]],
 ) -> dict[int, LoadedVersion | LoadFailed | None]:
     """have: None if the configuration did not come from the store."""
     model = file.partition("/")[0]
@@ -152,6 +156,7 @@ def _load_versions(
                 unchanged=unchanged,
                 identity=identity,
                 defaults=defaults,
+                taken=taken,
             )
         except LoadFailed as failure:
             failure.config = copy
@@ -187,6 +192,7 @@ def _load_version(
     unchanged: Callable[[], bool],
     identity: str,
     defaults: LoadDefaults,
+    taken: Callable[[], AbstractContextManager[None]],
 ) -> LoadedVersion:
     if is_configured(backend):
         share = max(1, cores // max(instance_count(config), min(2, models)))
@@ -205,7 +211,7 @@ def _load_version(
                 raise ConfigInvalid(file, field_of(config, name), lack)
     # Looked at before anything is copied or opened.
     paths = {place.filename: store.artifact(config.name, version, place.filename) for place in found}
-    with private_files(store, config.name, version, paths) as files:
+    with taken(), private_files(store, config.name, version, paths) as files:
         return _open_version(
             store,
             backend,

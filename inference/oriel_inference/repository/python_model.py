@@ -28,9 +28,11 @@ def instance_count(config: pb.ModelConfig) -> int:
 def check_python(config: pb.ModelConfig, store: ModelStore, file: str) -> None:
     """Raises ConfigInvalid if the model may not or cannot run here."""
     if not store.runs_code:
-        raise ConfigInvalid(
-            file, "backend", "Python models run only from a local model repository, not from files sent with a request"
+        reason = (
+            "Python models run only from a folder of this machine: who may write an object store, or send files with a "
+            "request, is not who may start processes here"
         )
+        raise ConfigInvalid(file, "backend", reason)
     if _ENVIRONMENT_KEY in config.parameters:
         reason = "other Python environments are not supported: install what the model needs beside the server"
         raise ConfigInvalid(file, f"parameters[{_ENVIRONMENT_KEY!r}]", reason)

@@ -1,23 +1,22 @@
-"""Looking at the repositories: what lies where, and which changes have settled."""
+"""Looking at the repositories, each by itself: what lies where, and which changes have settled."""
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
+from oriel_inference.errors import LoadFailed
 from oriel_inference.stores import Fingerprint, ModelStore
 
-__all__ = ["Look", "Looks", "survey"]
+__all__ = ["Look", "Looks", "Repositories", "Repository"]
 
-# A model's stores and what its files look like in them; None: in no store.
-Look = tuple[tuple[Fingerprint, ...], tuple[ModelStore, ...]] | None
+_log = logging.getLogger(__name__)
 
+LOOKS_AT_ONCE = 4
+LATE_S = 2.0
 
-def survey(stores: Sequence[ModelStore], only: str = "") -> dict[str, Look]:
-    """Every model of every store, or the one named. Blocks. Raises LoadFailed."""
-    found: dict[str, list[ModelStore]] = {}
-    for store in stores:
-        for name in store.models():
-            if only in ("", name):
-                found.setdefault(name, []).append(store)
-    return {name: (tuple(each.fingerprint(name) for each in where), tuple(where)) for name, where in found.items()}
+# What a model's files look like in one repository; None: they are not there.
+Look = Fingerprint | None
 
 
 class Looks:
@@ -55,3 +54,108 @@ class Looks:
             self._applied.pop(name, None)
         else:
             self._applied[name] = look
+
+
+class Repository:
+    """One model repository as it was last seen. Single writer: the loop.
+
+    found: model -> what its files looked like, None before the first look that succeeded. failure: why the last one did
+    not, "" if it did. looks: what was acted on.
+    """
+
+    def __init__(self, store: ModelStore) -> None:
+        self.store = store
+        self.found: Mapping[str, Fingerprint] | None = None
+        self.failure = ""
+        self.looks = Looks()
+        # Of its own: a repository that hangs must not take the threads that look at another.
+        self._threads = ThreadPoolExecutor(LOOKS_AT_ONCE, thread_name_prefix="oriel-look")
+        self._began = self._taken = 0
+
+    @property
+    def up(self) -> bool:
+        """Whether what it holds now is known."""
+        return not self.failure and self.store.up
+
+    def close(self) -> None:
+        """No look begins any more."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def look(self) -> bool:
+        """Whether it can be read; else what was found before stays."""
+        self._began += 1
+        number = self._began
+        found, failure = None, ""
+        try:
+            found = await asyncio.get_running_loop().run_in_executor(self._threads, _fingerprints, self.store)
+        except LoadFailed as error:
+            failure = error.reason
+        except Exception:
+            # A surprise in one repository must not keep the others from being looked at.
+            _log.exception("looking at the model repository %s failed", self.store.shown)
+            failure = f"{self.store.shown} could not be looked at, the server's log says why"
+        if number < self._taken:
+            return not failure  # one that began later has ended
+        self._taken = number
+        if failure and not self.failure:
+            _log.error(
+                "the model repository cannot be read, what is loaded goes on serving: %s: %s", self.store.shown, failure
+            )
+        elif self.failure and not failure:
+            _log.info("the model repository %s can be read again", self.store.shown)
+        self.failure = failure
+        self.found = self.found if found is None else found
+        return not failure
+
+
+def _fingerprints(store: ModelStore) -> dict[str, Fingerprint]:
+    return {name: store.fingerprint(name) for name in store.models()}
+
+
+class Repositories:
+    """All of them. One that cannot be read keeps what was last seen of it, and none of the others waits for it."""
+
+    def __init__(self, stores: Sequence[ModelStore]) -> None:
+        self._all = [Repository(store) for store in stores]
+
+    def __iter__(self) -> Iterator[Repository]:
+        return iter(self._all)
+
+    def close(self) -> None:
+        """No look begins any more."""
+        for each in self._all:
+            each.close()
+
+    async def look(self) -> None:
+        """At all of them, however long that takes."""
+        await asyncio.gather(*(each.look() for each in self._all))
+
+    async def find(self, model: str) -> tuple[ModelStore, ...]:
+        """Where it lies now. One that is late is not waited for when another has the model.
+
+        Raises LoadFailed if only such have it, or may have it, that cannot be read.
+        """
+        looks = [asyncio.ensure_future(each.look()) for each in self._all]
+        await asyncio.wait(looks, timeout=LATE_S)
+        if not any(look.done() and look.result() and model in (each.found or {}) for look, each in self._pairs(looks)):
+            await asyncio.wait(looks)
+        where = [each for each in self._all if model in (each.found or {})]
+        unread = [each.failure for each in self._all if each.failure]
+        if unread and all(each.failure for each in where):
+            raise LoadFailed(unread[0])
+        return tuple(each.store for each in where)
+
+    def _pairs(self, looks: Sequence["asyncio.Future[bool]"]) -> Iterable[tuple["asyncio.Future[bool]", Repository]]:
+        return zip(looks, self._all, strict=True)
+
+    def where(self, model: str) -> tuple[ModelStore, ...]:
+        """Where it lay when each was last seen."""
+        return tuple(each.store for each in self._all if model in (each.found or {}))
+
+    def names(self) -> set[str]:
+        """Of the models that were last seen."""
+        return {name for each in self._all for name in each.found or ()}
+
+    def unseen(self) -> list[Repository]:
+        """Those that could not be read since the start."""
+        return [each for each in self._all if each.found is None]

@@ -33,6 +33,7 @@ def control_app(surface: Surface) -> Starlette:
             refused=dict(surface.meter.refused),
             failed_loads=dict(surface.control.failures.counts),
             repository_up=surface.control.repository_up,
+            repositories_up=surface.control.repositories_up,
             stores=counts_of(surface.control.stores),
             log_lines_dropped=surface.meter.log.dropped if surface.meter.log is not None else 0,
         )

@@ -60,6 +60,8 @@ class Surface:
         # driver, of a library) takes nobody's place in a rollout.
         if self.strict_readiness is True or not self.catalog.serves_any():
             return False, f"model {missing!r} is not ready"
+        if self.strict_readiness and self.catalog.unseen:
+            return False, f"the model repository {self.catalog.unseen[0]} could not be read yet"
         return True, ""
 
     def model_ready(self, name: str, version: str) -> bool:

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from hashlib import blake2b
 from pathlib import Path
 
+from oriel_inference.errors import LoadFailed
 from oriel_inference.stores import ModelStore
 from oriel_inference.stores.cache import Cache
 from oriel_inference.stores.local import LocalStore
@@ -36,6 +37,10 @@ def open_stores(
     """
     remote = [each for each in repositories if isinstance(each, str)]
     root = cache or cache_folder()
+    places = [location_of(each) for each in remote]
+    for url, place in zip(remote, places, strict=True):
+        if places.count(place) > 1:
+            raise LoadFailed(f"--model-repository {url} is given twice")
     stores: list[ModelStore] = []
     with ExitStack() as opened:
         for each in repositories:

@@ -1,0 +1,105 @@
+"""How many models load at once, and apart from that, how many fetch their files.
+
+A load from a folder has a slot from its beginning to its end. One from an object store first fetches, which takes as
+long as the network likes: it gets a thread of its own for that, at most FETCHES per store, and a slot only once its
+files are here. So a slow store keeps no model of another waiting, and none whose files have come.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from threading import Lock
+from typing import ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
+
+from oriel_inference.errors import LoadFailed
+from oriel_inference.stores import ModelStore
+
+__all__ = ["LoadSlots", "Slot"]
+
+FETCHES = 16
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class LoadSlots:
+    """Made and used on the loop. count: models that load at once."""
+
+    def __init__(self, count: int) -> None:
+        self._slots = asyncio.Semaphore(count)
+        self._fetches: WeakKeyDictionary[ModelStore, tuple[asyncio.Semaphore, ThreadPoolExecutor]] = WeakKeyDictionary()
+        self._lock = Lock()
+        self._waiting: set[Future[object]] = set()
+        self._closed = False
+
+    @asynccontextmanager
+    async def turn(self, store: ModelStore, model: str) -> AsyncIterator["Slot"]:
+        """Wait for it. Inside, `run` the load and publish what came of it: then the store hears that it is over."""
+        if not store.fetches:
+            async with self._slots:
+                yield Slot(None, None)
+            return
+        if store not in self._fetches:
+            threads = ThreadPoolExecutor(FETCHES, thread_name_prefix="oriel-fetch")
+            self._fetches[store] = asyncio.Semaphore(FETCHES), threads
+        fetches, threads = self._fetches[store]
+        async with fetches:
+            try:
+                yield Slot(self, threads)
+            finally:
+                store.loaded(model)
+
+    def close(self) -> None:
+        """Threads that wait for a slot, now or later, raise LoadFailed."""
+        with self._lock:
+            self._closed = True
+            waiting = list(self._waiting)
+        for each in waiting:
+            each.cancel()
+        for _, threads in self._fetches.values():
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    @contextmanager
+    def taken(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+        """A slot, for a thread. Blocks. Raises LoadFailed."""
+        with self._lock:
+            if self._closed:
+                raise LoadFailed("the server is stopping")
+            future: Future[object] = asyncio.run_coroutine_threadsafe(self._slots.acquire(), loop)
+            self._waiting.add(future)
+        try:
+            future.result()
+        except CancelledError as error:
+            raise LoadFailed("the server is stopping") from error
+        finally:
+            with self._lock:
+                self._waiting.discard(future)
+        try:
+            yield
+        finally:
+            if not self._closed:
+                loop.call_soon_threadsafe(self._slots.release)
+
+
+class Slot:
+    """One load's. slots: where it has to take its slot, None: it has it."""
+
+    def __init__(self, slots: LoadSlots | None, threads: ThreadPoolExecutor | None) -> None:
+        self._slots = slots
+        self._threads = threads
+        self._loop = asyncio.get_running_loop()
+
+    async def run(self, load: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """In a thread."""
+        return await self._loop.run_in_executor(self._threads, lambda: load(*args, **kwargs))
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Around what a load does once its files are here. Blocks; called by the load. Raises LoadFailed."""
+        if self._slots is None:
+            yield
+            return
+        with self._slots.taken(self._loop):
+            yield
