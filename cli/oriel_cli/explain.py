@@ -61,7 +61,7 @@ async def _fetched(url: str) -> Mapping[str, bytes]:
     except StoreFailed as error:
         raise CommandFailed(str(error)) from error
     finally:
-        mirror.close()
+        await mirror.leave()
 
 
 def run(args: argparse.Namespace) -> int:

@@ -18,7 +18,7 @@ from oriel_gateway.ingress_grpc import serve_grpc
 from oriel_gateway.ingress_http import ClientConnection
 from oriel_gateway.limits import EmbeddedLimiter, Limiter, SharedLimiter
 from oriel_gateway.limits.quota_file import QuotaFile
-from oriel_gateway.mirror import Mirror, StoreFailed
+from oriel_gateway.mirror import Documents, Mirror, StoreFailed
 from oriel_gateway.reload import Reloader
 from oriel_gateway.settings import Settings
 from oriel_gateway.sources import FolderSource, PolicySource, StoreUrl
@@ -32,7 +32,7 @@ from oriel_wire.engine.spans import open_sink
 from oriel_wire.engine.tls import Certificates
 from oriel_wire.errors import StartFailed
 
-__all__ = ["compiler_of", "load", "mirror_of", "public_limits", "serve"]
+__all__ = ["compiler_of", "documents_at", "load", "mirror_of", "public_limits", "serve"]
 
 _log = logging.getLogger(__name__)
 DRAIN_S = 25.0
@@ -120,18 +120,28 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     except StoreFailed as error:
         raise StartFailed(f"the policies cannot be had: {error}") from error
     finally:
-        mirror.close()
+        await mirror.leave()
+
+
+def documents_at(url: StoreUrl) -> Documents:
+    """Raises StartFailed if the client's package is missing, StoreFailed if it cannot use the environment."""
+    try:
+        if url.kind == "s3":
+            from oriel_gateway.sources_s3 import S3Documents
+
+            return S3Documents(url)
+        from oriel_gateway.sources_object import ObjectDocuments
+
+        return ObjectDocuments(url)
+    except ImportError as error:
+        extra = {"s3": "s3", "gs": "gcs", "az": "azure"}[url.kind]
+        raise StartFailed(f"policies at {url.kind}:// need more packages: pip install 'oriel[{extra}]'") from error
 
 
 def mirror_of(url: StoreUrl, state: Path | None) -> Mirror:
     """Of what lies at `url`; nothing is asked yet. Raises StartFailed."""
     try:
-        from oriel_gateway.sources_object import ObjectDocuments
-    except ImportError as error:
-        extra = {"s3": "s3", "gs": "gcs", "az": "azure"}[url.kind]
-        raise StartFailed(f"policies at {url.kind}:// need obstore: pip install 'oriel[{extra}]'") from error
-    try:
-        return Mirror(url, ObjectDocuments(url), state)
+        return Mirror(url, documents_at(url), state)
     except StoreFailed as error:
         raise StartFailed(str(error)) from error
     except OSError as error:

@@ -23,11 +23,11 @@ from hashlib import sha256
 from pathlib import Path
 from random import uniform
 from time import time
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from oriel_gateway.sources import KINDS, MAX_DOCUMENTS, StoreUrl
 
-__all__ = ["Documents", "Listed", "Mirror", "Moved", "StoreFailed", "StoreState"]
+__all__ = ["Documents", "Listed", "Mirror", "Moved", "StoreFailed", "StoreState", "document_name", "to_disk"]
 
 _log = logging.getLogger(__name__)
 POLL_S = 10.0
@@ -36,6 +36,7 @@ JITTER = 0.2  # more, by chance: many gateways do not ask at the same moment
 POLL_TIMEOUT_S = 300.0
 SETTLE_S = 1.0  # an upload of several documents is not over when the first has come
 MAX_ROUNDS = 20
+MAX_OBJECTS = 1000  # below the prefix, documents or not
 MAX_TOTAL_BYTES = 512 * 1024 * 1024
 COPY_S = 24 * 3600.0
 CONFIRM_EVERY_S = 60.0
@@ -60,11 +61,15 @@ class Listed:
 
 
 class Documents(Protocol):
-    """One folder of an object store; `sources_object.ObjectDocuments` in a gateway."""
+    """One folder of an object store: `sources_s3.S3Documents`, `sources_object.ObjectDocuments`."""
 
     async def listing(self) -> Mapping[str, Listed]: ...
 
     async def fetch(self, name: str, listed: Listed, into: Path) -> None: ...
+
+    async def close(self) -> None:
+        """Connections end."""
+        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,6 +105,13 @@ class Mirror:
             self._lock = None
         if not self._kept:
             shutil.rmtree(self._home, ignore_errors=True)
+
+    async def leave(self) -> None:
+        """`close`, and the connections to the store end."""
+        try:
+            await self._documents.close()
+        finally:
+            self.close()
 
     def ask(self) -> None:
         """Look at the store now (SIGHUP)."""
@@ -246,6 +258,20 @@ class Mirror:
         if self._kept and now - self.state.confirmed_at >= CONFIRM_EVERY_S:
             await asyncio.to_thread(_touch, self._home / _CONFIRMED, now)
         self.state.confirmed_at = now
+
+
+def document_name(url: StoreUrl, path: str) -> str | None:
+    """The file name of what lies at `path` below the prefix; None: it is no document. Raises StoreFailed."""
+    if "/" in path or Path(path).suffix not in KINDS or path.startswith("."):
+        return None
+    if not path.isprintable() or len(path.encode()) > 200:
+        raise StoreFailed(f"{url}: {path[:100]!r} is no name for a file")
+    return path
+
+
+def to_disk(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _touch(path: Path, now: float) -> None:

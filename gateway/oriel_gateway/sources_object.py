@@ -1,9 +1,10 @@
-"""Policy documents in an object store, through obstore: list what lies in one folder of a bucket, fetch one of it.
+"""Policy documents at gs:// and az://, through obstore: list what lies in one folder of a bucket, fetch one of it.
 
-Credentials, region and endpoint are obstore's own search of the environment: AWS_* with web identity, container and
-instance roles; application default credentials and the metadata server; AZURE_* with workload and managed identity.
-Emulators: AWS_ENDPOINT_URL, STORAGE_EMULATOR_HOST, AZURE_STORAGE_ENDPOINT. Each request is sent once: when the next one
-may be is the mirror's to say.
+Credentials and endpoint are obstore's own search of the environment: application default credentials and the metadata
+server; AZURE_* with workload and managed identity. Emulators: STORAGE_EMULATOR_HOST, AZURE_STORAGE_ENDPOINT. Each
+request is sent once: when the next one may be is the mirror's to say.
+
+obstore follows redirects and reads a page of a listing whole, and can be told neither (docs/policies.md).
 """
 
 import asyncio
@@ -11,13 +12,13 @@ import os
 import re
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from obstore.exceptions import BaseError, InvalidPathError, PreconditionError
-from obstore.store import AzureStore, GCSStore, S3Store
+from obstore.store import AzureStore, GCSStore
 
-from oriel_gateway.mirror import Listed, Moved, StoreFailed
-from oriel_gateway.sources import KINDS, StoreUrl
+from oriel_gateway.mirror import MAX_OBJECTS, Listed, Moved, StoreFailed, document_name, to_disk
+from oriel_gateway.sources import StoreUrl
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, GCSConfig, RetryConfig
@@ -27,10 +28,9 @@ __all__ = ["ObjectDocuments"]
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 10.0  # without a byte
 REQUEST_TIMEOUT_S = 300.0
-MAX_OBJECTS = 1000  # below the prefix, documents or not
+LISTING_S = 30.0  # what a page without end may cost in memory is only bounded by this
 CHUNK_BYTES = 4 * 1024 * 1024
 _ENDPOINTS = {
-    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
     "gs": ("STORAGE_EMULATOR_HOST", "GOOGLE_BASE_URL"),
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
@@ -49,8 +49,20 @@ class ObjectDocuments:
             # `from None` here and below: obstore's texts quote URLs, files and answers, which may hold credentials.
             raise StoreFailed(f"{url}: the credentials or the endpoint in the environment cannot be used") from None
 
+    async def close(self) -> None:
+        """Nothing to do: connections end with the last reference to the store."""
+
     async def listing(self) -> dict[str, Listed]:
         """File name -> what lies there, of every document directly in the folder. Raises StoreFailed."""
+        try:
+            async with asyncio.timeout(LISTING_S):
+                return await self._listing()
+        except TimeoutError:
+            raise StoreFailed(
+                f"{self._url} cannot be listed: its listing had not ended after {LISTING_S:g} s"
+            ) from None
+
+    async def _listing(self) -> dict[str, Listed]:
         found: dict[str, Listed] = {}
         count = 0
         try:
@@ -61,12 +73,12 @@ class ObjectDocuments:
                         f"{self._url} holds more than {MAX_OBJECTS} objects: give policies a prefix alone"
                     )
                 for each in page:
-                    name = each["path"].removeprefix(self._prefix)
-                    if "/" in name or Path(name).suffix not in KINDS or name.startswith("."):
-                        continue
-                    if not name.isprintable() or len(name.encode()) > 200:
-                        raise StoreFailed(f"{self._url}: {name[:100]!r} is no name for a file")
-                    found[name] = Listed(etag=(each["e_tag"] or "").strip('"'), size=each["size"])
+                    name = document_name(self._url, each["path"].removeprefix(self._prefix))
+                    etag = (each["e_tag"] or "").strip('"')
+                    if name is not None and not etag:
+                        raise StoreFailed(f"{self._url} cannot be listed: {name} comes without its ETag")
+                    if name is not None:
+                        found[name] = Listed(etag=etag, size=each["size"])
         except InvalidPathError:
             raise StoreFailed(
                 f"{self._url} cannot be listed: an object's name there has an empty part, '.', '..' or a control "
@@ -92,14 +104,14 @@ class ObjectDocuments:
                     await asyncio.to_thread(file.write, chunk)
                 if left:
                     raise StoreFailed(f"{self._url}: {name} came with another number of bytes than it is said to have")
-                await asyncio.to_thread(_to_disk, file)
+                await asyncio.to_thread(to_disk, file)
         except (FileNotFoundError, PreconditionError):
             raise Moved(name) from None
         except (BaseError, ValueError) as error:
             raise StoreFailed(f"{self._url}: {name} cannot be read: {_why(str(error))}") from None
 
 
-def _opened(url: StoreUrl) -> S3Store | GCSStore | AzureStore:
+def _opened(url: StoreUrl) -> GCSStore | AzureStore:
     once: RetryConfig = {"max_retries": 0}
     options: ClientConfig = {
         "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
@@ -113,19 +125,10 @@ def _opened(url: StoreUrl) -> S3Store | GCSStore | AzureStore:
         options["allow_http"] = True  # only an endpoint that the operator wrote so is spoken to in the clear
     if url.kind == "az":
         return AzureStore(url.bucket, account_name=url.account, client_options=options, retry_config=once)
-    if url.kind == "gs":
-        if not os.environ.get("STORAGE_EMULATOR_HOST"):
-            return GCSStore(url.bucket, client_options=options, retry_config=once)
-        config: GCSConfig = {"base_url": endpoint.rstrip("/"), "skip_signature": True}
-        return GCSStore(url.bucket, config=config, client_options=options, retry_config=once)
-    if not endpoint:
-        return S3Store(url.bucket, client_options=options, retry_config=once)
-    return S3Store(url.bucket, endpoint=endpoint, client_options=options, retry_config=once)
-
-
-def _to_disk(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
+    if not os.environ.get("STORAGE_EMULATOR_HOST"):
+        return GCSStore(url.bucket, client_options=options, retry_config=once)
+    config: GCSConfig = {"base_url": endpoint.rstrip("/"), "skip_signature": True}
+    return GCSStore(url.bucket, config=config, client_options=options, retry_config=once)
 
 
 def _why(text: str) -> str:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from oriel_gateway.app import documents_at
 from oriel_gateway.sources import store_url
-from oriel_gateway.sources_object import ObjectDocuments
 from oriel_inference.stores.objects import client_of
 
 TOKEN = {"access_token": "AMBIENT", "token_type": "Bearer", "resource": "x", "expires_on": "4000000000"}
@@ -49,7 +49,10 @@ async def cloud() -> AsyncIterator[tuple[str, list[str]]]:
 
 
 async def gateway(url: str) -> object:
-    return await ObjectDocuments(store_url(url)).listing()
+    documents = documents_at(store_url(url))
+    found = await documents.listing()
+    await documents.close()
+    return found
 
 
 async def inference(url: str) -> object:

@@ -161,7 +161,8 @@ def test_a_prefix_with_too_many_objects_is_refused(
     server: ObjectServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     point_to(monkeypatch, server)
-    monkeypatch.setattr("oriel_gateway.sources_object.MAX_OBJECTS", 3)
+    for module in ("sources_object", "sources_s3"):
+        monkeypatch.setattr(f"oriel_gateway.{module}.MAX_OBJECTS", 3)
     server.put_many({f"crowd/models/{place}": b"x" for place in range(3)} | {"crowd/all.toml": POLICIES.encode()})
     assert main(["policies", "check", f"{server.url}/crowd"]) == 1
     assert "holds more than 3 objects: give policies a prefix alone" in capsys.readouterr().err
@@ -178,9 +179,10 @@ def test_credentials_do_not_belong_into_the_url(capsys: pytest.CaptureFixture[st
 def test_without_the_package_the_extra_is_named(
     url: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "obstore", None)
-    monkeypatch.setitem(sys.modules, "obstore.exceptions", None)
-    monkeypatch.delitem(sys.modules, "oriel_gateway.sources_object", raising=False)
+    for package in ("obstore", "obstore.exceptions", "aiobotocore.config"):
+        monkeypatch.setitem(sys.modules, package, None)
+    for module in ("sources_object", "sources_s3", "s3_http"):
+        monkeypatch.delitem(sys.modules, f"oriel_gateway.{module}", raising=False)
     assert main(["policies", "check", url]) == 2
     assert f"pip install 'oriel[{extra}]'" in capsys.readouterr().err
 

@@ -30,7 +30,10 @@ IO = (
 ONLY_IN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("onnxruntime", "tensorrt", "openvino"), ("oriel_inference.backends.*",)),
     "redis": ("oriel_gateway.limits.redis_ledger",),
-    **dict.fromkeys(("boto3", "botocore", "aiobotocore"), ("oriel_inference.stores.*",)),
+    **dict.fromkeys(
+        ("boto3", "botocore", "aiobotocore"),
+        ("oriel_inference.stores.*", "oriel_gateway.s3_http", "oriel_gateway.sources_s3"),
+    ),
     "obstore": ("oriel_inference.stores.obstores", "oriel_gateway.sources_object"),
     **dict.fromkeys(
         ("starlette", "uvicorn"),

@@ -5,7 +5,8 @@ application default credentials, else the metadata server (GKE workload identity
 identity, or a key or SAS in AZURE_STORAGE_*. An emulator is named as for the vendors' libraries: STORAGE_EMULATOR_HOST
 (Google), AZURE_STORAGE_ENDPOINT or AZURE_STORAGE_USE_EMULATOR (Azure).
 
-obstore shows no checksum of an object, and its listing ends at an object whose name has an empty part, "." or "..".
+obstore shows no checksum of an object, and its listing ends at an object whose name has an empty part, "." or "..". It
+follows redirects and reads a page of a listing whole, and can be told neither (docs/model-repository.md).
 """
 
 import os
@@ -84,7 +85,7 @@ class ObstoreClient(ObjectClient):
         found: list[Stored] = []
         try:
             async for page in self._store.list(prefix or None, chunk_size=PAGE_OBJECTS):
-                found += [_stored(each) for each in page]
+                found += [self._stored(each) for each in page]
                 if len(found) > limit:
                     raise TooManyObjects(f"{self._where} holds more than {limit} objects below {prefix!r}")
         except InvalidPathError as error:
@@ -102,7 +103,7 @@ class ObstoreClient(ObjectClient):
 
     async def head(self, key: str) -> Stored:
         try:
-            return _stored(await self._store.head_async(key))
+            return self._stored(await self._store.head_async(key))
         except FileNotFoundError:
             raise ObjectChanged(f"{self._where}: {key!r} is gone") from None
         except (BaseError, ValueError) as error:
@@ -140,12 +141,14 @@ class ObstoreClient(ObjectClient):
             return ObjectRefused(f"{self._where} does not {what}: {_why(text)}")
         return self._unavailable(error, what)
 
+    def _stored(self, meta: "obstore.ObjectMeta") -> Stored:
+        etag = (meta["e_tag"] or "").strip('"')
+        if not etag:
+            raise StoreUnavailable(f"{self._where} tells of {meta['path'][:120]!r} without its ETag")
+        return Stored(key=meta["path"], size=meta["size"], etag=etag)
+
     def _unavailable(self, error: Exception, what: str) -> StoreUnavailable:
         return StoreUnavailable(f"{self._where} cannot {what}: {_why(str(error))}")
-
-
-def _stored(meta: "obstore.ObjectMeta") -> Stored:
-    return Stored(key=meta["path"], size=meta["size"], etag=(meta["e_tag"] or "").strip('"'))
 
 
 def _why(text: str) -> str:

@@ -8,16 +8,12 @@ few of them have a DNS name per bucket.
 import asyncio
 import base64
 import binascii
-import os
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import aiohttp
-from aiobotocore.config import AioConfig
-from aiobotocore.httpsession import AIOHTTPSession
-from aiobotocore.session import get_session
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
@@ -29,6 +25,7 @@ from botocore.exceptions import (
 
 from oriel_inference.errors import LoadFailed, ObjectChanged, ObjectRefused, StoreUnavailable, TooManyObjects
 from oriel_inference.stores.objects import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, Location, Stored
+from oriel_inference.stores.s3_http import OddAnswer, elsewhere, s3_client
 
 __all__ = ["S3Client"]
 
@@ -40,16 +37,9 @@ KEEPALIVE_S = 4.0
 
 # The first that is there counts. An MD5 is the last resort, see `_checksum`.
 _CHECKSUMS = ("SHA256", "SHA1", "CRC64NVME", "CRC32C", "CRC32")
+# How S3 says without a redirect that a request was meant for another region.
+ELSEWHERE = ("AuthorizationHeaderMalformed", "IllegalLocationConstraintException")
 _MD5 = re.compile(r"[0-9a-f]{32}")
-
-
-class _Once(AIOHTTPSession):  # type: ignore[misc]
-    """aiohttp sends a request again when its connection breaks: twice as many as were meant to a store that is down."""
-
-    async def _get_session(self, proxy_url: str | None) -> Any:
-        session = await super()._get_session(proxy_url)
-        session._retry_connection = False
-        return session
 
 
 class S3Client:
@@ -69,10 +59,7 @@ class S3Client:
             page = await self._send("list_objects_v2", Prefix=prefix, MaxKeys=min(PAGE_OBJECTS, limit + 1), **more)
             if "IsTruncated" not in page:  # an empty 200, say of a proxy, must not look like an empty bucket
                 raise StoreUnavailable(f"s3://{self._bucket} does not answer with a listing")
-            found.extend(
-                Stored(key=each["Key"], size=each["Size"], etag=each.get("ETag", "").strip('"'))
-                for each in page.get("Contents", ())
-            )
+            found.extend(map(self._listed, page.get("Contents", ())))
             if len(found) > limit:
                 raise TooManyObjects(f"below s3://{self._bucket}/{prefix} are more than {limit} objects")
             if not page.get("IsTruncated"):
@@ -84,8 +71,10 @@ class S3Client:
 
     async def head(self, key: str) -> Stored:
         found = await self._send("head_object", Key=key, ChecksumMode="ENABLED")
-        etag = found.get("ETag", "").strip('"')
-        return Stored(key=key, size=found["ContentLength"], etag=etag, checksum=_checksum(found, etag))
+        size, etag = found.get("ContentLength", -1), found.get("ETag", "").strip('"')
+        if size < 0 or not etag:
+            raise StoreUnavailable(f"s3://{self._bucket} tells of {key} without its size or ETag")
+        return Stored(key=key, size=size, etag=etag, checksum=_checksum(found, etag))
 
     async def read(self, key: str, *, start: int, end: int, etag: str) -> AsyncIterator[bytes]:
         found = await self._send("get_object", Key=key, Range=f"bytes={start}-{end - 1}", IfMatch=f'"{etag}"')
@@ -117,6 +106,13 @@ class S3Client:
                 await self._stack.aclose()
         self._client = None
 
+    def _listed(self, each: Mapping[str, Any]) -> Stored:
+        key, size, etag = each.get("Key", ""), each.get("Size", -1), each.get("ETag", "").strip('"')
+        if not key or size < 0 or not etag:
+            named = f" ({key[:120]!r})" if key else ""
+            raise StoreUnavailable(f"s3://{self._bucket} lists an object without its key, size or ETag{named}")
+        return Stored(key=key, size=size, etag=etag)
+
     async def _send(self, operation: str, **what: Any) -> Any:
         """The answer's head. Raises StoreUnavailable, ObjectChanged."""
         try:
@@ -124,6 +120,8 @@ class S3Client:
             return await getattr(client, operation)(Bucket=self._bucket, **what)
         except ClientError as error:
             raise self._refusal(error, what.get("Key", "")) from error
+        except OddAnswer as error:
+            raise StoreUnavailable(f"s3://{self._bucket} {error}") from error
         except (EndpointConnectionError, ConnectTimeoutError) as error:
             raise StoreUnavailable(f"s3://{self._bucket} cannot be reached") from error
         except (ReadTimeoutError, TimeoutError) as error:
@@ -137,41 +135,37 @@ class S3Client:
     async def _open(self) -> Any:
         async with self._opening:
             if self._client is None:
-                own = self._endpoint or any(map(os.environ.get, ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")))
-                config = AioConfig(
-                    # Who calls decides when it is tried again.
-                    retries={"total_max_attempts": 1},
-                    connect_timeout=CONNECT_TIMEOUT_S,
-                    read_timeout=READ_TIMEOUT_S,
-                    max_pool_connections=MAX_CONNECTIONS,
-                    http_session_cls=_Once,
-                    connector_args={"keepalive_timeout": KEEPALIVE_S},
-                    # Whole objects are checked after all their parts have come.
-                    response_checksum_validation="when_required",
-                    s3={"addressing_style": "path"} if own else None,
-                    user_agent_extra="oriel",
+                made = s3_client(
+                    endpoint=self._endpoint,
+                    connect_timeout_s=CONNECT_TIMEOUT_S,
+                    read_timeout_s=READ_TIMEOUT_S,
+                    keepalive_s=KEEPALIVE_S,
+                    connections=MAX_CONNECTIONS,
                 )
-                made = get_session().create_client("s3", endpoint_url=self._endpoint or None, config=config)
                 self._client = await self._stack.enter_async_context(made)
             return self._client
 
     def _refusal(self, error: ClientError, key: str) -> LoadFailed:
-        code = str(error.response.get("Error", {}).get("Code", ""))[:64]
-        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        about, said = error.response.get("ResponseMetadata", {}), error.response.get("Error", {})
+        code = str(said.get("Code", ""))[:64]
+        status = about.get("HTTPStatusCode", 0)
         if key and code != "NoSuchBucket" and status in (404, 412, 416):
             return ObjectChanged(f"{key} is gone" if status == 404 else f"{key} was written anew")
         if code == "NoSuchBucket":
             return StoreUnavailable(f"s3://{self._bucket}: there is no such bucket")
-        said = f"{status} {code}" if code.isalnum() and code != str(status) else str(status)
+        if code in ELSEWHERE:
+            region = about.get("HTTPHeaders", {}).get("x-amz-bucket-region", "") or said.get("Region", "")
+            return StoreUnavailable(f"s3://{self._bucket} {elsewhere(status, region)}")
+        shown = f"{status} {code}" if code.isalnum() and code != str(status) else str(status)
         if key and 400 <= status < 500 and status not in (401, 408, 429):
             # The others of the bucket may well be given: whether the store is there, a listing says.
             needs = ": it needs s3:GetObject of it, and kms:Decrypt of its key" if status == 403 else ""
-            return ObjectRefused(f"s3://{self._bucket} does not give this server {key!r} ({said}){needs}")
+            return ObjectRefused(f"s3://{self._bucket} does not give this server {key!r} ({shown}){needs}")
         if status == 403:
             return StoreUnavailable(
-                f"s3://{self._bucket} does not let this server list it ({said}): it needs s3:ListBucket"
+                f"s3://{self._bucket} does not let this server list it ({shown}): it needs s3:ListBucket"
             )
-        return StoreUnavailable(f"s3://{self._bucket} answers {said}")
+        return StoreUnavailable(f"s3://{self._bucket} answers {shown}")
 
 
 def _checksum(found: Mapping[str, Any], etag: str) -> tuple[str, str] | None:

@@ -1,0 +1,309 @@
+"""What a store may answer and must not cost anything: redirects, answers without end, listings that lack something.
+
+The clients of both units, against a stub that says it and a sink that counts who comes.
+"""
+
+import asyncio
+import re
+import tracemalloc
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from oriel_gateway import s3_http as gateway_http
+from oriel_gateway.app import documents_at
+from oriel_gateway.mirror import Listed, StoreFailed
+from oriel_gateway.sources import store_url
+from oriel_inference.errors import StoreUnavailable
+from oriel_inference.stores import s3_http as inference_http
+from oriel_inference.stores.objects import client_of
+
+from .object_stores import SERVERS, point_to
+
+TOKEN = "TOKEN-OF-THE-SESSION"
+MIB = 1024 * 1024
+Asked = list[str]
+Answer = Callable[[str], bytes]
+Look = Callable[[str], Awaitable[object]]
+FAILED = (StoreFailed, StoreUnavailable)
+
+
+@asynccontextmanager
+async def answering(
+    answer: Answer, *, endless: bytes = b"", host: str = "127.0.0.1"
+) -> AsyncIterator[tuple[str, Asked]]:
+    """Its address, and each request's head. endless: what follows the answer until the client goes."""
+    asked: Asked = []
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            asked.append((await reader.readuntil(b"\r\n\r\n")).decode())
+            writer.write(answer(asked[-1]))
+            while endless:
+                writer.write(endless)
+                await writer.drain()
+                await asyncio.sleep(0)  # a drain that need not wait lets nobody else run
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(serve(reader, writer))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    server = await asyncio.start_server(take, host, 0)
+    try:
+        yield f"{host}:{server.sockets[0].getsockname()[1]}", asked
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def said(status: str, body: str = "", *headers: str) -> bytes:
+    lines = [f"HTTP/1.1 {status}", f"content-length: {len(body)}", "connection: close", *headers, "", body]
+    return "\r\n".join(lines).encode()
+
+
+def empty(head: str) -> bytes:
+    """An empty listing, as each store writes it: what a sink would be believed."""
+    if "comp=list" in head:
+        return said(
+            "200 OK", '<?xml version="1.0"?><EnumerationResults><Blobs></Blobs><NextMarker/></EnumerationResults>'
+        )
+    return said("200 OK", "<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>")
+
+
+def pointed(monkeypatch: pytest.MonkeyPatch, kind: str, address: str) -> str:
+    server = SERVERS[kind]()
+    point_to(monkeypatch, server, int(address.rpartition(":")[2]))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1,127.0.0.9")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", TOKEN)
+    return server.url
+
+
+async def policies(url: str) -> object:
+    documents = documents_at(store_url(f"{url}/p"))
+    try:
+        return await documents.listing()
+    finally:
+        await documents.close()
+
+
+async def policy(url: str) -> object:
+    documents = documents_at(store_url(f"{url}/p"))
+    try:
+        return await documents.fetch("a.toml", Listed(etag="e", size=4), Path("/nonexistent/a.toml"))
+    finally:
+        await documents.close()
+
+
+async def models(url: str) -> object:
+    client, _ = client_of(url)
+    try:
+        return await client.list("", limit=10)
+    finally:
+        await client.close()
+
+
+async def model(url: str) -> object:
+    client, _ = client_of(url)
+    try:
+        return await client.head("m/1/model.onnx")
+    finally:
+        await client.close()
+
+
+async def part(url: str) -> object:
+    client, _ = client_of(url)
+    try:
+        return [chunk async for chunk in client.read("m/1/model.onnx", start=0, end=4, etag="e")]
+    finally:
+        await client.close()
+
+
+LOOKS = pytest.mark.parametrize("look", [policies, policy, models, model, part], ids=lambda look: look.__name__)
+LISTS = pytest.mark.parametrize("look", [policies, models], ids=lambda look: look.__name__)
+
+
+@LOOKS
+@pytest.mark.parametrize("status", ["301 X", "302 X", "307 X", "308 X"])
+async def test_s3_follows_no_redirect(look: Look, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with answering(empty, host="127.0.0.9") as (elsewhere, reached):
+        to = f"location: http://{elsewhere}/repository?list-type=2"
+        async with answering(lambda head: said(status, "", to)) as (address, asked):
+            with pytest.raises(FAILED, match=rf"\({status[:3]}\).*AWS_REGION.*endpoint"):
+                await look(pointed(monkeypatch, "s3", address))
+            assert len(asked) == 1 and TOKEN in asked[0]
+    assert reached == []
+
+
+WRONG_REGION = (
+    "<Error><Code>AuthorizationHeaderMalformed</Code><Message>m</Message><Region>eu-north-1</Region></Error>",
+    "<Error><Code>IllegalLocationConstraintException</Code><Message>m</Message></Error>",
+)
+
+
+@LISTS
+@pytest.mark.parametrize(
+    "answer",
+    [
+        said("400 Bad Request", WRONG_REGION[0]),
+        said("400 Bad Request", WRONG_REGION[1]),
+        said("301 Moved", ""),
+        said("307 Moved", ""),
+    ],
+)
+async def test_a_bucket_of_another_region_is_said_to_be_and_not_turned_to(
+    look: Look, answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = answer.replace(b"connection: close", b"connection: close\r\nx-amz-bucket-region: eu-north-1")
+    async with answering(lambda head: answer) as (address, asked):
+        with pytest.raises(FAILED, match="lies in another region .*set AWS_REGION to eu-north-1"):
+            await look(pointed(monkeypatch, "s3", address))
+        assert len(asked) == 1
+
+
+@LISTS
+async def test_a_region_that_is_none_is_not_repeated(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = said("301 Moved", "", "x-amz-bucket-region: evil.example/S3CRET")
+    async with answering(lambda head: answer) as (address, _):
+        with pytest.raises(FAILED, match="sends elsewhere") as caught:
+            await look(pointed(monkeypatch, "s3", address))
+        assert "evil" not in str(caught.value)
+
+
+@LISTS
+@pytest.mark.parametrize("kind", ["gs", "az"])
+async def test_what_gs_and_az_show_where_they_are_sent_is_no_authorization(
+    kind: str, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """obstore cannot be told not to follow: docs/model-repository.md and docs/policies.md say so."""
+    async with answering(empty, host="127.0.0.9") as (elsewhere, reached):
+        to = (
+            f"location: http://{elsewhere}/x?restype=container&comp=list"
+            if kind == "az"
+            else f"location: http://{elsewhere}/x"
+        )
+        async with answering(lambda head: said("307 X", "", to)) as (address, asked):
+            assert not await look(pointed(monkeypatch, kind, address))
+    assert reached and not any("authorization" in head.lower() for head in reached)
+    assert kind != "az" or "authorization: SharedKey" in asked[0]
+
+
+BEGUN = (
+    "HTTP/1.1 {}\r\nconnection: close\r\n\r\n<?xml version='1.0'?><ListBucketResult><IsTruncated>false</IsTruncated>"
+)
+
+
+@pytest.mark.parametrize(
+    ("look", "status"),
+    [
+        *((look, status) for look in (policies, models) for status in ("200 OK", "403 Forbidden", "503 Slow Down")),
+        # A 200 is read as far as was asked for: tests/conformance/test_object_clients.py
+        *((look, status) for look in (policy, part) for status in ("403 Forbidden", "503 Slow Down")),
+    ],
+)
+async def test_an_answer_without_end_is_left_before_it_costs_memory(
+    look: Look, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (gateway_http, inference_http):
+        monkeypatch.setattr(module, "MAX_ANSWER_BYTES", MIB)
+    async with answering(lambda head: BEGUN.format(status).encode(), endless=b" " * 65536) as (address, _):
+        url = pointed(monkeypatch, "s3", address)
+        with pytest.raises(FAILED, match=f"more than {MIB} bytes"):
+            await look(url)  # what the client itself needs is there from now on
+        tracemalloc.start()
+        try:
+            with pytest.raises(FAILED, match=f"more than {MIB} bytes"):
+                await look(url)
+            most = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert most < 64 * MIB
+
+
+@LISTS
+async def test_a_head_without_end_is_left(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = b"".join(b"x-%d: %s\r\n" % (place, b"y" * 8000) for place in range(8))
+    async with answering(lambda head: b"HTTP/1.1 200 OK\r\n", endless=lines) as (address, _):
+        with pytest.raises(FAILED):
+            await look(pointed(monkeypatch, "s3", address))
+
+
+GOOD = "<Key>p/a.toml</Key><Size>4</Size><ETag>&quot;e&quot;</ETag>"
+
+
+@LISTS
+@pytest.mark.parametrize(
+    "entry",
+    [
+        GOOD.replace("<Size>4</Size>", ""),
+        GOOD.replace("<Size>4</Size>", "<Size>-4</Size>"),
+        GOOD.replace("<Size>4</Size>", "<Size>four</Size>"),
+        GOOD.replace("<Size>4</Size>", "<Size></Size>"),
+        GOOD.replace("<Key>p/a.toml</Key>", ""),
+        GOOD.replace("<Key>p/a.toml</Key>", "<Key></Key>"),
+        GOOD.replace("<ETag>&quot;e&quot;</ETag>", ""),
+        "",
+    ],
+    ids=["no-size", "negative", "no-number", "empty-size", "no-key", "empty-key", "no-etag", "nothing"],
+)
+async def test_an_odd_listing_is_a_failure_of_the_store(
+    look: Look, entry: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = "<ListBucketResult><IsTruncated>false</IsTruncated><Contents>{}</Contents></ListBucketResult>"
+    async with answering(lambda head: said("200 OK", body.format(entry))) as (address, _):
+        with pytest.raises(FAILED):
+            await look(pointed(monkeypatch, "s3", address))
+    async with answering(lambda head: said("200 OK", body.format(GOOD))) as (address, _):
+        assert await look(pointed(monkeypatch, "s3", address))
+
+
+OF_GOOGLE = (
+    "<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>p/a.toml</Key><Size>4</Size><ETag>e</ETag>"
+    "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents></ListBucketResult>"
+)
+
+
+@LISTS
+@pytest.mark.parametrize("tag", ["Key", "Size", "ETag"])
+async def test_an_odd_listing_of_google_is_one_too(look: Look, tag: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = re.sub(f"<{tag}>.*?</{tag}>", "", OF_GOOGLE)
+    async with answering(lambda head: said("200 OK", OF_GOOGLE if len(asked) == 1 else odd)) as (address, asked):
+        url = pointed(monkeypatch, "gs", address)
+        assert await look(url)
+        with pytest.raises(FAILED):
+            await look(url)
+
+
+@pytest.mark.parametrize("headers", ['etag: "e"', "content-length: 4"])
+async def test_a_head_without_size_or_etag_is_a_failure_of_the_store(
+    headers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = f"HTTP/1.1 200 OK\r\nconnection: close\r\n{headers}\r\n\r\n".encode()
+    async with answering(lambda head: answer) as (address, _):
+        with pytest.raises(StoreUnavailable, match="without its size or ETag"):
+            await model(pointed(monkeypatch, "s3", address))
+
+
+@pytest.mark.parametrize("kind", ["gs", "az"])
+async def test_a_listing_of_gs_and_az_without_end_is_given_up_in_time(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oriel_gateway.sources_object.LISTING_S", 0.3)
+    begun = b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n<ListBucketResult>"
+    async with answering(lambda head: begun, endless=b" ") as (address, _):
+        with pytest.raises(StoreFailed, match="had not ended after 0.3 s"):
+            await policies(pointed(monkeypatch, kind, address))
+
+
+def test_both_units_speak_to_s3_in_the_same_way() -> None:
+    gateway, inference = (Path(module.__file__).read_text() for module in (gateway_http, inference_http))
+    assert gateway == inference
