@@ -1,5 +1,6 @@
 """A remote repository as a store, when one object is refused or this machine cannot keep what came."""
 
+import asyncio
 import errno
 import os
 from pathlib import Path
@@ -123,6 +124,7 @@ def test_a_connection_that_breaks_while_the_store_answers_waits_like_a_file_that
     monkeypatch.setattr("oriel_inference.stores.fetch_file.STALL_S", -1.0)
     monkeypatch.setattr("oriel_inference.stores.fetch_file.TICK_S", 0.0)
     monkeypatch.setattr(retries, "PAUSE_S", 600.0)
+    objects.held = asyncio.Event()
     with remote(objects, tmp_path) as store:
         looks = {repr(seen(store))}
         for _ in range(2):

@@ -77,6 +77,10 @@ class Repository:
         """Whether what it holds now is known."""
         return not self.failure and self.store.up
 
+    def has(self, model: str) -> bool:
+        """Whether the last look succeeded and found it."""
+        return not self.failure and model in (self.found or ())
+
     def close(self) -> None:
         """No look begins any more."""
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -137,9 +141,7 @@ class Repositories:
         """
         looks = {asyncio.ensure_future(each.look()): each for each in self._all}
         _, late = await asyncio.wait(looks, timeout=LATE_S)
-        while late and not any(
-            look not in late and look.result() and model in (looks[look].found or ()) for look in looks
-        ):
+        while late and not any(looks[each].has(model) for each in looks.keys() - late):
             _, late = await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
         where = [each for each in self._all if model in (each.found or {})]
         unread = [each.failure for each in self._all if each.failure]
