@@ -54,14 +54,17 @@ class Surface:
             return False, "the server is shutting down"
         if self.catalog.loading:
             return False, "models are being loaded"
-        if not self.strict_readiness or not (missing := self.catalog.missing()):
+        lacks = ""
+        if self.catalog.unseen:
+            lacks = f"the model repository {self.catalog.unseen[0]} could not be read yet"
+        if missing := self.catalog.missing():
+            lacks = f"model {missing!r} is not ready"
+        if not self.strict_readiness or not lacks:
             return True, ""
         # "any": a bad upload does not take the other models away, yet a server on which nothing loads (for want of a
         # driver, of a library) takes nobody's place in a rollout.
         if self.strict_readiness is True or not self.catalog.serves_any():
-            return False, f"model {missing!r} is not ready"
-        if self.strict_readiness and self.catalog.unseen:
-            return False, f"the model repository {self.catalog.unseen[0]} could not be read yet"
+            return False, lacks
         return True, ""
 
     def model_ready(self, name: str, version: str) -> bool:

@@ -1,0 +1,59 @@
+"""An object that a store refuses is told from a store that does, and the reason names the right that is missing."""
+
+import pytest
+
+from oriel_inference.errors import LoadFailed, ObjectRefused, StoreUnavailable
+from oriel_inference.stores.objects import client_of
+
+from .test_store_answers import answering, pointed
+
+KINDS = pytest.mark.parametrize("kind", ["s3", "gs", "az"])
+
+
+async def failure_of(url: str, operation: str) -> LoadFailed:
+    client, prefix = client_of(url)
+    try:
+        with pytest.raises(LoadFailed) as caught:
+            if operation == "list":
+                await client.list(prefix, limit=10)
+            elif operation == "head":
+                await client.head("p/m/1/model.onnx")
+            else:
+                async for _ in client.read("p/m/1/model.onnx", start=0, end=4, etag="e"):
+                    pass
+        return caught.value
+    finally:
+        await client.close()
+
+
+def refusing(status: str) -> bytes:
+    return f"HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n".encode()
+
+
+@KINDS
+@pytest.mark.parametrize("operation", ["head", "read"])
+@pytest.mark.parametrize("status", ["403 Forbidden", "400 Bad Request"])
+async def test_one_object_that_is_refused_is_not_an_outage(
+    kind: str, operation: str, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with answering(lambda head: refusing(status)) as (address, _):
+        failure = await failure_of(pointed(monkeypatch, kind, address), operation)
+    assert isinstance(failure, ObjectRefused) and "p/m/1/model.onnx" in failure.reason and status[:3] in failure.reason
+
+
+@KINDS
+@pytest.mark.parametrize("operation", ["head", "read"])
+@pytest.mark.parametrize("status", ["429 Too Many Requests", "503 Slow Down", "401 Unauthorized"])
+async def test_what_concerns_the_whole_store_is_one(
+    kind: str, operation: str, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with answering(lambda head: refusing(status)) as (address, _):
+        assert isinstance(await failure_of(pointed(monkeypatch, kind, address), operation), StoreUnavailable)
+
+
+async def test_s3_names_the_right_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with answering(lambda head: refusing("403 Forbidden")) as (address, _):
+        url = pointed(monkeypatch, "s3", address)
+        listing, reading = await failure_of(url, "list"), await failure_of(url, "head")
+    assert isinstance(listing, StoreUnavailable) and listing.reason.endswith("(403): it needs s3:ListBucket")
+    assert "(403): it needs s3:GetObject of it, and kms:Decrypt of its key" in reading.reason
