@@ -41,6 +41,9 @@ test-redis62: $(VENV)/.dev-$(HERE)
 test-images: $(VENV)/.dev-$(HERE)
 	@ORIEL_TEST_IMAGES=1 ORIEL_TEST_ENGINE="$(ENGINE)" exec $(BIN)/python -m pytest tests/images -rA $(ARGS)
 
+# podman and buildah leave HEALTHCHECK out of their own format.
+export BUILDAH_FORMAT = docker
+
 # Needs a container engine: make images REGISTRY=registry.example.com/oriel TARGETS="cpu gpu" ENGINE=podman BUILD_ARGS="..."
 TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 TARGETS ?= cpu gpu

@@ -6,7 +6,7 @@ tritonserver's spellings work as they are: what is honoured is here, what is not
 import argparse
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from oriel_inference.flags import add_foreign, settle
 from oriel_wire.errors import StartFailed
@@ -113,10 +113,11 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--strict-readiness",
-        type=_switch,
+        type=_readiness,
         default=True,
         metavar="BOOL",
-        help="ready only while every model of the start serves (default true)",
+        help="ready only while every model of the start serves (default true); false: once the first load has ended; "
+        "any: then, if one model serves or the start had none",
     )
     add(
         "--disable-auto-complete-config",
@@ -234,6 +235,10 @@ def _switch(text: str) -> bool:
     if text.lower() not in known:
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is neither true nor false")
     return known[text.lower()]
+
+
+def _readiness(text: str) -> bool | Literal["any"]:
+    return "any" if text.lower() == "any" else _switch(text)
 
 
 def _level(text: str) -> int:

@@ -22,7 +22,9 @@ InferenceError              one request cannot be answered; carries an Outcome a
 LoadFailed                  a model version cannot serve; the text is for the operator and for the model index
 ├── ConfigInvalid           its configuration is wrong: file, field, reason
 ├── StoreUnavailable        the object store cannot be reached, breaks off, or refuses this server
+├── NotKept                 this machine cannot keep what was fetched: no room, no right, no folder
 ├── ObjectChanged           an object is not the one that was listed
+├── ObjectRefused           the store answers, and does not give this server this one object
 └── TooManyObjects          more lie below a prefix than are listed
 """
 
@@ -45,8 +47,10 @@ __all__ = [
     "ModelError",
     "ModelNotReady",
     "NoVersion",
+    "NotKept",
     "NotSupported",
     "ObjectChanged",
+    "ObjectRefused",
     "Outcome",
     "QueueFull",
     "QueueTimeout",
@@ -251,8 +255,16 @@ class StoreUnavailable(LoadFailed):
     """The object store does not answer, or not this server. Another try may go better."""
 
 
+class NotKept(LoadFailed):
+    """This machine cannot keep what was fetched: no room, no right, no folder. Another try may go better."""
+
+
 class ObjectChanged(LoadFailed):
     """The object was written anew or deleted since it was listed."""
+
+
+class ObjectRefused(LoadFailed):
+    """The store answers, and does not give this server this one object: for want of a right or a key, or archived."""
 
 
 class TooManyObjects(LoadFailed):

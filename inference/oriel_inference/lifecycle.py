@@ -148,6 +148,10 @@ class Catalog:
         """A required model of which no version serves; empty if there is none."""
         return next((name for name in sorted(self.required) if not self.is_ready(name)), "")
 
+    def serves_any(self) -> bool:
+        """Whether any model serves, of the start or later."""
+        return bool(self._by_request)
+
     def is_ready(self, name: str) -> bool:
         """Whether a version of it serves."""
         return (name, "") in self._by_request

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
+from typing import Literal
 
 from oriel_inference.repository.defaults import LoadDefaults
 
@@ -19,7 +20,8 @@ class Settings:
     cores: what running batches may use together. default_timeout_s: the deadline of a request that brings none.
     control_mode: "none" loads everything at start, "poll" also follows the folders every `poll_s`, "explicit" loads
     `load_models` ("*": all) and what clients ask for. strict_readiness: ready only while every model of the start
-    serves. check_timeout_s: for opening one model file in the process that tries it first.
+    serves (True), once the first load has ended (False), or only while one model serves if the start had any ("any").
+    check_timeout_s: for opening one model file in the process that tries it first.
     load_threads: how many models load at once, 0 lets the server choose. trusted_peers: addresses or networks whose
     `x-oriel-*` headers count. repositories: folders, and URLs of object stores as text; versions of these are kept
     below model_cache (None: where caches lie), at most max_cache_bytes. access_log: a file, "-" for standard output, ""
@@ -48,7 +50,7 @@ class Settings:
     control_mode: str = "none"
     poll_s: float = 15.0
     load_models: tuple[str, ...] = ()
-    strict_readiness: bool = True
+    strict_readiness: bool | Literal["any"] = True
     exit_on_error: bool = False
     server_id: str = "oriel"
     log: Mapping[str, bool | int | str] = field(default_factory=dict)

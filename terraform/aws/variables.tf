@@ -128,7 +128,7 @@ variable "image_registry" {
   type        = string
   default     = null
   validation {
-    condition     = var.image_registry == null || can(regex("^[a-z0-9][a-zA-Z0-9.:/_-]*[a-zA-Z0-9]$", var.image_registry))
+    condition     = var.image_registry == null || can(regex("^[a-z0-9][a-zA-Z0-9.-]*(:[0-9]{1,5})?(/[a-zA-Z0-9][a-zA-Z0-9._-]*)*$", var.image_registry))
     error_message = "image_registry: host[:port][/path], without https:// and without a slash at the end."
   }
 }

@@ -31,7 +31,7 @@ variable "image_registry" {
   description = "Where the images are pulled from, such as registry.example.com/oriel."
   type        = string
   validation {
-    condition     = can(regex("^[a-z0-9][a-zA-Z0-9.:/_-]*[a-zA-Z0-9]$", var.image_registry))
+    condition     = can(regex("^[a-z0-9][a-zA-Z0-9.-]*(:[0-9]{1,5})?(/[a-zA-Z0-9][a-zA-Z0-9._-]*)*$", var.image_registry))
     error_message = "image_registry: host[:port][/path], without https:// and without a slash at the end."
   }
 }

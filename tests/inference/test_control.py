@@ -349,6 +349,16 @@ async def test_strict_readiness_is_about_the_models_of_the_start(tmp_path: Path)
         assert response.status_code == 400 and "double" in response.text
     async with serving(tmp_path, "none", strict_readiness=False) as served:
         assert (await served.client.get("/v2/health/ready")).status_code == 200
+    # One on which nothing loads would replace, in a rollout, one that serves.
+    async with serving(tmp_path, "none", strict_readiness="any") as served:
+        response = await served.client.get("/v2/health/ready")
+        assert response.status_code == 400 and "double" in response.text
+    models.put(tmp_path, "whole", times(2), None)
+    async with serving(tmp_path, "none", strict_readiness="any") as served:
+        assert (await served.client.get("/v2/health/ready")).status_code == 200
+    (tmp_path / "empty").mkdir()
+    async with serving(tmp_path / "empty", "none", strict_readiness="any") as served:
+        assert (await served.client.get("/v2/health/ready")).status_code == 200
 
 
 WARM = """

@@ -62,7 +62,15 @@ def test_the_table_and_the_parser_agree_on_every_flag() -> None:
 
 @pytest.mark.parametrize("form", ["{}={}", "{} {}"])
 def test_both_forms_and_all_booleans(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
-    for text, value in {"true": True, "1": True, "on": True, "False": False, "0": False, "off": False}.items():
+    for text, value in {
+        "true": True,
+        "1": True,
+        "on": True,
+        "False": False,
+        "0": False,
+        "off": False,
+        "any": "any",
+    }.items():
         words = form.format("--strict-readiness", text).split()
         assert settings_of(monkeypatch, *words).strict_readiness is value
 

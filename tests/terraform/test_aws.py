@@ -254,6 +254,7 @@ def test_pools_labels_taints_and_floors(applied):
     for pool, disk_gb in (("cpu", 100), ("gpu", 200)):
         tag = tags[f'aws_autoscaling_group_tag.local_storage["{pool}"]']
         assert tag["autoscaling_group_name"] == pools[pool]["resources"][0]["autoscaling_groups"][0]["name"]
+        assert tag["tag"][0]["key"] == "k8s.io/cluster-autoscaler/node-template/resources/ephemeral-storage"
         assert tag["tag"][0]["value"] == f"{disk_gb}Gi"
 
 

@@ -2,9 +2,13 @@
 every name in them leads to pods of the same plan."""
 
 import argparse
+import base64
+import gzip
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -21,8 +25,8 @@ from oriel_policies.routing import RouteTable
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.peers import TrustedPeers
 
-from .harness import Workspace
-from .objects import Object, matches, objects, of, pods
+from .harness import TerraformFailed, Workspace
+from .objects import WATCHED, Object, matches, objects, of, pods
 from .scheduling import quantity
 
 PARSERS = {"gateway": oriel_gateway.command, "logic": oriel_logic.command, "inference": oriel_inference.command}
@@ -186,6 +190,39 @@ def test_documents_of_ones_own_replace_those_of_the_same_name(
     assert set(snapshot.tiers) == {"only"} and set(snapshot.tenants) == {"x"}
 
 
+def test_redis_forgets_no_counter_for_want_of_memory(shared: Callable[[str], Workspace]) -> None:
+    """It refuses to count instead, which the gateways see (docs/policies.md); and no password is in its arguments."""
+    args = pods(objects(shared, **ONE))["redis"]["spec"]["containers"][0]["args"]
+    told = dict(zip(args[::2], args[1::2], strict=True))
+    assert told == {
+        "--save": "", "--appendonly": "no", "--maxmemory": "128mb", "--maxmemory-policy": "noeviction",
+        "--protected-mode": "no",
+    }  # fmt: skip
+
+
+def test_what_the_documents_may_take_is_what_helm_can_keep(shared: Callable[[str], Workspace]) -> None:
+    """A Secret takes 1 MiB: of the release as JSON, gzip, base64, values and manifest each with all objects."""
+    noise = base64.b64encode(Random(8).randbytes(345_000)).decode()  # compresses to what it was
+    found = objects(shared, **{**ONE, "observability": WATCHED, "logic": {"services": {"echo.py": noise[:440_000]}}})
+    release = {"config": {"objects": found}, "manifest": "".join(f"---\n{json.dumps(each)}\n" for each in found)}
+    kept = len(base64.b64encode(gzip.compress(json.dumps(release).encode())))
+    assert 900_000 < kept < 1 << 20
+    with pytest.raises(Exception, match="450 kB together"):
+        objects(shared, **{**ONE, "logic": {"services": {"echo.py": noise}}})
+    # And a ConfigMap 1 MiB, however well it would compress.
+    long = {"a": {"tier": "gold", "keys_sha256": [], "models": ["x" * 100] * 9_000}}
+    with pytest.raises(Exception, match="900 kB"):
+        objects(shared, policies={"tenants": long})
+
+
+def test_tiers_of_ones_own_are_known_when_planning(shared: Callable[[str], Workspace]) -> None:
+    tenants = {"acme": {"tier": "own-tier", "keys_sha256": [KEY]}, "birch": {"tier": "gold", "keys_sha256": []}}
+    more = {"more.toml": "[tiers.own-tier]\nband = 0\ntarget_ms = 100\n"}
+    assert objects(shared, policies={"tenants": tenants, "documents": more})
+    with pytest.raises(Exception, match="tier is gold, silver or bronze"):  # gold went with the document it was in
+        objects(shared, policies={"tenants": tenants, "documents": {"tiers.toml": more["more.toml"]}})
+
+
 def test_a_change_of_policies_or_services_starts_no_pod_anew(shared: Callable[[str], Workspace]) -> None:
     before, after = (objects(shared, **given) for given in (ONE, {**ONE, "policies": {}, "logic": {}}))
     assert of(before, "ConfigMap")["policies"] != of(after, "ConfigMap")["policies"]
@@ -207,7 +244,8 @@ def test_secrets_are_named_and_never_told(shared: Callable[[str], Workspace]) ->
     assert env["ORIEL_LIMITER_PASSWORD"]["valueFrom"]["secretKeyRef"] == {"name": "oriel-redis-auth", "key": "password"}
     assert env["ORIEL_ADMIN_TOKEN"]["valueFrom"]["secretKeyRef"] == {"name": "admin", "key": "token"}
     volumes = {each["name"]: each for each in gateway["volumes"]}
-    assert volumes["tls"]["secret"]["secretName"] == "public-tls"
+    # 0440: of root and the pod's group, nobody else's.
+    assert volumes["tls"]["secret"] == {"secretName": "public-tls", "defaultMode": 0o440}
     assert volumes["redis"]["secret"] == {
         "secretName": "oriel-redis-auth", "items": [{"key": "ca.crt", "path": "ca.crt"}], "optional": True
     }  # fmt: skip
@@ -257,3 +295,43 @@ def test_what_could_not_run_is_refused_when_planning(
 ) -> None:
     with pytest.raises(Exception, match=said):
         objects(shared, **given)
+
+
+SECRET = "My Secret"
+WRONG: dict[str, Any] = {
+    "images": {"registry": "https://r.example", "tag": "0.1.0", "pull_secret": SECRET},
+    "gateway": {"replicas": {"min": 1.5}, "tls_secret": SECRET, "load_balancer_ip": "nope", "cpu": 0},
+    "logic": {"replicas": {"max": 9.5}, "workers": 1.5, "cpu": -1},
+    "redis": {"memory": 100.5},
+    "keda": {"cooldown_s": 0.5},
+    "model_groups": {
+        "folder": {"accelerator": "cpu", "repository": "/models", "memory": 0},
+        "grace": {"accelerator": "cpu", "load_grace_s": 900.5, "credentials": SECRET},
+    },
+    "charts": {"kube_prometheus_stack": {"enabled": True}},
+    "observability": {"namespace": "oriel"},
+    "infrastructure": {"redis_url": None},
+}
+
+
+def test_what_only_pods_that_never_start_would_tell_is_refused_when_planning(
+    shared: Callable[[str], Workspace],
+) -> None:
+    """Helm would wait an hour for them. Two plans for all: Terraform names every mistake."""
+    with pytest.raises(TerraformFailed) as refused:
+        objects(shared, **WRONG)
+    said = "\n".join(each.detail for each in refused.value.diagnostics)
+    for each in (
+        "images.registry:", "images.pull_secret:", "gateway.replicas: whole", "gateway: tls_secret",
+        "gateway.load_balancer_ip:", "gateway: cpu", "logic.replicas: whole", "workers a whole number", "logic: cpu",
+        "redis: image", "whole seconds", "has no folder of models", "all of them whole numbers", "model_groups: cpu",
+        "model_groups: credentials", "not the platform's own",
+        "the one in the cluster has no password",
+    ):  # fmt: skip
+        assert each in said, each
+    documents = {"a.json": "{}", "a.ndjson": "{}\n{"}
+    with pytest.raises(TerraformFailed) as refused:
+        objects(shared, policies={"tenants": {"a": {"tier": "golden", "keys_sha256": [KEY]}}, "documents": documents})
+    assert [each.detail.partition(":")[0] for each in refused.value.diagnostics] == [
+        "policies.tenants", "policies.documents"
+    ]  # fmt: skip

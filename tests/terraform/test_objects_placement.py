@@ -116,6 +116,9 @@ def test_a_gpu_pod_displaces_cpu_pods_and_nobody_displaces_it(cluster: Cluster) 
     node = cluster.running(gpu_node())
     gpu, cpu, gateway = cluster.pod("inference-gpu"), cluster.pod("inference-cpu"), cluster.pod("gateway")
     assert gpu.priority > gateway.priority > cpu.priority == cluster.pod("logic").priority == 0
+    for name, each in of(cluster.objects, "PriorityClass").items():
+        # They displace (the default), and are for pods that name them: not for everybody's in the cluster.
+        assert each.get("preemptionPolicy") in (None, "PreemptLowerPriority") and not each.get("globalDefault"), name
     node.has["nvidia.com/gpu"] = 2
     assert place(cluster.pod("inference-gpu"), [node]) and place(cluster.pod("inference-cpu"), [node])
     assert place(cluster.pod("logic"), [node])

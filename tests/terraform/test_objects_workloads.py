@@ -22,7 +22,9 @@ EVERYTHING: dict[str, Any] = {
     "infrastructure": BUNDLED,
     "observability": {"otlp": {"endpoint": "https://otlp.example"}},
 }
-# Of the names' answers in the cluster's DNS: what CoreDNS's kubernetes plug-in says unless it is told otherwise.
+# Of the names' answers in the cluster's DNS: what CoreDNS's kubernetes plug-in says unless it is told otherwise. By
+# kubeadm and kind it is (30 s): then a server that drains still answers whom it was named to, and one that is gone is
+# found out.
 DNS_TTL_S = 5
 
 
@@ -43,6 +45,8 @@ def test_every_pod_keeps_the_restricted_level_of_pod_security(found: list[Object
         spec = template["spec"]
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec), name
         assert spec["securityContext"]["runAsNonRoot"] is True and spec["securityContext"]["runAsUser"] > 0, name
+        # What is mounted belongs to root: the process reads and writes it as its group.
+        assert spec["securityContext"]["fsGroup"] == spec["securityContext"]["runAsGroup"] > 0, name
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
         allowed = {"configMap", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret", "name"}
         assert all(set(volume) <= allowed for volume in spec.get("volumes", [])), name
@@ -101,7 +105,8 @@ def test_probes_ask_what_the_units_answer_and_leave_models_time_to_load(shared: 
         unit = container(found[name])
         assert unit["readinessProbe"]["httpGet"] == {"path": ready, "port": port}
         assert unit["livenessProbe"]["httpGet"] == {"path": live, "port": port}
-        assert unit["startupProbe"]["httpGet"]["port"] == port
+        # A model server has started when its first load has ended: its grace is for that.
+        assert unit["startupProbe"]["httpGet"] == {"path": ready if name == "inference-slow" else live, "port": port}
         assert port in {each["name"] for each in unit["ports"]}
         # Not ready within seconds; killed only after a minute without a word.
         assert unit["readinessProbe"]["periodSeconds"] * unit["readinessProbe"]["failureThreshold"] <= 5
@@ -186,7 +191,15 @@ def test_pods_spread_over_zones_and_nodes_and_gateways_never_share_one_by_chance
             # Nodes it may not use, such as a GPU node, are no place that lacks one.
             assert each["nodeTaintsPolicy"] == "Honor" and each["matchLabelKeys"] == ["pod-template-hash"]
         hard = spread["kubernetes.io/hostname"]["whenUnsatisfiable"] == "DoNotSchedule"
-        assert hard == (name == "gateway")
+        assert hard == (name == "gateway") and (not hard or template["spec"]["priorityClassName"] == "oriel-gateway")
+
+
+def test_a_gateway_that_may_displace_nobody_takes_the_room_there_is(shared: Callable[[str], Workspace]) -> None:
+    """Two nodes, one full of others: bound to one each, the second would wait until Helm gives the install up."""
+    for given in ({"gpu_enabled": False}, {"placement": {"share_gpu_nodes": False}}):
+        spec = pods(objects(shared, **given))["gateway"]["spec"]
+        assert "priorityClassName" not in spec
+        assert {each["whenUnsatisfiable"] for each in spec["topologySpreadConstraints"]} == {"ScheduleAnyway"}
 
 
 def test_memory_is_what_was_asked_for_and_a_rollout_keeps_what_serves(found: list[Object]) -> None:

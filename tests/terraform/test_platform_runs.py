@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import re
+import shutil
 import sys
 from asyncio.subprocess import DEVNULL
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -104,7 +105,7 @@ class Machine:
             for inside, here in sorted(mounts.items(), key=lambda each: -len(each[0])):
                 if word == inside or word.startswith(f"{inside}/"):
                     return f"{here}{word.removeprefix(inside)}"
-            return {REPOSITORY: str(EXAMPLES / "models"), "0.0.0.0": "127.0.0.1"}.get(word, self.text(word))
+            return {REPOSITORY: str(self.models()), "0.0.0.0": "127.0.0.1"}.get(word, self.text(word))
 
         words = [local(word) for word in container["args"]]
         for port in container["ports"]:
@@ -112,16 +113,27 @@ class Machine:
         environment = {each["name"]: local(each["value"]) for each in container["env"]}
         return [sys.executable, "-P", "-m", "oriel_cli.main", unit.partition("-")[0], *words], environment
 
+    def models(self) -> Path:
+        """The examples, and beside them a model of which half is uploaded and one that is broken."""
+        folder = self.folder / "repository"
+        if not folder.is_dir():
+            shutil.copytree(EXAMPLES / "models", folder)
+            for name in ("half", "broken"):
+                (folder / name / "1").mkdir(parents=True)
+                (folder / name / "config.pbtxt").write_text(f'name: "{name}"\nbackend: "onnxruntime"\n')
+            (folder / "broken" / "1" / "model.onnx").write_bytes(b"no model")
+        return folder
+
     def redis(self, template: Object) -> list[str]:
         """The bundled Redis, of whatever version is here."""
         container = template["spec"]["containers"][0]
-        assert container["command"] == ["redis-server"] and not container["env"]
+        assert container["command"] == ["redis-server"] and not container.get("env")
         folder = self.folder / "redis"
         folder.mkdir()
         return [binary(), *container["args"], "--dir", str(folder), "--port", str(self.port(6379))]
 
-    def probe(self, template: Object) -> str:
-        asked = template["spec"]["containers"][0]["readinessProbe"]["httpGet"]
+    def probe(self, template: Object, kind: str) -> str:
+        asked = template["spec"]["containers"][0][kind]["httpGet"]
         (port,) = [
             each["containerPort"]
             for each in template["spec"]["containers"][0]["ports"]
@@ -150,7 +162,9 @@ async def running(machine: Machine, found: list[Object], client: httpx.AsyncClie
             }
             processes.append(await asyncio.create_subprocess_exec(*words, env=kept | environment))
         for unit in UNITS:
-            await until(lambda unit=unit: answers(client, machine.probe(pods(found)[unit]), 200), processes)
+            for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+                url = machine.probe(pods(found)[unit], kind)
+                await until(lambda url=url: answers(client, url, 200), processes)
         yield folders
     finally:
         for process in processes:
@@ -202,6 +216,11 @@ async def test_the_planned_objects_run_and_answer_and_take_changes(
             assert answer.status_code == 200 and answer.json()["label"] == 7, answer.text
             ready = await client.get(f"{base}/v2/models/digits/ready", headers={"x-api-key": KEY})
             assert ready.status_code == 200
+            # What is broken, or not whole yet, took nobody else away (all models of a start, and no pod is ever ready).
+            inside = f"http://127.0.0.1:{machine.port(8000)}/v2/models"
+            assert [await answers(client, f"{inside}/{name}/ready", 200) for name in ("digits", "half", "broken")] == [
+                True, False, False
+            ]  # fmt: skip
             assert (await digit(LATER)).status_code == 401
             metrics = f"http://127.0.0.1:{machine.port(8082)}/metrics"
             await until(lambda: says(client, metrics, "oriel_gateway_limiter_up 1.0"))

@@ -48,3 +48,13 @@ def test_a_fault_midway_is_mended_by_the_next_apply(workspace, half_done):
     assert len(small.state().resources("aws_subnet")) == (2 if half_done else 1)
     assert len(small.apply().resources("aws_subnet")) == 2
     assert not small.plan().changes
+
+
+def test_what_only_the_provider_says_cannot_be_written(workspace):
+    def edit(folder: Path) -> None:
+        file = folder / "small" / "main.tf"
+        file.write_text(file.read_text().replace("  cidr_block", '  arn        = "mine"\n  cidr_block', 1))
+
+    (said,) = workspace(SMALL, edit=edit).validate()
+    assert (said.severity, said.summary) == ("error", "Value for unconfigurable attribute")
+    assert said.detail == "arn is the provider's to say"

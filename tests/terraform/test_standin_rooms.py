@@ -9,7 +9,7 @@ import pytest
 from .harness import HERE
 from .schemas.convert import converted
 from .standin import rules, schema, wire
-from .standin.checks import wrong
+from .standin.checks import out_of_order, unsettable, wrong
 from .standin.faults import Faults
 from .standin.planning import made, planned
 
@@ -17,6 +17,10 @@ from .standin.planning import made, planned
 @pytest.fixture(scope="module")
 def aws():
     return schema.load(HERE / "schemas" / "aws-6.25.0.json", rules.load(HERE / "rules" / "aws.toml"))
+
+
+def refused(kind, config):
+    return [*wrong(kind, config), *unsettable(kind, config), *out_of_order(kind, config)]
 
 
 @pytest.mark.parametrize(
@@ -29,13 +33,37 @@ def aws():
         ("aws_vpc", {}, "one of cidr_block, ipv4_ipam_pool_id"),
         ("aws_iam_role", {"name": "n", "name_prefix": "p"}, "only one of name, name_prefix"),
         ("aws_security_group", {"description": "the cluster's nodes"}, "description"),
+        (
+            "aws_eks_node_group",
+            {"scaling_config": [{"min_size": 9, "max_size": 3, "desired_size": 9}]},
+            "scaling_config.max_size does not hold",
+        ),
+        ("aws_eks_cluster", {"name": "n", "arn": "arn:aws:eks::1:x"}, "arn is the provider's to say"),
+        ("aws_eks_cluster", {"name": "n", "endpoint": wire.UNKNOWN}, "endpoint is the provider's to say"),
+        ("aws_vpc", {"cidr_block": "10.0.0.0/16", "main_route_table_id": "rtb"}, "main_route_table_id"),
         ("aws_cloudwatch_log_group", {"retention_in_days": 31}, "retention_in_days"),
     ],
 )
 def test_what_the_provider_would_refuse_is_refused(aws, type_name, config, said):
-    found = list(wrong(aws.types[type_name], config))
+    found = refused(aws.types[type_name], config)
     assert found
     assert said in " ".join(" ".join(each) for each in found)
+
+
+@pytest.mark.parametrize(
+    ("type_name", "config", "said"),
+    [
+        ("node_pool", {"autoscaling": [{"total_min_node_count": 0, "min_node_count": 1}]}, "total_min_node_count"),
+        ("node_pool", {"autoscaling": [{"total_min_node_count": 3, "total_max_node_count": 2}]}, "does not hold"),
+        ("node_pool", {"node_count": 1, "initial_node_count": 1}, "only one of node_count"),
+        ("cluster", {"remove_default_node_pool": True}, "one of initial_node_count"),
+    ],
+)
+def test_what_google_would_refuse_is_refused(type_name, config, said):
+    google = schema.load(HERE / "schemas" / "google-6.50.0.json", rules.load(HERE / "rules" / "google.toml"))
+    found = refused(google.types[f"google_container_{type_name}"], config)
+    assert said in " ".join(" ".join(each) for each in found)
+    assert not refused(google.types["google_container_node_pool"], {"autoscaling": [{"total_min_node_count": 0}]})
 
 
 def test_what_is_not_known_yet_is_not_judged(aws):

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import Literal
 
 from oriel_inference.backends import memory_bytes
 from oriel_inference.control import ModelControl
@@ -43,7 +44,7 @@ class Surface:
     meter: Meter
     log: LogSettings
     default_timeout_s: float
-    strict_readiness: bool = True
+    strict_readiness: bool | Literal["any"] = True
     stopping: bool = False
     server_id: str = SERVER_NAME
 
@@ -53,7 +54,11 @@ class Surface:
             return False, "the server is shutting down"
         if self.catalog.loading:
             return False, "models are being loaded"
-        if self.strict_readiness and (missing := self.catalog.missing()):
+        if not self.strict_readiness or not (missing := self.catalog.missing()):
+            return True, ""
+        # "any": a bad upload does not take the other models away, yet a server on which nothing loads (for want of a
+        # driver, of a library) takes nobody's place in a rollout.
+        if self.strict_readiness is True or not self.catalog.serves_any():
             return False, f"model {missing!r} is not ready"
         return True, ""
 

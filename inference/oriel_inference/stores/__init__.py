@@ -26,8 +26,15 @@ class Fingerprint:
 class ModelStore(Protocol):
     """Read-only view of one model repository. Methods block: call them from a thread.
 
-    Each raises LoadFailed with a reason that holds no absolute path. runs_code: whether its Python models may run.
+    Each raises LoadFailed with a reason that holds no absolute path. shown: for people; also no absolute path.
+    runs_code: whether its Python models may run. fetches: whether `artifact` may take as long as a network does.
     """
+
+    @property
+    def shown(self) -> str: ...
+
+    @property
+    def fetches(self) -> bool: ...
 
     @property
     def runs_code(self) -> bool: ...
@@ -66,6 +73,14 @@ class ModelStore(Protocol):
 
     def data(self, model: str, filename: str) -> bytes:
         """A file of `model` that is not a model (the inputs of its warm-up)."""
+        ...
+
+    def retries(self, model: str) -> bool:
+        """Whether something of it could not be read for a reason that may pass: a later look shows it as changed."""
+        ...
+
+    def loaded(self, model: str) -> None:
+        """A load of it has ended: paths that were handed out are needed only as far as they serve."""
         ...
 
     def fingerprint(self, model: str) -> Fingerprint:

@@ -7,8 +7,9 @@
     shared/<look>                    small files beside the versions, each behind its own checksum
     models/<model>.json              what made up the model when it was last loaded
 
-Looks are digests, so no name from outside becomes a path but inside `files`. Nobody else writes here: the folder is the
-server's own (mode 0700). What is evicted is what was not used for longest; never what serves or is being loaded.
+Looks are digests, so no name from outside becomes a path but inside `files`. Nobody else writes here: a folder that is
+a link, another user's, or writable for others is refused. One that is removed under the server is made again, empty,
+with the next fetch. What is evicted is what was not used for longest; never what serves or is being loaded.
 """
 
 import fcntl
@@ -22,14 +23,16 @@ from pathlib import Path
 from threading import RLock
 from typing import BinaryIO
 
-from oriel_inference.errors import LoadFailed
+from oriel_inference.errors import LoadFailed, NotKept
 from oriel_inference.stores.manifest import Manifest, Record, agrees, read_document, write_document
+from oriel_inference.stores.own_files import open_new, own_folder, read_own, untouched
 
 __all__ = ["Cache"]
 
 _log = logging.getLogger(__name__)
 
 MANIFEST_FILE = "manifest.json"
+_FOLDERS = ("versions", "partial", "shared", "models")
 # From the time its path is handed out until the version is known to serve.
 HANDED_S = 600.0
 
@@ -57,18 +60,52 @@ class Cache:
         self._held: dict[str, float] = {}  # look -> until when it is not evicted
         self._reserved: dict[str, int] = {}
         self._left: dict[str, int] = {}  # half fetched, nobody is at it
+        self._sizes: dict[str, int] = {}
+        self._shared_bytes = 0
         try:
-            for name in ("versions", "partial", "shared", "models"):
-                (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._own: BinaryIO = (folder / "lock").open("ab")
+            self._make()
+            self._own = self._locked()
+            self._sizes = self._survey()
         except OSError as error:
             raise LoadFailed(f"--model-cache cannot be written: {error.strerror}") from error
+
+    def _make(self) -> None:
+        """The folders, where they are not. Raises OSError, LoadFailed."""
+        for folder in (self._folder, *(self._folder / name for name in _FOLDERS)):
+            if wrong := own_folder(folder):
+                raise LoadFailed(f"--model-cache: {folder.name!r} in it {wrong}: name a folder of this server's own")
+
+    def _locked(self) -> BinaryIO:
+        """Raises OSError, LoadFailed."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        own: BinaryIO = os.fdopen(os.open(self._folder / "lock", flags, 0o600), "ab")
         try:
-            fcntl.flock(self._own, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            self._own.close()
+            own.close()
             raise LoadFailed("another server uses this --model-cache: give each one of its own") from error
-        self._sizes = self._survey()
+        return own
+
+    def _there(self) -> None:
+        """Make the folder again if somebody removed it, or a part of it. Raises OSError, LoadFailed."""
+        with self._lock:
+            if all((self._folder / name).is_dir() for name in _FOLDERS) and self._is_locked():
+                return
+            _log.warning("model cache: its folder was removed, it is made again: what is needed is fetched anew")
+            self._make()
+            if not self._is_locked():
+                own = self._locked()
+                self._own.close()
+                self._own = own
+            self._verified.clear()
+            self._left.clear()
+            self._sizes = self._survey()
+
+    def _is_locked(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self._folder / "lock"), os.fstat(self._own.fileno()))
+        except FileNotFoundError:
+            return False
 
     def close(self) -> None:
         """Another process may use the folder now."""
@@ -113,8 +150,9 @@ class Cache:
     def partial(self, look: str, size_bytes: int) -> Path:
         """The folder to fetch it into, with what an earlier try left there. Makes room for it.
 
-        Raises LoadFailed if there is none: what serves is never evicted for it.
+        Raises NotKept if there is none: what serves is never evicted for it. Raises OSError.
         """
+        self._there()
         with self._lock:
             self._reserved.pop(look, None)
             self._left.pop(look, None)
@@ -125,13 +163,16 @@ class Cache:
                     continue
                 oldest = self._oldest()
                 if oldest is None:
-                    raise LoadFailed(
-                        f"the model cache ({self._max_bytes} bytes) has no room for {size_bytes} beside what serves"
+                    raise NotKept(
+                        f"the model cache ({self._max_bytes} bytes) has no room for {size_bytes} beside what serves or "
+                        "is being loaded: give it more --model-cache-bytes"
                     )
                 _log.info("model cache: %s makes room", self._shown(oldest))
                 self._remove(oldest)
             self._reserved[look] = size_bytes
         folder = self._folder / "partial" / look
+        if not untouched(folder):
+            _log.warning("model cache: what was half fetched is not as it was left, it is fetched again")
         (folder / "files").mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder
 
@@ -196,6 +237,11 @@ class Cache:
 
     def _wrong(self, folder: Path) -> str:
         """What is not as the manifest says, "" if everything is."""
+        try:
+            if not untouched(folder):
+                return f"{folder.name} holds what this server did not put there"
+        except OSError:
+            return f"{folder.name} cannot be looked at"
         manifest = read_document(folder / MANIFEST_FILE, Manifest)
         if manifest is None:
             return f"{folder.name} has no manifest"
@@ -235,7 +281,7 @@ class Cache:
         """Its bytes, None if they are not here or not what was kept."""
         path = self._folder / "shared" / look
         try:
-            head, _, data = path.read_bytes().partition(b"\n")
+            head, _, data = read_own(path).partition(b"\n")
         except OSError:
             return None
         if head.decode("ascii", "replace") != _sha256(data):
@@ -244,15 +290,14 @@ class Cache:
         return data
 
     def keep_shared(self, look: str, data: bytes) -> None:
-        """Raises LoadFailed."""
+        """Raises OSError."""
+        self._there()
         path = self._folder / "shared" / look
         beside = path.with_name(f"{look}.new")
-        try:
-            beside.write_bytes(_sha256(data).encode() + b"\n" + data)
-            os.replace(beside, path)
-        except OSError as error:
-            raise LoadFailed(f"the model cache cannot be written: {error.strerror}") from error
         with self._lock:
+            with os.fdopen(open_new(beside), "wb") as file:
+                file.write(_sha256(data).encode() + b"\n" + data)
+            os.replace(beside, path)
             self._shared_bytes += path.stat().st_size
 
     def records(self) -> Mapping[str, Record]:
@@ -271,8 +316,10 @@ class Cache:
         (self._folder / "models" / f"{model}.json").unlink(missing_ok=True)
 
     def keep_only(self, partial: Collection[str], shared: Collection[str]) -> None:
-        """What else was half fetched, or beside the versions, goes."""
+        """What else was half fetched, or beside the versions, goes. Raises OSError."""
         with self._lock:
+            if not self._folder.exists():
+                return
             for each in (self._folder / "partial").iterdir():
                 if each.name not in partial and each.name not in self._reserved:
                     self._left.pop(each.name, None)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
-from oriel_inference.errors import LoadFailed
+from oriel_inference.errors import LoadFailed, NotKept
 from oriel_inference.stores.fetch_file import Counts, Fetched, FetchSettings, fetch_file
 from oriel_inference.stores.gate import Gate
 from oriel_inference.stores.manifest import MAX_SUMS_BYTES, SUMS_FILE, CachedFile, Manifest, sums
@@ -95,7 +95,7 @@ class _Version:
             for parent in {(self._folder / "files" / name).parent for name in self._files}:
                 parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise LoadFailed(f"{self._shown} cannot be written into the model cache: {error.strerror}") from error
+            raise NotKept(f"{self._shown} cannot be written into the model cache: {error.strerror}") from error
 
     def _sums(self) -> Mapping[str, str]:
         path = self._folder / "files" / SUMS_FILE

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from zlib import crc32
 
-from oriel_inference.errors import LoadFailed, ObjectChanged, StoreUnavailable
+from oriel_inference.errors import LoadFailed, NotKept, ObjectChanged, StoreUnavailable
 from oriel_inference.stores.digests import Digest, Follower, digest_of
 from oriel_inference.stores.gate import BROUGHT_BYTES, Gate
 from oriel_inference.stores.manifest import crc32_of
@@ -30,6 +30,7 @@ WINDOW_S = 0.5  # in which a speed is taken
 GAIN = 1.25  # twice the readers have to be so much faster
 STALL_S = 30.0
 STALL_BYTES = 256 << 10
+FAILURES = ("cache", "changed", "corrupt", "refused", "unavailable")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,7 @@ class Counts:
 
     read_bytes: int = 0
     resumed: int = 0
-    failures: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("changed", "corrupt", "unavailable"), 0))
+    failures: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FAILURES, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,10 @@ async def fetch_file(
             raise StoreUnavailable(f"the object store does not answer within {HEAD_S:g} s") from error
     if (stored.etag, stored.size) != (listed.etag, listed.size):
         raise ObjectChanged(f"{shown} was written anew while it was being fetched")
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise _unwritten(shown, error) from error
     try:
         os.ftruncate(descriptor, stored.size)
         fetch = _Fetch(client, gate, stored, descriptor, journal, shown, sha256, settings, counts)
@@ -95,10 +99,14 @@ async def fetch_file(
             counts.failures["corrupt"] += 1
             os.unlink(journal)
     except OSError as error:
-        raise LoadFailed(f"{shown} cannot be written into the model cache: {error.strerror}") from error
+        raise _unwritten(shown, error) from error
     finally:
         os.close(descriptor)
     return fetched
+
+
+def _unwritten(shown: str, error: OSError) -> LoadFailed:
+    return NotKept(f"{shown} cannot be written into the model cache: {error.strerror}")
 
 
 class _Fetch:
@@ -141,7 +149,8 @@ class _Fetch:
         self._work = Work(size, self._blocks, block_bytes=block)
         if self._blocks:
             self._counts.resumed += 1
-        self._journal = os.open(self._journal_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._journal = os.open(self._journal_path, flags, 0o600)
         if not self._digests:
             self._follower.end()  # nothing to compare with
         following = asyncio.create_task(asyncio.to_thread(self._follower.run))

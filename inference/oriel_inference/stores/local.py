@@ -37,6 +37,7 @@ class LocalStore:
     """
 
     up = True  # a look that fails raises
+    fetches = False
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class LocalStore:
         runs_code: bool = True,
     ) -> None:
         self._root = root.resolve()
+        self.shown = self._root.name
         self._max_version_bytes = max_version_bytes
         self._max_copy_bytes = max_copy_bytes
         self.runs_code = runs_code
@@ -81,6 +83,12 @@ class LocalStore:
         if data is None:
             raise LoadFailed(f"{model}/{filename} is missing")
         return data
+
+    def retries(self, model: str) -> bool:
+        return False  # files that are changed look different
+
+    def loaded(self, model: str) -> None:
+        """Nothing was held for it."""
 
     def fingerprint(self, model: str) -> Fingerprint:
         shared, versions = blake2b(digest_size=16), {}

@@ -16,6 +16,7 @@ import msgspec
 from oriel_inference.errors import LoadFailed
 from oriel_inference.stores.names import relative_parts
 from oriel_inference.stores.objects import Stored
+from oriel_inference.stores.own_files import open_new, read_own
 from oriel_inference.stores.snapshot import ModelFiles, RemoteFile, VersionFiles, look_of
 
 __all__ = ["CachedFile", "Manifest", "Record", "agrees", "crc32_of", "read_document", "sums", "write_document"]
@@ -119,8 +120,7 @@ def _remote(file: _File) -> RemoteFile:
 def read_document(path: Path, kind: type[T]) -> T | None:
     """None if there is none, or none that can be read."""
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_DOCUMENT_BYTES + 1)
+        data = read_own(path, MAX_DOCUMENT_BYTES + 1)
         return msgspec.json.decode(data, type=kind) if len(data) <= MAX_DOCUMENT_BYTES else None
     except (OSError, msgspec.MsgspecError, ValueError):
         return None
@@ -129,7 +129,8 @@ def read_document(path: Path, kind: type[T]) -> T | None:
 def write_document(path: Path, document: msgspec.Struct) -> None:
     """In one step: a reader sees the old one or the new one. Raises OSError."""
     beside = path.with_name(f"{path.name}.new")
-    beside.write_bytes(msgspec.json.encode(document))
+    with os.fdopen(open_new(beside), "wb") as file:
+        file.write(msgspec.json.encode(document))
     os.replace(beside, path)
 
 
@@ -144,7 +145,7 @@ def crc32_of(descriptor: int, start: int, length: int) -> int:
 
 def agrees(path: Path, file: CachedFile, block_bytes: int) -> bool:
     """Whether the bytes are those of the manifest. Raises OSError."""
-    with path.open("rb") as opened:
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as opened:
         descriptor = opened.fileno()
         blocks = -(-file.size // block_bytes) if block_bytes > 0 else -1
         return (

@@ -23,6 +23,8 @@ class MemoryStore:
     """
 
     up = True
+    fetches = False
+    shown = "memory"
 
     def __init__(
         self, files: Mapping[str, bytes] | None = None, *, max_copy_bytes: int = MAX_COPY_BYTES, runs_code: bool = True
@@ -97,6 +99,12 @@ class MemoryStore:
         if data is None:
             raise LoadFailed(f"{model}/{filename} is missing")
         return data
+
+    def retries(self, model: str) -> bool:
+        return False  # files that are changed look different
+
+    def loaded(self, model: str) -> None:
+        """Nothing was held for it."""
 
     def fingerprint(self, model: str) -> Fingerprint:
         shared = blake2b(digest_size=16)

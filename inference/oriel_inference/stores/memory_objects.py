@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from hashlib import md5
 
-from oriel_inference.errors import ObjectChanged, StoreUnavailable, TooManyObjects
+from oriel_inference.errors import ObjectChanged, ObjectRefused, StoreUnavailable, TooManyObjects
 from oriel_inference.stores.objects import Stored
 
 __all__ = ["MemoryObjects"]
@@ -16,8 +16,8 @@ class MemoryObjects:
     """objects: key -> bytes; `put` and `remove` change them.
 
     down: nothing answers. breaks: so many reads break off, each after breaks_after bytes. spoils: keys whose bytes
-    change on their way. checksums: whether the store keeps any. held: reads wait for it. requests: what was asked, in
-    order: ("list", prefix), ("head", key), ("read", key, start, end).
+    change on their way. forbids: keys that are listed and not given. checksums: whether the store keeps any. held:
+    reads wait for it. requests: what was asked, in order: ("list", prefix), ("head", key), ("read", key, start, end).
     """
 
     def __init__(self, objects: Mapping[str, bytes] | None = None, *, checksums: bool = True) -> None:
@@ -27,6 +27,7 @@ class MemoryObjects:
         self.breaks = 0
         self.breaks_after = 0
         self.spoils: set[str] = set()
+        self.forbids: set[str] = set()
         self.checksums = checksums
         self.held: asyncio.Event | None = None
         self.requests: list[tuple[object, ...]] = []
@@ -53,6 +54,8 @@ class MemoryObjects:
 
     async def head(self, key: str) -> Stored:
         self._asked("head", key)
+        if key in self.forbids:
+            raise ObjectRefused(f"the store does not give this server {key!r}")
         return self._stored(key, checksum=self.checksums)
 
     async def read(self, key: str, *, start: int, end: int, etag: str) -> AsyncIterator[bytes]:

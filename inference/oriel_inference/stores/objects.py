@@ -54,8 +54,8 @@ class Location:
 class ObjectClient(Protocol):
     """Async: everything runs on the loop of the first call. Each method sends what it says and tries nothing twice.
 
-    All raise StoreUnavailable when the store cannot be reached, breaks off, or refuses this server; a cancelled call
-    has let go of its connection.
+    All raise StoreUnavailable when the store cannot be reached, breaks off, or refuses this server; `head` and `read`
+    raise ObjectRefused when it refuses the one object. A cancelled call has let go of its connection.
     """
 
     async def list(self, prefix: str, *, limit: int) -> Sequence[Stored]:

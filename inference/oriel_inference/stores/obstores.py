@@ -19,7 +19,7 @@ import obstore
 from obstore.exceptions import BaseError, InvalidPathError, PreconditionError
 from obstore.store import AzureStore, GCSStore
 
-from oriel_inference.errors import LoadFailed, ObjectChanged, StoreUnavailable, TooManyObjects
+from oriel_inference.errors import LoadFailed, ObjectChanged, ObjectRefused, StoreUnavailable, TooManyObjects
 from oriel_inference.stores.objects import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, Location, ObjectClient, Stored
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class ObstoreClient(ObjectClient):
         except FileNotFoundError:
             raise ObjectChanged(f"{self._where}: {key!r} is gone") from None
         except (BaseError, ValueError) as error:
-            raise self._unavailable(error, f"tell of {key!r}") from None
+            raise self._refusal(error, f"tell of {key!r}") from None
 
     async def read(self, key: str, *, start: int, end: int, etag: str) -> AsyncIterator[bytes]:
         left = end - start
@@ -125,7 +125,7 @@ class ObstoreClient(ObjectClient):
         except PreconditionError:
             raise ObjectChanged(f"{self._where}: {key!r} was written anew") from None
         except (BaseError, ValueError) as error:
-            raise self._unavailable(error, f"give {key!r}") from None
+            raise self._refusal(error, f"give {key!r}") from None
         if left:
             raise StoreUnavailable(f"{self._where} gave another number of bytes of {key!r} than were asked for")
 
@@ -137,6 +137,15 @@ class ObstoreClient(ObjectClient):
         if not etag:
             raise StoreUnavailable(f"{self._where} tells of {meta['path'][:120]!r} without its ETag")
         return Stored(key=meta["path"], size=meta["size"], etag=etag)
+
+    def _refusal(self, error: Exception, what: str) -> LoadFailed:
+        """Of one object: whether the store is there, a listing says."""
+        text = str(error)
+        found = _STATUS.search(text)
+        status = int(found[1]) if found and "token request" not in text else 0
+        if 400 <= status < 500 and status not in (401, 408, 429):
+            return ObjectRefused(f"{self._where} does not {what}: {_why(text)}")
+        return self._unavailable(error, what)
 
     def _unavailable(self, error: Exception, what: str) -> StoreUnavailable:
         return StoreUnavailable(f"{self._where} cannot {what}: {_why(str(error))}")

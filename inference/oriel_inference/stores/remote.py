@@ -8,19 +8,20 @@ Rules.
 3. A version is fetched whole into the cache and checked before anybody gets a path of it; then it is read from there.
 4. While the store cannot be reached, looks raise, and who follows them changes nothing. A server that has not seen the
    store yet starts with what its cache holds of it.
-5. A fetch that failed for a reason that may pass changes the fingerprint of its version at a later look, so that it is
-   tried again: after an outage at the first look that succeeds, else ever less often.
+5. A fetch that failed, also for want of room or rights on this machine, changes the fingerprint of its version at a
+   later look, so that it is tried again: after an outage at the first look that succeeds, else ever less often.
 """
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import copyfile
 from threading import Lock
 
-from oriel_inference.errors import LoadFailed, ObjectChanged, StoreUnavailable
+from oriel_inference.errors import LoadFailed, NotKept, ObjectChanged, ObjectRefused, StoreUnavailable
 from oriel_inference.model import is_version
 from oriel_inference.stores import Fingerprint
 from oriel_inference.stores.cache import Cache
@@ -40,6 +41,13 @@ from oriel_inference.stores.snapshot import ModelFiles, RemoteFile, VersionFiles
 __all__ = ["RemoteStore", "StoreCounts", "StoreLimits", "counts_of"]
 
 _log = logging.getLogger(__name__)
+
+_KINDS: Mapping[type[LoadFailed], str] = {
+    StoreUnavailable: "unavailable",
+    ObjectChanged: "changed",
+    ObjectRefused: "refused",
+    NotKept: "cache",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +75,7 @@ class RemoteStore:
     """
 
     runs_code = False
+    fetches = True
 
     def __init__(
         self,
@@ -176,6 +185,19 @@ class RemoteStore:
         versions = {version: named(each.look) for version, each in files.versions.items()}
         return Fingerprint(shared=named(files.look), versions=versions)
 
+    def retries(self, model: str) -> bool:
+        files = (self._found or {}).get(model)
+        if files is None:
+            return False
+        with self._lock:
+            return any(self._retries.waits(look) for look in _looks(files))
+
+    def loaded(self, model: str) -> None:
+        with self._lock:
+            looks = [self._handed.pop(each) for each in list(self._handed) if each[0] == model]
+        for look in looks:
+            self._cache.release(look)
+
     # Looks --------------------------------------------------------------------------------------------------------
 
     def _saw(self, found: Mapping[str, ModelFiles]) -> None:
@@ -184,11 +206,13 @@ class RemoteStore:
                 _log.info("%s can be reached: what it holds is followed again", self.shown)
             changed = self._found != found or self._from_cache
             self.up, self._from_cache, self._found = True, False, found
-            looks = {each.look for each in found.values()}
-            looks.update(each.look for files in found.values() for each in files.versions.values())
+            looks = {look for files in found.values() for look in _looks(files)}
             self._retries.looked(looks, time.monotonic())
             if changed:
-                self._prune(found, looks)
+                try:
+                    self._prune(found, looks)
+                except OSError as error:
+                    _log.warning("model cache: what is gone from the store cannot be removed: %s", error.strerror)
 
     def _missed(self, failure: LoadFailed) -> None:
         with self._lock:
@@ -255,36 +279,52 @@ class RemoteStore:
 
     def _fetch(self, shown: str, files: VersionFiles) -> Path:
         began, fetched = time.monotonic(), False
-        partial = self._cache.partial(files.look, files.size_bytes)
         try:
-            manifest = self._loop.call(
-                fetch_version(
-                    self._client,
-                    self._gate,
-                    files,
-                    partial,
-                    shown=shown,
-                    settings=self._fetch_settings,
-                    counts=self.counts,
+            with self._retried(files.look, f"{shown} cannot be written into the model cache"):
+                partial = self._cache.partial(files.look, files.size_bytes)
+                manifest = self._loop.call(
+                    fetch_version(
+                        self._client,
+                        self._gate,
+                        files,
+                        partial,
+                        shown=shown,
+                        settings=self._fetch_settings,
+                        counts=self.counts,
+                    )
                 )
-            )
-            folder = self._cache.publish(files.look, manifest)
-            fetched = True
-        except LoadFailed as failure:
-            self._failed(files.look, failure)
-            raise
-        except OSError as error:
-            raise LoadFailed(f"{shown} cannot be written into the model cache: {error.strerror}") from error
+                folder = self._cache.publish(files.look, manifest)
+                fetched = True
         finally:
             if not fetched:
                 self._cache.abandon(files.look)
         _log.info("%s: %d bytes fetched in %.1f s", shown, files.size_bytes, time.monotonic() - began)
         return folder
 
+    @contextmanager
+    def _retried(self, look: str, unwritten: str) -> Iterator[None]:
+        """Whatever goes wrong in it is noted, so that a later look tries again. unwritten: what OSErrors mean.
+
+        Raises LoadFailed.
+        """
+        try:
+            yield
+        except LoadFailed as failure:
+            self._failed(look, failure)
+            raise
+        except OSError as error:
+            failed = NotKept(f"{unwritten}: {error.strerror}")
+            self._failed(look, failed)
+            raise failed from error
+        except Exception as error:
+            self._failed(look, LoadFailed(repr(error)))
+            raise
+
     def _failed(self, look: str, failure: LoadFailed) -> None:
-        outage = isinstance(failure, StoreUnavailable)
+        # With the gate open it is this object that does not come, and it waits for its turn like one that is wrong.
+        outage = isinstance(failure, StoreUnavailable) and self._gate.failure is not None
+        kind = next((kind for failed, kind in _KINDS.items() if isinstance(failure, failed)), "")
         with self._lock:
-            kind = "unavailable" if outage else "changed" if isinstance(failure, ObjectChanged) else ""
             if kind:
                 self.counts.failures[kind] += 1
             self._retries.failed(look, time.monotonic(), outage=outage)
@@ -312,13 +352,10 @@ class RemoteStore:
         data = self._cache.shared(file.look)
         if data is None:
             shown = f"{model}/{filename}"
-            try:
+            with self._retried(files.look, f"{shown} cannot be written into the model cache"):
                 work = read_small(self._client, self._gate, file.object, shown=shown, counts=self.counts)
                 data = self._loop.call(work)
-            except LoadFailed as failure:
-                self._failed(files.look, failure)
-                raise
-            self._cache.keep_shared(file.look, data)
+                self._cache.keep_shared(file.look, data)
         if not any(each.size_bytes for each in files.versions.values()):
             self._remember(model)  # an ensemble: nobody asks for files of its versions
         return data
@@ -329,6 +366,10 @@ class RemoteStore:
             inside = files.versions[int(parts[0])].files
             return next((file for file in inside if file.name == "/".join(parts[1:])), None)
         return files.shared.get("/".join(parts))
+
+
+def _looks(files: ModelFiles) -> list[str]:
+    return [files.look, *(each.look for each in files.versions.values())]
 
 
 def counts_of(stores: Sequence[object]) -> StoreCounts:

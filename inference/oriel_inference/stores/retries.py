@@ -34,6 +34,10 @@ class Retries:
                 self._tries[look] = self._tries.get(look, 0) + 1
                 del self._due_s[look]
 
+    def waits(self, look: str) -> bool:
+        """Whether it failed, and was not tried again since."""
+        return look in self._due_s
+
     def named(self, look: str) -> str:
         """Another string for each time it is to be tried."""
         tries = self._tries.get(look, 0)

@@ -23,7 +23,7 @@ from botocore.exceptions import (
     ReadTimeoutError,
 )
 
-from oriel_inference.errors import LoadFailed, ObjectChanged, StoreUnavailable, TooManyObjects
+from oriel_inference.errors import LoadFailed, ObjectChanged, ObjectRefused, StoreUnavailable, TooManyObjects
 from oriel_inference.stores.objects import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, Location, Stored
 from oriel_inference.stores.s3_http import OddAnswer, elsewhere, s3_client
 
@@ -156,7 +156,16 @@ class S3Client:
         if code in ELSEWHERE:
             region = about.get("HTTPHeaders", {}).get("x-amz-bucket-region", "") or said.get("Region", "")
             return StoreUnavailable(f"s3://{self._bucket} {elsewhere(status, region)}")
-        return StoreUnavailable(f"s3://{self._bucket} answers {status} {code if code.isalnum() else ''}".rstrip())
+        shown = f"{status} {code}" if code.isalnum() and code != str(status) else str(status)
+        if key and 400 <= status < 500 and status not in (401, 408, 429):
+            # The others of the bucket may well be given: whether the store is there, a listing says.
+            needs = ": it needs s3:GetObject of it, and kms:Decrypt of its key" if status == 403 else ""
+            return ObjectRefused(f"s3://{self._bucket} does not give this server {key!r} ({shown}){needs}")
+        if status == 403:
+            return StoreUnavailable(
+                f"s3://{self._bucket} does not let this server list it ({shown}): it needs s3:ListBucket"
+            )
+        return StoreUnavailable(f"s3://{self._bucket} answers {shown}")
 
 
 def _checksum(found: Mapping[str, Any], etag: str) -> tuple[str, str] | None:

@@ -34,7 +34,7 @@ locals {
   )
   gateway_env = concat(
     local.unit_env,
-    local.redis_password_env.ORIEL_LIMITER_PASSWORD,
+    local.redis_password_env,
     [
       for ref in var.gateway.admin_token_secret_ref == null ? [] : [var.gateway.admin_token_secret_ref] :
       { name = "ORIEL_ADMIN_TOKEN", valueFrom = { secretKeyRef = { name = ref.name, key = ref.key } } }

@@ -35,6 +35,8 @@ locals {
       # Less than the volume has: a pod whose emptyDir overflows is evicted. What is being fetched comes on top.
       ["--model-cache", "/var/lib/oriel/models", "--model-cache-bytes", format("%d", floor(group.cache.gb * 0.9 * 1073741824))],
       ["--host", "0.0.0.0", "--id", "inference-${name}"],
+      # A bad upload takes no other model away; a pod on which nothing loads is no part of a rollout that succeeds.
+      ["--strict-readiness=any"],
       # Requests, not what the node has: the rest is other pods'.
       ["--cores", tostring(max(1, floor(group.cpu)))],
       local.trusted_peers,

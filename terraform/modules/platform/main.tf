@@ -41,7 +41,9 @@ locals {
 
   # What the units themselves need to finish after SIGTERM (their README: 25 s, 20 s for logic, then 1.5 s at most), and
   # before that a pause for whoever still sends: Kubernetes takes a pod out of DNS and load balancers while it is being
-  # stopped, not before. Names are looked up every 5 s and cached for 5 s; cloud load balancers take longer.
+  # stopped, not before. Names are looked up every 5 s; the cluster's DNS caches
+  # them for 5 s on the clouds, for 30 s where its Corefile says `ttl 30` (kubeadm, kind). Who still sends to one that drains is
+  # answered, and one that is gone is found out at the first call. Cloud load balancers take longer.
   unit_drain_s  = 25
   pause_s       = { gateway = 20, logic = 12, inference = 12 }
   stop_margin_s = 8

@@ -96,8 +96,9 @@ locals {
       nodeTaintsPolicy   = "Honor"
     }
   }
-  # A single node that goes may not take every gateway with it, so there this is no wish.
-  spread_strictly = { gateway = ["kubernetes.io/hostname"], logic = [] }
+  # A single node that goes may not take every gateway with it, so there this is no wish: their priority makes room for
+  # them. Pods without one displace nobody, and a second gateway that finds no room would fail the whole install.
+  spread_strictly = { gateway = [for topology in ["kubernetes.io/hostname"] : topology if local.shares_gpu_nodes], logic = [] }
   spread = {
     for component in ["gateway", "logic"] : component => [
       for topology in sort(keys(local.spread_over)) : merge(

@@ -9,18 +9,16 @@ locals {
   # Who signs for a Redis with TLS may stand beside its password.
   redis_ca = !local.bundles_redis && var.infrastructure.redis_tls && local.redis_secret != null
 
-  redis_password_env = {
-    for name in ["ORIEL_LIMITER_PASSWORD", "REDISCLI_AUTH"] : name => [
-      for ref in local.redis_secret == null ? [] : [local.redis_secret] :
-      { name = name, valueFrom = { secretKeyRef = { name = ref.name, key = ref.key } } }
-    ]
-  }
+  redis_password_env = [
+    for ref in local.redis_secret == null ? [] : [local.redis_secret] :
+    { name = "ORIEL_LIMITER_PASSWORD", valueFrom = { secretKeyRef = { name = ref.name, key = ref.key } } }
+  ]
 
-  redis_args = concat(
-    ["--save", "", "--appendonly", "no", "--maxmemory", "${var.redis.memory}mb", "--maxmemory-policy", "noeviction"],
-    # Kubernetes puts the value in; only this container sees it. Without a password the network policy is what keeps others out.
-    local.redis_secret == null ? ["--protected-mode", "no"] : ["--requirepass", "$(REDISCLI_AUTH)"],
-  )
+  redis_args = [
+    "--save", "", "--appendonly", "no", "--maxmemory", "${var.redis.memory}mb", "--maxmemory-policy", "noeviction",
+    # Without a password: the network policy is what keeps others out.
+    "--protected-mode", "no",
+  ]
 
   redis_probe = { exec = { command = ["redis-cli", "-e", "ping"] }, timeoutSeconds = 3 }
 
@@ -58,7 +56,6 @@ locals {
                   imagePullPolicy = var.images.pull_policy
                   command         = ["redis-server"]
                   args            = local.redis_args
-                  env             = local.redis_password_env.REDISCLI_AUTH
                   workingDir      = "/data"
                   volumeMounts    = [{ name = "data", mountPath = "/data" }]
                   ports           = [{ name = "redis", containerPort = local.ports.redis.redis, protocol = "TCP" }]

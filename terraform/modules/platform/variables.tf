@@ -37,6 +37,11 @@ variable "infrastructure" {
     condition     = var.infrastructure.redis_url == null ? true : can(regex("^rediss?://[^/@]+$", var.infrastructure.redis_url))
     error_message = "infrastructure.redis_url: redis://HOST:PORT or rediss://HOST:PORT; a password never stands in it."
   }
+  # Redis takes a password from its arguments or from a file in its own format, neither of which a Secret's key is.
+  validation {
+    condition     = var.infrastructure.redis_url != null || var.infrastructure.redis_auth_secret_ref == null
+    error_message = "infrastructure.redis_auth_secret_ref is of the Redis at redis_url; the one in the cluster has no password: a network policy lets nobody but gateways ask it."
+  }
 }
 
 variable "namespace" {
@@ -59,7 +64,7 @@ variable "images" {
     pull_secret = optional(string)
   })
   validation {
-    condition     = can(regex("^[a-z0-9][a-zA-Z0-9.:/_-]*[a-zA-Z0-9]$", var.images.registry))
+    condition     = can(regex("^[a-z0-9][a-zA-Z0-9.-]*(:[0-9]{1,5})?(/[a-zA-Z0-9][a-zA-Z0-9._-]*)*$", var.images.registry))
     error_message = "images.registry: host[:port][/path], without https:// and without a slash at the end."
   }
   validation {
@@ -69,6 +74,10 @@ variable "images" {
   validation {
     condition     = contains(["Always", "IfNotPresent", "Never"], var.images.pull_policy)
     error_message = "images.pull_policy: Always, IfNotPresent or Never."
+  }
+  validation {
+    condition     = var.images.pull_secret == null || can(regex("^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$", var.images.pull_secret))
+    error_message = "images.pull_secret: the name of a Kubernetes Secret."
   }
 }
 
@@ -91,8 +100,20 @@ variable "gateway" {
   default  = {}
   nullable = false
   validation {
-    condition     = var.gateway.replicas.min >= 1 && var.gateway.replicas.max >= var.gateway.replicas.min && var.gateway.replicas.max <= 200
-    error_message = "gateway.replicas: 1 <= min <= max <= 200."
+    condition     = var.gateway.replicas.min >= 1 && var.gateway.replicas.max >= var.gateway.replicas.min && var.gateway.replicas.max <= 200 && alltrue([for count in values(var.gateway.replicas) : floor(count) == count])
+    error_message = "gateway.replicas: whole numbers, 1 <= min <= max <= 200."
+  }
+  validation {
+    condition     = var.gateway.cpu > 0 && var.gateway.memory > 0
+    error_message = "gateway: cpu and memory are more than nothing."
+  }
+  validation {
+    condition     = alltrue([for name in compact([var.gateway.tls_secret, var.gateway.credentials, try(var.gateway.admin_token_secret_ref.name, null)]) : can(regex("^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$", name))])
+    error_message = "gateway: tls_secret, credentials and admin_token_secret_ref are names of Kubernetes Secrets."
+  }
+  validation {
+    condition     = var.gateway.load_balancer_ip == null || can(cidrhost("${var.gateway.load_balancer_ip}/32", 0))
+    error_message = "gateway.load_balancer_ip: an IPv4 or IPv6 address."
   }
   validation {
     condition     = contains(["LoadBalancer", "NodePort", "ClusterIP"], var.gateway.service_type)
@@ -105,7 +126,7 @@ variable "gateway" {
 }
 
 variable "logic" {
-  description = "Logic servers. image null: oriel-logic of the registry. services: handler files, name.py -> text, at most 900 kB together. folders: of services in the image. workers: processes for CPU work. args: further flags of `oriel logic`."
+  description = "Logic servers. image null: oriel-logic of the registry. services: handler files, name.py -> text; with the policies at most 450 kB, compressed. folders: of services in the image. workers: processes for CPU work. args: further flags of `oriel logic`."
   type = object({
     replicas = optional(object({ min = optional(number, 1), max = optional(number, 10) }), {})
     image    = optional(string)
@@ -119,16 +140,20 @@ variable "logic" {
   default  = {}
   nullable = false
   validation {
-    condition     = var.logic.replicas.min >= 1 && var.logic.replicas.max >= var.logic.replicas.min && var.logic.replicas.max <= 200
-    error_message = "logic.replicas: 1 <= min <= max <= 200."
+    condition     = var.logic.replicas.min >= 1 && var.logic.replicas.max >= var.logic.replicas.min && var.logic.replicas.max <= 200 && alltrue([for count in values(var.logic.replicas) : floor(count) == count])
+    error_message = "logic.replicas: whole numbers, 1 <= min <= max <= 200."
+  }
+  validation {
+    condition     = var.logic.cpu > 0 && var.logic.memory > 0
+    error_message = "logic: cpu and memory are more than nothing."
   }
   validation {
     condition     = alltrue([for name in keys(var.logic.services) : can(regex("^[A-Za-z0-9_][A-Za-z0-9_.-]*$", name))]) && length(join("", values(var.logic.services))) <= 900000
     error_message = "logic.services: file names without a slash, at most 900 kB of text: what a ConfigMap takes. More goes into an image."
   }
   validation {
-    condition     = alltrue([for folder in var.logic.folders : startswith(folder, "/")]) && var.logic.workers >= 1 && var.logic.workers <= 256
-    error_message = "logic: folders are absolute paths in the image; workers from 1 to 256."
+    condition     = alltrue([for folder in var.logic.folders : startswith(folder, "/")]) && var.logic.workers >= 1 && var.logic.workers <= 256 && floor(var.logic.workers) == var.logic.workers
+    error_message = "logic: folders are absolute paths in the image; workers a whole number from 1 to 256."
   }
 }
 
@@ -164,8 +189,20 @@ variable "model_groups" {
     error_message = "model_groups: a group on gpu or tensorrt needs gpu_enabled = true: its pods would wait for ever."
   }
   validation {
-    condition     = alltrue([for group in values(coalesce(var.model_groups, {})) : group.replicas.min >= 1 && group.replicas.max >= group.replicas.min && group.replicas.max <= 200 && group.load_grace_s >= 30 && group.load_grace_s <= 86400 && group.cache.gb >= 1])
-    error_message = "model_groups: 1 <= replicas.min <= replicas.max <= 200, load_grace_s from 30 to 86400, cache.gb at least 1."
+    condition     = alltrue([for group in values(coalesce(var.model_groups, {})) : group.replicas.min >= 1 && group.replicas.max >= group.replicas.min && group.replicas.max <= 200 && group.load_grace_s >= 30 && group.load_grace_s <= 86400 && group.cache.gb >= 1 && alltrue([for count in concat(values(group.replicas), [group.load_grace_s, group.cache.gb]) : floor(count) == count])])
+    error_message = "model_groups: 1 <= replicas.min <= replicas.max <= 200, load_grace_s from 30 to 86400, cache.gb at least 1, all of them whole numbers."
+  }
+  validation {
+    condition     = alltrue(flatten([for group in values(coalesce(var.model_groups, {})) : [for size in [group.cpu, group.memory] : size == null ? true : size > 0]]))
+    error_message = "model_groups: cpu and memory are more than nothing."
+  }
+  validation {
+    condition     = alltrue([for group in values(coalesce(var.model_groups, {})) : group.repository == null ? true : can(regex("^(s3|gs|az|as)://[^/]+", group.repository))])
+    error_message = "model_groups: repository is an s3://, gs:// or az:// URL; a pod has no folder of models."
+  }
+  validation {
+    condition     = alltrue([for group in values(coalesce(var.model_groups, {})) : group.credentials == null ? true : can(regex("^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$", group.credentials))])
+    error_message = "model_groups: credentials is the name of a Kubernetes Secret."
   }
 }
 
@@ -192,8 +229,30 @@ variable "policies" {
     error_message = "policies.tenants: names of letters, digits, dots, dashes and underscores; models and services are names, or patterns with *."
   }
   validation {
-    condition     = alltrue([for name in keys(var.policies.documents) : can(regex("^[A-Za-z0-9_][A-Za-z0-9_.-]*\\.(toml|ndjson|json)$", name))]) && length(join("", values(var.policies.documents))) <= 900000
-    error_message = "policies.documents: *.toml, *.ndjson and *.json, at most 900 kB of text: what a ConfigMap takes. More goes into a store."
+    condition     = alltrue([for name in keys(var.policies.documents) : can(regex("^[A-Za-z0-9_][A-Za-z0-9_.-]*\\.(toml|ndjson|json)$", name))]) && length(join("", values(var.policies.documents))) + length(jsonencode(var.policies.tenants)) <= 900000
+    error_message = "policies.documents: *.toml, *.ndjson and *.json, with the tenants at most 900 kB of text: what a ConfigMap takes. More goes into a store."
+  }
+  # A gateway that runs keeps what it had; one that starts later would end at once: the next scale-up, the next lost node.
+  validation {
+    condition = var.policies.store != null || alltrue([
+      for tenant in values(var.policies.tenants) :
+      (contains(["gold", "silver", "bronze"], tenant.tier) && !contains(keys(var.policies.documents), "tiers.toml"))
+      || anytrue([for text in values(var.policies.documents) : can(regex("(^|[^A-Za-z0-9_-])${replace(tenant.tier, ".", "\\.")}($|[^A-Za-z0-9_-])", text))])
+    ])
+    error_message = "policies.tenants: tier is gold, silver or bronze, or one that policies.documents have; with a tiers.toml of one's own, one of those."
+  }
+  validation {
+    condition = alltrue(flatten([
+      for name, text in var.policies.documents : [
+        for part in endswith(name, ".json") ? [text] : endswith(name, ".ndjson") ? compact(split("\n", text)) : [] : can(jsondecode(part))
+      ]
+    ]))
+    error_message = "policies.documents: a *.json is not JSON, or a line of an *.ndjson is not. `oriel policies check FOLDER` says where, and checks *.toml as well."
+  }
+  # Helm keeps what it installs, as it was given and as it was rendered, in one Secret of at most 1 MiB, compressed.
+  validation {
+    condition     = length(base64gzip(jsonencode([var.logic.services, var.policies]))) <= 450000
+    error_message = "logic.services and policies: more than 450 kB together, compressed: Helm could not keep the release. Put documents into a store (policies.store), services into an image (logic.folders)."
   }
   validation {
     condition     = var.policies.store == null || can(regex("^(s3|gs|az|as)://[^/]+", var.policies.store))
@@ -210,8 +269,8 @@ variable "redis" {
   default  = {}
   nullable = false
   validation {
-    condition     = can(regex("[:@]", var.redis.image)) && !endswith(var.redis.image, ":latest") && var.redis.memory >= 16 && var.redis.memory <= 16384
-    error_message = "redis: image with a tag or digest, and not latest; memory from 16 to 16384 MiB."
+    condition     = can(regex("[:@]", var.redis.image)) && !endswith(var.redis.image, ":latest") && var.redis.memory >= 16 && var.redis.memory <= 16384 && floor(var.redis.memory) == var.redis.memory
+    error_message = "redis: image with a tag or digest, and not latest; memory a whole number from 16 to 16384 MiB."
   }
 }
 
@@ -258,8 +317,8 @@ variable "keda" {
     error_message = "keda.chart_version: an exact version, such as 2.18.1."
   }
   validation {
-    condition     = var.keda.polling_interval_s >= 1 && var.keda.polling_interval_s <= 300 && var.keda.cooldown_s >= 0 && var.keda.cooldown_s <= 3600
-    error_message = "keda: polling_interval_s from 1 to 300, cooldown_s from 0 to 3600."
+    condition     = var.keda.polling_interval_s >= 1 && var.keda.polling_interval_s <= 300 && var.keda.cooldown_s >= 0 && var.keda.cooldown_s <= 3600 && floor(var.keda.polling_interval_s) == var.keda.polling_interval_s && floor(var.keda.cooldown_s) == var.keda.cooldown_s
+    error_message = "keda: polling_interval_s from 1 to 300, cooldown_s from 0 to 3600, whole seconds."
   }
 }
 
@@ -280,7 +339,7 @@ variable "charts" {
 }
 
 variable "observability" {
-  description = "Where metrics are read from, and where spans go. service_monitors needs the Prometheus operator's custom resources (charts); otlp null: no collector."
+  description = "Where metrics are read from, and where spans go. service_monitors needs the Prometheus operator's custom resources: from a chart (charts), or there already; otlp null: no collector."
   type = object({
     # The only namespace that may read metrics.
     namespace        = optional(string, "monitoring")
@@ -301,6 +360,11 @@ variable "observability" {
   validation {
     condition     = can(regex("^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", var.observability.namespace))
     error_message = "observability.namespace: the name of a Kubernetes namespace."
+  }
+  # Its exporters need the hosts' network and files, which `restricted` refuses, and its pods would be cut off.
+  validation {
+    condition     = var.observability.namespace != var.namespace || !var.charts.kube_prometheus_stack.enabled
+    error_message = "observability.namespace: not the platform's own: what kube_prometheus_stack installs may not run there."
   }
   validation {
     condition     = var.observability.otlp == null || can(regex("^https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[^ ]*)?$", var.observability.otlp.endpoint))

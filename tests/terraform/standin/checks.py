@@ -29,6 +29,26 @@ def wrong(schema: Schema, config: dict[str, Any] | None) -> Iterator[tuple[str, 
             yield "Missing required argument", f"one of {', '.join(group)} has to be given", ""
 
 
+def unsettable(schema: Schema, config: dict[str, Any] | None) -> Iterator[tuple[str, str, str]]:
+    """The same of arguments that only the provider fills in. Of what is written, not of what is planned: there
+    `ignore_changes` puts what was in its place."""
+    for place in places(schema.block, config):
+        flags = place.attribute
+        only_computed = flags.get("computed") and not (flags.get("optional") or flags.get("required"))
+        if only_computed and place.holder.get(place.name) not in (None, [], {}):
+            top = place.path.partition(".")[0]
+            yield "Value for unconfigurable attribute", f"{place.path} is the provider's to say", top
+
+
+def out_of_order(schema: Schema, value: dict[str, Any] | None) -> Iterator[tuple[str, str, str]]:
+    """The same of sizes that should not be greater than the next: what the clouds' APIs refuse."""
+    for group in schema.rule.ordered:
+        for sizes in zip(*(at_path(value, path) for path in group), strict=True):
+            known = [each for each in sizes if each is not None and each is not UNKNOWN]
+            if known != sorted(known):
+                yield "Invalid value", f"{' <= '.join(group)} does not hold: {known}", group[0].partition(".")[0]
+
+
 def _of_value(rule: Any, path: str, value: Any) -> Iterator[str]:
     if path in rule.enum and value not in rule.enum[path]:
         yield f"expected {path} to be one of {rule.enum[path]}, got {value}"

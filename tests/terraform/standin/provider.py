@@ -4,7 +4,7 @@ from typing import Any
 
 from . import planning, wire
 from .calls import CallLog
-from .checks import wrong
+from .checks import out_of_order, unsettable, wrong
 from .faults import Faults
 from .schema import Provider, Schema, provider_message
 from .values import at_path, has_unknown, known
@@ -60,7 +60,10 @@ class StandIn:
         if proposed is None:
             return wire.message(1, wire.encoded(None))
         # Here, unlike when validating, values of other resources are known: what is still wrong is refused.
-        errors = list(wrong(schema, wire.decoded(wire.last(fields, 4))))
+        config = wire.decoded(wire.last(fields, 4))
+        errors = list(wrong(schema, config))
+        if prior is None:  # else in a plan for a replacement what was may still stand beside what is wanted
+            errors += out_of_order(schema, config)
         value, replace = planning.planned(schema, prior, proposed)
         paths = b"".join(wire.message(2, wire.message(1, wire.field(1, name))) for name in replace)
         said = wire.joined(4, (wire.diagnostic(*each) for each in errors))
@@ -76,6 +79,8 @@ class StandIn:
         held = [path for path in schema.rule.protected if value is None and True in at_path(prior, path)]
         strikes = "refused" if held else self._faults.strikes(schema.name, action)
         said = f"{schema.name}: {' and '.join(held)} is true" if held else f"{schema.name}: injected fault"
+        for _, refused, _ in out_of_order(schema, value):
+            strikes, said = "refused", f"{schema.name}: {refused}"
         error = b"" if strikes is None else wire.message(3, wire.diagnostic(said, strikes))
         if strikes == "refused":
             self._log.add("ApplyResourceChange", schema.name, action, known(prior or value, ""), at_s, failed=True)
@@ -103,5 +108,6 @@ class StandIn:
         return self.provider.types[prefix + wire.last(fields, 1).decode()]
 
     def _checked(self, schema: Schema, fields: dict[int, list[Any]], config: int, diagnostics: int) -> bytes:
-        errors = wrong(schema, wire.decoded(wire.last(fields, config)))
+        written = wire.decoded(wire.last(fields, config))
+        errors = [*wrong(schema, written), *unsettable(schema, written), *out_of_order(schema, written)]
         return wire.joined(diagnostics, (wire.diagnostic(*each) for each in errors))

@@ -8,6 +8,7 @@
     protected = ["deletion_protection"]     # while one of these is true, it is not deleted
     conflicts = [["name", "name_prefix"]]   # at most one of these is given
     one_of = [["cidr", "ipam_pool_id"]]     # at least one of these is given
+    ordered = [["min_size", "max_size"]]    # none is greater than the next, as far as they are given
     cidr = ["cidr_block"]                   # IPv4 or IPv6 networks, without host bits
     [aws_eks_cluster.defaults]              # known when planning
     authentication_mode = "API"
@@ -39,6 +40,7 @@ class Rule:
     protected: list[str] = field(default_factory=list)
     conflicts: list[list[str]] = field(default_factory=list)
     one_of: list[list[str]] = field(default_factory=list)
+    ordered: list[list[str]] = field(default_factory=list)
     cidr: list[str] = field(default_factory=list)
     defaults: dict[str, Any] = field(default_factory=dict)
     set: dict[str, Any] = field(default_factory=dict)
@@ -50,7 +52,7 @@ class Rule:
         """Every argument that the rule names."""
         single = [*self.computed, *self.replace, *self.sensitive, *self.write_only, *self.protected, *self.cidr]
         keyed = [*self.defaults, *self.set, *self.enum, *self.match, *self.range]
-        return single + keyed + [each for group in (*self.conflicts, *self.one_of) for each in group]
+        return single + keyed + [each for group in (*self.conflicts, *self.one_of, *self.ordered) for each in group]
 
 
 def load(path: Path) -> dict[str, Rule]:

@@ -1,0 +1,78 @@
+"""Folders and files that only this server's user may write: what is opened below them is what was put there.
+
+A link, a second name of a file, or a folder that others may write is somebody else's hand: writing through it would
+change a file that is not the server's, reading through it would serve what was never checked.
+"""
+
+import os
+import shutil
+import stat
+from pathlib import Path
+
+__all__ = ["open_new", "own_folder", "read_own", "untouched"]
+
+
+def own_folder(path: Path) -> str:
+    """Make the folder unless it is there; why it is not one that only this user may write, "" if it is.
+
+    What a group of this process may write it takes back: volumes are handed to a pod that way (fsGroup), each time.
+    Raises OSError if it can be neither made nor looked at.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        pass
+    found = path.lstat()
+    if stat.S_ISLNK(found.st_mode):
+        return "is a link, not a folder"
+    if not stat.S_ISDIR(found.st_mode):
+        return "is not a folder"
+    if found.st_uid != os.geteuid():
+        return f"belongs to user {found.st_uid}, and this server runs as {os.geteuid()}"
+    if found.st_mode & stat.S_IWGRP and found.st_gid in (os.getegid(), *os.getgroups()):
+        path.chmod(stat.S_IMODE(found.st_mode) & ~stat.S_IWGRP)
+        found = path.lstat()
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"may be written by others (mode {stat.S_IMODE(found.st_mode):o})"
+    return ""
+
+
+def untouched(folder: Path) -> bool:
+    """Whether everything below is a folder, or a file under one name, of this user. Removes all of it otherwise.
+
+    Raises OSError.
+    """
+    if folder.is_symlink() or any(not _own(found) for found in _below(folder)):
+        if folder.is_symlink():
+            folder.unlink()
+        else:
+            shutil.rmtree(folder)  # removes links, never follows them
+        return False
+    return True
+
+
+def _below(folder: Path) -> list[os.stat_result]:
+    found: list[os.stat_result] = []
+    for root, folders, files in os.walk(folder):
+        found += [os.lstat(os.path.join(root, name)) for name in (*folders, *files)]
+    return found
+
+
+def _own(found: os.stat_result) -> bool:
+    mine = found.st_uid == os.geteuid()
+    return mine and (stat.S_ISDIR(found.st_mode) or (stat.S_ISREG(found.st_mode) and found.st_nlink == 1))
+
+
+def open_new(path: Path) -> int:
+    """A descriptor of a new, empty file in place of whatever has that name. Raises OSError."""
+    path.unlink(missing_ok=True)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def read_own(path: Path, limit: int = -1) -> bytes:
+    """At most `limit` bytes of a file of this user, under its only name. Raises OSError."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
+        if not _own(os.fstat(file.fileno())):
+            raise PermissionError(f"{path.name} is not this server's own")
+        return file.read(limit)
