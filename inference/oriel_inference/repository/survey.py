@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from oriel_inference.errors import LoadFailed
@@ -77,6 +77,10 @@ class Repository:
         """Whether what it holds now is known."""
         return not self.failure and self.store.up
 
+    def has(self, model: str) -> bool:
+        """Whether the last look succeeded and found it."""
+        return not self.failure and model in (self.found or ())
+
     def close(self) -> None:
         """No look begins any more."""
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -135,18 +139,15 @@ class Repositories:
 
         Raises LoadFailed if only such have it, or may have it, that cannot be read.
         """
-        looks = [asyncio.ensure_future(each.look()) for each in self._all]
-        await asyncio.wait(looks, timeout=LATE_S)
-        if not any(look.done() and look.result() and model in (each.found or {}) for look, each in self._pairs(looks)):
-            await asyncio.wait(looks)
+        looks = {asyncio.ensure_future(each.look()): each for each in self._all}
+        _, late = await asyncio.wait(looks, timeout=LATE_S)
+        while late and not any(looks[each].has(model) for each in looks.keys() - late):
+            _, late = await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
         where = [each for each in self._all if model in (each.found or {})]
         unread = [each.failure for each in self._all if each.failure]
         if unread and all(each.failure for each in where):
             raise LoadFailed(unread[0])
         return tuple(each.store for each in where)
-
-    def _pairs(self, looks: Sequence["asyncio.Future[bool]"]) -> Iterable[tuple["asyncio.Future[bool]", Repository]]:
-        return zip(looks, self._all, strict=True)
 
     def where(self, model: str) -> tuple[ModelStore, ...]:
         """Where it lay when each was last seen."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from threading import Event, Lock, Thread
 from typing import Any, TypeVar
 
@@ -11,6 +11,9 @@ from oriel_inference.errors import StoreUnavailable
 __all__ = ["LoopThread"]
 
 T = TypeVar("T")
+
+# Each file that is being fetched has one for its checksum: 16 versions, 4 files of each, and some for the rest.
+THREADS = 80
 
 
 class LoopThread:
@@ -57,6 +60,7 @@ class LoopThread:
     def _start(self) -> asyncio.AbstractEventLoop:
         ready = Event()
         loop = asyncio.new_event_loop()
+        loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix=self._name))
 
         def run() -> None:
             with asyncio.Runner(loop_factory=lambda: loop) as runner:

@@ -30,7 +30,7 @@ def own_folder(path: Path) -> str:
         return "is not a folder"
     if found.st_uid != os.geteuid():
         return f"belongs to user {found.st_uid}, and this server runs as {os.geteuid()}"
-    if found.st_mode & stat.S_IWGRP and found.st_gid in (os.getegid(), *os.getgroups()):
+    if not found.st_mode & stat.S_IWOTH and found.st_gid in (os.getegid(), *os.getgroups()):
         path.chmod(stat.S_IMODE(found.st_mode) & ~stat.S_IWGRP)
         found = path.lstat()
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
