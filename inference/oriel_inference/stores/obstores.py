@@ -132,6 +132,12 @@ class ObstoreClient(ObjectClient):
     async def close(self) -> None:
         """Nothing to do: connections end with the last reference to the store."""
 
+    def _stored(self, meta: "obstore.ObjectMeta") -> Stored:
+        etag = (meta["e_tag"] or "").strip('"')
+        if not etag:
+            raise StoreUnavailable(f"{self._where} tells of {meta['path'][:120]!r} without its ETag")
+        return Stored(key=meta["path"], size=meta["size"], etag=etag)
+
     def _refusal(self, error: Exception, what: str) -> LoadFailed:
         """Of one object: whether the store is there, a listing says."""
         text = str(error)
@@ -140,12 +146,6 @@ class ObstoreClient(ObjectClient):
         if 400 <= status < 500 and status not in (401, 408, 429):
             return ObjectRefused(f"{self._where} does not {what}: {_why(text)}")
         return self._unavailable(error, what)
-
-    def _stored(self, meta: "obstore.ObjectMeta") -> Stored:
-        etag = (meta["e_tag"] or "").strip('"')
-        if not etag:
-            raise StoreUnavailable(f"{self._where} tells of {meta['path'][:120]!r} without its ETag")
-        return Stored(key=meta["path"], size=meta["size"], etag=etag)
 
     def _unavailable(self, error: Exception, what: str) -> StoreUnavailable:
         return StoreUnavailable(f"{self._where} cannot {what}: {_why(str(error))}")
