@@ -54,7 +54,8 @@ async def unit(tmp_path: Path, sleeps: Sleeps) -> AsyncIterator[Unit]:
 
 def begun(unit: Unit) -> bool:
     """Whether version 2 serves, or a load is under way."""
-    return unit.catalog.serves("double", 2) or bool(unit.surface.control._looks._under_way)
+    (repository,) = unit.surface.control._repositories
+    return unit.catalog.serves("double", 2) or bool(repository.looks._under_way)
 
 
 async def until_served(unit: Unit) -> None:

@@ -346,7 +346,7 @@ async def test_code_sent_with_a_request_is_not_run(http: httpx.AsyncClient) -> N
         "file:1/model.py": base64.b64encode(source).decode(),
     }
     answer = await http.post("/repository/models/sent/load", json={"parameters": parameters})
-    assert answer.status_code == 400 and "only from a local model repository" in answer.json()["error"]
+    assert answer.status_code == 400 and "only from a folder of this machine" in answer.json()["error"]
 
 
 async def test_statistics_count_python_models_as_others(http: httpx.AsyncClient) -> None:
