@@ -29,5 +29,7 @@ def explain_token(snapshot: Snapshot, token: str, digest: bytes) -> tuple[ApiKey
     try:
         key = Tokens(snapshot, key_sets, refused).verify(token, digest)
     except Refused:
-        return None, "its issuer's keys are behind a URL, and only a gateway fetches them"
+        if not refused:
+            return None, "its issuer's keys are behind a URL, and only a gateway fetches them"
+        key = None
     return key, ", ".join(_WHY[reason] for reason in refused)

@@ -11,17 +11,25 @@ from oriel_policies.documents import ApiKey, Snapshot
 if TYPE_CHECKING:
     from oriel_gateway.tokens import Tokens
 
-__all__ = ["identify", "looks_like_token", "still_valid"]
+__all__ = ["TOKEN_FAULTS", "identify", "looks_like_token", "refused_token", "still_valid"]
 
 _MAX_CREDENTIAL = 4096
+# The faults that a token's holder is told: those that are found only once its issuer's signature is proven. Whether
+# there is such an issuer, key or tenant is never told.
+TOKEN_FAULTS = {
+    "audience": "the token is for another audience",
+    "expired": "the token has expired",
+    "not_yet_valid": "the token is not valid yet",
+}
 
 
 def identify(credentials: Sequence[tuple[str, str]], snapshot: Snapshot, tokens: "Tokens | None" = None) -> ApiKey:
     """What the one credential in `credentials`, (lower-case header name, value) pairs, stands for.
 
     `authorization: Bearer KEY` or `x-api-key: KEY`; a token only as the former. Raises Refused: none, an unknown or an
-    expired one is UNAUTHENTICATED (the same words for all, so that nobody learns which keys exist); two are
-    AMBIGUOUS_CREDENTIALS; a token whose issuer's keys are not here is IDENTITY_UNAVAILABLE.
+    expired one is UNAUTHENTICATED (the same words for all, so that nobody learns which keys exist; but a signed token
+    gets one of `TOKEN_FAULTS`); two are AMBIGUOUS_CREDENTIALS; a token whose issuer's keys are not here is
+    IDENTITY_UNAVAILABLE.
     """
     if not credentials:
         raise _unauthenticated("this needs an API key: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`")
@@ -52,8 +60,15 @@ def looks_like_token(credential: str) -> bool:
 def still_valid(key: ApiKey) -> ApiKey:
     """The key itself. Raises Refused when it has expired."""
     if key.expires_at is not None and key.expires_at <= time():
-        raise _unauthenticated("the key or token is not valid")
+        raise refused_token("expired") if key.of_token else _unauthenticated("the key or token is not valid")
     return key
+
+
+def refused_token(fault: str) -> Refused:
+    """The refusal of a signed token, as RFC 6750 section 3.1 has it. fault: one of `TOKEN_FAULTS`."""
+    message = TOKEN_FAULTS[fault]
+    challenge = f'Bearer realm="oriel", error="invalid_token", error_description="{message}"'
+    return Refused(Outcome.UNAUTHENTICATED, message, headers=(("www-authenticate", challenge),))
 
 
 def _unauthenticated(message: str) -> Refused:

@@ -434,6 +434,6 @@ def _refusal(refused: Refused, caller: _Caller, call: GrpcCall | None, code: grp
     metadata = [("x-oriel-reason", refused.outcome.value)]
     if refused.retry_after_s is not None:
         metadata.append(("retry-after", str(refused.retry_after_s)))
-    metadata += [(name, value) for name, value in refused.headers if name.startswith("ratelimit")]
+    metadata += [(name, value) for name, value in refused.headers if name.startswith(("ratelimit", "www-auth"))]
     metadata += call.answer_metadata() if call is not None else answer_metadata(caller.mark, 0.0, 0.0)
     return code or _CODES[refused.outcome], refused.message, tuple(metadata)

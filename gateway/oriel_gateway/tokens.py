@@ -1,8 +1,9 @@
 """JSON Web Tokens (RFC 7519) as credentials: verified once, then known by their SHA-256 like any key.
 
 The issuer is looked up by the token's own `iss`, which proves nothing yet; the algorithm has to be one of that issuer's
-and the one its key is for; then signature, issuer, audience and times are PyJWT's. Whatever is wrong, the client hears
-the same words; the count by reason is for the operator.
+and the one its key is for; then the signature, and after it issuer, audience and times are PyJWT's. A wrong time or
+audience is told (`identity.TOKEN_FAULTS`); whatever else is wrong, the client hears what an unknown key does. The count
+by reason is for the operator.
 """
 
 from base64 import urlsafe_b64decode
@@ -13,6 +14,7 @@ import jwt
 import msgspec
 
 from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.identity import TOKEN_FAULTS, refused_token
 from oriel_gateway.key_sets import KeySets
 from oriel_gateway.public_keys import PublicKey
 from oriel_policies.documents import ApiKey, Issuer, Snapshot, Tenant
@@ -52,7 +54,8 @@ class Tokens:
     def verify(self, token: str, digest: bytes) -> ApiKey | None:
         """Who the token speaks for, until when; None when it is not valid. digest: its SHA-256.
 
-        Raises Refused IDENTITY_UNAVAILABLE while the issuer's keys cannot be had.
+        Raises Refused: IDENTITY_UNAVAILABLE while the issuer's keys cannot be had, UNAUTHENTICATED for a fault that the
+        token's holder is told.
         """
         found = self._young.get(digest)
         if found is None:
@@ -63,6 +66,8 @@ class Tokens:
                 except _Refused as refused:
                     reason = str(refused)
                     self._refused[reason] = self._refused.get(reason, 0) + 1
+                    if reason in TOKEN_FAULTS:
+                        raise refused_token(reason) from None
                     return None
             if len(self._young) >= TOKENS:
                 self._old, self._young = self._young, {}
@@ -105,7 +110,8 @@ class Tokens:
             raise _Refused("signature") from None
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError):
             raise _Refused("malformed") from None
-        return ApiKey(tenant=self._tenant(issuer, claims), expires_at=until, name=f"token of {issuer.name}")
+        tenant = self._tenant(issuer, claims)
+        return ApiKey(tenant=tenant, expires_at=until, name=f"token of {issuer.name}", of_token=True)
 
     def _peek(self, token: str) -> tuple[_Header, Issuer]:
         """Header and issuer as the token says, unproven."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
+from grpc import aio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jwt.algorithms import RSAAlgorithm
@@ -144,15 +145,70 @@ FORGED: list[tuple[str, Callable[[], str]]] = [
 ]  # fmt: skip
 
 
+UNKNOWN = (("www-authenticate", 'Bearer realm="oriel"'),)  # what an unknown key is answered
+OWN_FAULTS = {
+    "expired": "the token has expired",
+    "not_yet_valid": "the token is not valid yet",
+    "audience": "the token is for another audience",
+}
+
+
 @pytest.mark.parametrize(("reason", "make"), FORGED)
-async def test_a_bad_token_is_refused_in_the_same_words_for_all(reason: str, make: Callable[[], str]) -> None:
+async def test_a_bad_token_is_told_no_more_than_its_issuers_signature_vouches_for(
+    reason: str, make: Callable[[], str]
+) -> None:
+    """Who holds a token that its issuer signed learns its time or audience is wrong; all others, what all others do."""
     from oriel_gateway.errors import Refused
 
     gate = await core()
     with pytest.raises(Refused) as caught:
         gate.identify([("authorization", f"Bearer {make()}")])
-    assert caught.value.message == "the key or token is not valid" and caught.value.outcome.value == "unauthenticated"
+    assert caught.value.outcome.value == "unauthenticated"
+    why = OWN_FAULTS.get(reason)
+    assert caught.value.message == (why or "the key or token is not valid")
+    detail = (("www-authenticate", f'Bearer realm="oriel", error="invalid_token", error_description="{why}"'),)
+    assert caught.value.headers == (detail if why else UNKNOWN)
     assert gate.tokens_refused == {reason: 1}
+
+
+@pytest.mark.parametrize("wrong", [{"exp": 1_700_000_000}, {"aud": "somebody else"}, {"nbf": 4_000_000_000}])
+async def test_a_fault_is_named_only_under_a_good_signature_and_names_no_tenant(wrong: dict[str, Any]) -> None:
+    from oriel_gateway.errors import Refused
+
+    gate = await core()
+    forgeries = [token(number=1, header={"kid": "ES256-0"}, **wrong), token(number=1, **wrong), "key-of-nobody"]
+    for forgery in [*forgeries, "old"]:  # the last is a stored key that has expired
+        with pytest.raises(Refused) as caught:
+            gate.identify([("authorization", f"Bearer {forgery}")])
+        assert (caught.value.message, caught.value.headers) == ("the key or token is not valid", UNKNOWN)
+    said = set()
+    for tenant in ("g", "b", "nobody"):
+        with pytest.raises(Refused) as caught:
+            gate.identify([("authorization", f"Bearer {token(tenant=tenant, **wrong)}")])
+        said.add((caught.value.message, caught.value.headers))
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"), [({"exp": 1_700_000_000}, "expired"), ({"aud": "somebody else"}, "audience")]
+)
+async def test_rfc_6750_names_the_fault_on_both_ports(up: Upstream, wrong: dict[str, Any], why: str) -> None:
+    async with gateway(files(up.port)) as (port, _), Client(port) as client:
+        reply = await client.ask(INFER, key=token(**wrong))
+        assert reply.status == 401 and json.loads(reply.body)["error"] == OWN_FAULTS[why]
+        challenge = f'Bearer realm="oriel", error="invalid_token", error_description="{OWN_FAULTS[why]}"'
+        assert reply.headers["www-authenticate"] == challenge and up.seen == []
+        reply = await client.ask(INFER, key="nobody")
+        assert reply.status == 401 and reply.headers["www-authenticate"] == 'Bearer realm="oriel"'
+    async with stack(Backend(), files=files) as (address, _):
+        with pytest.raises(InferenceServerException) as caught:
+            await infer(address, "digits", token(**wrong))
+        assert caught.value.status() == "StatusCode.UNAUTHENTICATED" and caught.value.message() == OWN_FAULTS[why]
+        async with aio.insecure_channel(address) as channel:
+            call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(
+                b"", metadata=(("authorization", f"Bearer {token(**wrong)}"),)
+            )
+            assert dict(await call.trailing_metadata())["www-authenticate"] == challenge
 
 
 @pytest.mark.parametrize(
@@ -210,7 +266,8 @@ async def test_a_token_ends_on_an_open_connection(up: Upstream, monkeypatch: pyt
         for _ in range(3):
             assert (await client.ask(INFER, key=mine)).status == 200
         monkeypatch.setattr("oriel_gateway.identity.time", lambda: time() + 101)
-        assert (await client.ask(INFER, key=mine)).status == 401
+        late = await client.ask(INFER, key=mine)
+        assert late.status == 401 and 'error_description="the token has expired"' in late.headers["www-authenticate"]
 
 
 async def test_a_token_is_a_bearer_not_a_key(up: Upstream) -> None:

@@ -101,11 +101,15 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """A stored credential: only its hash. expires_at: epoch seconds, None = never."""
+    """A credential: of a stored one only its hash is known. expires_at: epoch seconds, None = never.
+
+    of_token: it stands for a verified token, not for a key of the documents.
+    """
 
     tenant: "Tenant"
     expires_at: float | None
     name: str = ""
+    of_token: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
