@@ -14,8 +14,9 @@ from starlette.applications import Starlette
 
 from oriel_logic.contained import contained
 from oriel_logic.definition import Definition
-from oriel_logic.deploying import Deployer
+from oriel_logic.deploying import Deployer, SetUpFailed
 from oriel_logic.envelope import Envelope
+from oriel_logic.folder_config import BadConfig
 from oriel_logic.ingress import Dispatch
 from oriel_logic.listing import Listing, read_listing
 from oriel_logic.loading import load, setup_problem
@@ -92,8 +93,12 @@ async def serve_unit(
         if dev is not None:
             await unit.pool.wait_ready()
             await unit.updates.settled()  # services in environments of their own
-            await dev.greet(unit.registry, "http://{}:{}".format(*http.getsockname()[:2]))
+            await dev.greet(unit.registry, unit.updates, "http://{}:{}".format(*http.getsockname()[:2]))
+            trying = asyncio.create_task(dev.try_samples(unit.try_sample), name="samples at the start")
         await stop.wait()
+        if dev is not None:
+            trying.cancel()
+            await asyncio.wait([trying])
         await front.drain(settings.drain_s)
 
     try:
@@ -166,16 +171,17 @@ class Unit:
         described = Description(self.registry.definitions)
         self.dispatch.routes |= {("GET", OPENAPI): described.openapi, ("GET", DOCS): described.docs}
         self._together = Deployment(self._files, self.pool, self._pipeline(self._services, self.pool))
+        self._deployer = Deployer(
+            limits=lambda workers: pool_limits(settings, workers),
+            make_pipeline=self._pipeline,
+            serve=self.dispatch.serve,
+            report=self._report,
+            sample_timeout_s=settings.sample_timeout_s,
+            max_sample_bytes=settings.max_body_bytes,
+        )
         self.updates = Updates(
             self.registry,
-            Deployer(
-                limits=lambda workers: pool_limits(settings, workers),
-                make_pipeline=self._pipeline,
-                serve=self.dispatch.serve,
-                report=self._report,
-                sample_timeout_s=settings.sample_timeout_s,
-                max_sample_bytes=settings.max_body_bytes,
-            ),
+            self._deployer,
             read=lambda: read_listing(settings.services),
             count=self.metrics.count_update,
             changed=self._serve_openai,
@@ -229,6 +235,16 @@ class Unit:
         if self._settings.watch:
             self._watch = asyncio.create_task(self.updates.run(), name="watch over the services folders")
         self.has_started = True
+
+    async def try_sample(self, release: Release) -> tuple[str, str]:
+        """(which sample a release of the start has answered, "" without one; what was wrong with the answer)."""
+        source = self._listing.sources.get(release.file.origin)
+        if source is None:
+            return "", ""
+        try:
+            return await self._deployer.try_sample(source, release), ""
+        except (SetUpFailed, BadConfig, OSError) as error:
+            return "", str(error)
 
     def _set_up(self, definition: Definition) -> str:
         """Why it cannot run here, "" if it can."""

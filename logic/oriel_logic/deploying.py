@@ -110,6 +110,14 @@ class Deployer:
         except (BadConfig, OSError) as error:
             raise SetUpFailed(str(error)) from error
 
+    async def try_sample(self, source: Source, release: Release) -> str:
+        """Which sample the release has answered, "" if it has none. Raises SetUpFailed, BadConfig, OSError."""
+        sample = find_sample(source, release.definition, limit_bytes=self._max_sample_bytes)
+        if sample is None:
+            return ""
+        await self._try(release, sample)
+        return sample.label
+
     async def _set_up(self, source: Source, try_it: bool) -> Deployment:
         trial = Trial(source, self._limits(source.config.workers), self._report)
         await trial.start()
@@ -131,9 +139,7 @@ class Deployer:
                 Release(source.config.applied(definition), source.file, deployment)
             if try_it:
                 for release in deployment.releases:
-                    sample = find_sample(source, release.definition, limit_bytes=self._max_sample_bytes)
-                    if sample is not None:
-                        await self._try(release, sample)
+                    await self.try_sample(source, release)
             return deployment
         except BaseException:
             await trial.pool.close()

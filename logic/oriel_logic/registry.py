@@ -117,6 +117,14 @@ class Registry:
         failures = [each for service in self._services.values() for each in service.failures.values()]
         return len({each.file.origin for each in failures if each.problem})
 
+    def name_of(self, origin: str) -> str:
+        """The first service that is made from the file at `origin`, or should be; "" if none is."""
+        for name, service in sorted(self._services.items()):
+            files = [*(each.file for each in service.releases.values()), *service.failures]
+            if any(file.origin == origin for file in files):
+                return name
+        return ""
+
     def holder(self, name: str, version: str) -> Release | None:
         """Who serves this name and version now."""
         service = self._services.get(name)

@@ -39,7 +39,8 @@ RETRY_MAX_S = 60.0
 class Updates:
     """read: lists the folders; may block, is called in a thread. count: told how each update ended.
     changed: told when `files`, the newest of each place that could be set up, are others than before.
-    closed: told of the pool of a deployment that was.
+    closed: told of the pool of a deployment that was. seen: told of a handler whose files were found changed, before
+    anything is done about it.
 
     Single writer: the loop.
     """
@@ -76,6 +77,7 @@ class Updates:
         self._slots = asyncio.Semaphore(MAX_AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
         self._was_unreadable = False
+        self.seen: Callable[[HandlerFile], None] = lambda file: None
         self.deployments: list[Deployment] = []
         self.files: dict[str, HandlerFile] = {}  # by origin
 
@@ -130,7 +132,13 @@ class Updates:
         for entry in listing.unread.keys() - self._before.unread.keys():
             _log.error("services: %s cannot be read (%s)", Path(entry).name, listing.unread[entry])
         unread = {origin for origin in self._done if any(is_within(origin, entry) for entry in listing.unread)}
-        found = plan(self._done, self._before.stamps(), listing.stamps(), busy=unread)
+        before, now = self._before.stamps(), listing.stamps()
+        for origin, stamp in now.items():
+            if stamp not in (before.get(origin), self._done.get(origin)):
+                if self._drop(origin):
+                    self._done[origin] = None  # whatever comes next is another state than the one that was dropped
+                self.seen(listing.sources[origin].file)
+        found = plan(self._done, before, now, busy=unread)
         self._before = listing
         self._weigh(listing)
         self._act(found, listing)
@@ -182,11 +190,13 @@ class Updates:
         self._registry.expect(source.file, next(iter(self._served_from(origin)), ""))
         self._busy[origin] = self._spawn(self._update(origin, source, try_it))
 
-    def _drop(self, origin: str) -> None:
-        """What is being set up from here is not wanted any more."""
+    def _drop(self, origin: str) -> bool:
+        """Stop setting up what lies at `origin`; whether that was under way."""
         task = self._busy.pop(origin, None)
-        if task is not None and task.cancel():
-            self._count("superseded")
+        if task is None or not task.cancel():
+            return False
+        self._count("superseded")
+        return True
 
     def _served_from(self, origin: str) -> list[str]:
         return [each.name for each in self._registry.releases() if each.file.origin == origin]

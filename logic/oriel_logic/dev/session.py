@@ -6,7 +6,7 @@ import socket
 import sys
 import time
 import warnings
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,9 @@ from oriel_logic.dev.console import (
 from oriel_logic.dev.fakes import FakeServers
 from oriel_logic.dev.target import Target, sample_file
 from oriel_logic.registry import Registry
+from oriel_logic.releases import Release
 from oriel_logic.sources import HandlerFile, handler_files
+from oriel_logic.updates import Updates
 from oriel_wire.engine.process import listen
 from oriel_wire.errors import StartFailed
 
@@ -49,6 +51,8 @@ class Session:
         self.may_move = False
         self._registry: Registry | None = None
         self._url = ""
+        self._saves: dict[str, int] = {}  # by origin: how many were seen
+        self._reloading: set[str] = set()  # origins whose latest save has neither been taken over nor failed
         self._fakes = target.fakes if not self.addresses else ()
         self.models = FakeServers(self._fakes) if self._fakes else None
 
@@ -81,25 +85,47 @@ class Session:
         async with inference_server(self._repository, self._ports):
             yield
 
-    async def greet(self, registry: Registry, url: str) -> None:
+    async def greet(self, registry: Registry, updates: Updates, url: str) -> None:
         """Print where everything is; the services have been set up."""
         self._registry, self._url = registry, url
         say(banner(url, [self._shown(facts) for facts in registry.describe()], await self._models()))
-        registry.news = self._tell
+        registry.news = self._report
+        updates.seen = self._seen
 
-    def _tell(self, file: HandlerFile, name: str, problem: str) -> None:
+    async def try_samples(self, try_one: Callable[[Release], Awaitable[tuple[str, str]]]) -> None:
+        """Print of each service whether it answers its sample. try_one: (which sample, what was wrong)."""
+        assert self._registry is not None
+        for release in self._registry.releases():
+            sample, problem = await try_one(release)
+            if problem:
+                say(place_of(problem, file_of(release.file)))
+            elif sample:
+                say(f"{release.name} answers {sample}")
+
+    def _seen(self, file: HandlerFile) -> None:
+        """A save was found; whether it can be taken over shows later."""
+        assert self._registry is not None
+        name = self._registry.name_of(file.origin)
+        if not name:
+            return  # a new file: what becomes of it is printed, and it may hold no service at all
+        save = self._saves[file.origin] = self._saves.get(file.origin, 0) + 1
+        before = f"save {save - 1} is superseded, " if file.origin in self._reloading else ""
+        self._reloading.add(file.origin)
+        say(f"{now()} {name}: {before}reloading (save {save})")
+
+    def _report(self, file: HandlerFile, name: str, problem: str) -> None:
         """A save was taken over, or cannot be."""
         assert self._registry is not None
-        now = time.strftime("%H:%M:%S")
         serving = self._registry.holder(name, file.version)
+        save = f" (save {self._saves[file.origin]})" if file.origin in self._reloading else ""
+        self._reloading.discard(file.origin)
         if problem:
-            where = shown_path(file.path) if file.path is not None else file.label
             outcome = "the old code keeps serving" if serving is not None else "nothing serves it"
-            say(f"{now} {place_of(problem, where)}; {outcome}")
+            say(f"{now()} {place_of(problem, file_of(file))}; {outcome}{save}")
         elif serving is not None and serving.number == 1:
             say("\n".join(service_lines(self._url, self._shown(self._registry.describe_one(name)))))
         else:
-            say(f"{now} {name}: reloaded")
+            say(f"{now()} {name}: reloaded{save}")
 
     def _shown(self, facts: Mapping[str, Any]) -> Shown:
         """facts: of one service, as the registry describes it."""
@@ -128,6 +154,15 @@ class Session:
                 f"nobody answers at {where}: write a fakes.py, or pass --model-repository DIR or --inference HOST:PORT"
             )
         return model_lines(found, where)
+
+
+def now() -> str:
+    return time.strftime("%H:%M:%S")
+
+
+def file_of(file: HandlerFile) -> str:
+    """For a person: the path if there is one."""
+    return shown_path(file.path) if file.path is not None else file.label
 
 
 def say(text: str) -> None:

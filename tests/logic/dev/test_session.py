@@ -123,10 +123,11 @@ def test_saving_reloads_and_a_broken_save_leaves_the_old_code(dev: Callable[...,
     assert httpx.post(url).json() == {"label": 42}
     handler = folder / "label.py"
     handler.write_text(LABEL.replace('"label":', '"digit":'))
-    process.said(r"\d label: reloaded\n")
+    process.said(r"\d label: reloading \(save 1\)\n")
+    process.said(r"\d label: reloaded \(save 1\)\n")
     assert httpx.post(url).json() == {"digit": 42}
     handler.write_text(LABEL + "x = (\n")
-    process.said(r" label\.py:8: SyntaxError: '\(' was never closed; the old code keeps serving\n")
+    process.said(r" label\.py:8: SyntaxError: '\(' was never closed; the old code keeps serving \(save 2\)\n")
     handler.write_text(LABEL.replace('["label"]', '["lable"]'))
     process.said(
         r" label\.py:7: KeyError: .* gave no output 'lable': it gave label\" \(its self-test with "
@@ -134,10 +135,44 @@ def test_saving_reloads_and_a_broken_save_leaves_the_old_code(dev: Callable[...,
     )
     assert httpx.post(url).json() == {"digit": 42}
     handler.write_text(LABEL.replace('"label":', '"number":'))
-    process.said(r"(?s)reloaded\n.*reloaded\n")
+    process.said(r"label: reloaded \(save 4\)\n")
     assert httpx.post(url).json() == {"number": 42}
     (folder / "another.py").write_text(LABEL)
     assert httpx.post(process.said(r"another  POST (http://\S+)")).json() == {"label": 42}
+
+
+def test_a_save_that_another_one_supersedes_is_named(dev: Callable[..., Process], tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    (folder / "fakes.py").write_text(FAKES)
+    process = dev(".")
+    url = process.url()
+    handler = folder / "label.py"
+    endless = "import time\nwhile True:\n    time.sleep(1)\n"
+    handler.write_text(endless + LABEL)
+    process.said(r"label: reloading \(save 1\)\n")
+    handler.write_text(LABEL.replace('"label":', '"digit":'))
+    process.said(r"label: save 1 is superseded, reloading \(save 2\)\n")
+    process.said(r"label: reloaded \(save 2\)\n")
+    assert httpx.post(url).json() == {"digit": 42}
+    assert "reloaded (save 1)" not in process.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (LABEL, r"\nlabel answers label\.sample\.json\n"),
+        (
+            LABEL.replace('["label"]', '["lable"]'),
+            r"\nlabel\.py:7: KeyError: .* gave no output 'lable'.* \(its self-test with label\.sample\.json failed\)\n",
+        ),
+    ],
+)
+def test_the_sample_is_tried_at_the_start(dev: Callable[..., Process], tmp_path: Path, code: str, said: str) -> None:
+    folder = tmp_path / "mine"
+    (folder / "fakes.py").write_text(FAKES)
+    (folder / "label.sample.json").write_text("{}")
+    (folder / "label.py").write_text(code)
+    dev("label.py").said(said)
 
 
 def test_a_port_that_is_taken_is_passed_over_unless_it_was_asked_for(
