@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from oriel_inference.backends import Session, takes_requests
 from oriel_inference.batching.scheduler import Scheduler
@@ -14,7 +14,7 @@ from oriel_wire.v2.metadata import ModelMetadata, describe
 from oriel_wire.v2.proto import model_config_pb2 as pb
 from oriel_wire.v2.recognise import Templates
 
-__all__ = ["Catalog", "Entry", "ServingModel"]
+__all__ = ["Catalog", "Entry", "Fallback", "ServingModel"]
 
 
 class ServingModel:
@@ -92,6 +92,20 @@ class Entry:
     needs: str = ""
     serving: ServingModel | None = None
     config: pb.ModelConfig | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fallback:
+    """An older version of a model serves because the newest one cannot be loaded."""
+
+    name: str
+    serving: int
+    newest: int
+
+    @property
+    def reason(self) -> str:
+        """Says of the version that serves why it does."""
+        return f"serves in place of version {self.newest}, which is unavailable"
 
 
 class Catalog:
@@ -198,9 +212,24 @@ class Catalog:
         versions = [str(v) for v, entry in sorted(self._entries[serving.spec.name].items()) if entry.serving]
         return describe(serving.config, versions)
 
+    def fallback(self, name: str) -> Fallback | None:
+        """Whether an older version of a model serves because the newest one cannot be loaded."""
+        entries = self.entries(name)
+        ready = [entry.version for entry in entries if entry.serving is not None]
+        if not ready or entries[-1].state is not ModelState.UNAVAILABLE:
+            return None
+        return Fallback(name=name, serving=ready[-1], newest=entries[-1].version)
+
+    def fallbacks(self) -> list[Fallback]:
+        """Every model of which an older version serves than the newest, sorted."""
+        return [found for name in self.names() if (found := self.fallback(name)) is not None]
+
     def index(self) -> list[Entry]:
         """Every model and version, sorted; a version that is leaving has its line unless another took its place."""
         lines = {(entry.name, entry.version): entry for name in self.names() for entry in self.entries(name)}
+        for found in self.fallbacks():
+            entry = lines[found.name, found.serving]
+            lines[found.name, found.serving] = replace(entry, reason=entry.reason or found.reason)
         for each in self.leaving:
             key = (each.spec.name, each.spec.version)
             if key not in lines or lines[key].serving is None:

@@ -3,7 +3,8 @@
 Rules.
 1. A version is loaded, checked and warmed before it is published; only then the one it replaces leaves. What leaves
    takes nothing new and finishes what it has, also what ensembles have begun with it.
-2. What serves goes on serving when newer files of it are refused; the index names the reason.
+2. What serves goes on serving when newer files of it are refused; the index names the reason. Where nothing serves yet
+   and the newest version is refused, the newest one that works serves in its place.
 3. One load per model at a time, SLOTS models at a time, each in a thread; everything else on the loop. A load that was
    begun is finished. A load that hangs keeps one slot until its check gives up. One that fetches its files from an
    object store has no slot meanwhile, see `load_slots`.
@@ -95,7 +96,7 @@ class Rollout:
             old = self._serving(name)
             if not old:
                 self._set(name, [Entry(name=name, version=0, state=ModelState.LOADING)])
-            have = {version: serving.identity for version, serving in old.items() if override is None}
+            have = {version: serving.identity for version, serving in old.items()}
             began = time.monotonic()
             try:
                 versions = await slot.run(
@@ -170,6 +171,9 @@ class Rollout:
         self._want(name, newest)
         self._set(name, list(entries.values()))
         self._leave(each for each in current.values() if each not in kept and each not in newest.values())
+        if (fallback := self._catalog.fallback(name)) is not None:
+            _log.warning("model %s version %s %s", name, fallback.serving, fallback.reason)
+            reasons.append(f"version {fallback.serving} {fallback.reason}")
         return "; ".join(reasons)
 
     def _make(self, loaded: LoadedVersion, load_s: float) -> ServingModel:

@@ -24,6 +24,7 @@ from oriel_inference.settings import Settings
 from oriel_wire.trace import ListSink
 
 from . import models
+from .exposed import read
 
 INFER = "/v2/models/double/infer"
 ROW = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
@@ -427,3 +428,61 @@ async def test_reloads_cost_no_call_over_grpc_and_keep_no_locks(tmp_path: Path) 
         long = await served.client.post("/v2/repository/index", content=b" " * (65 << 10))
         deep = await served.client.post("/v2/repository/index", content=b'{"x":' + b"[" * 500 + b"]" * 500 + b"}")
         assert (long.status_code, deep.status_code) == (400, 400)
+
+
+FALLBACKS = {
+    "": "2",
+    "latest { num_versions: 2 }": "12",
+    "specific { versions: [ 2, 3 ] }": "2",
+    "all {}": "12",
+}
+
+
+@pytest.mark.parametrize("policy", FALLBACKS)
+async def test_a_start_with_a_corrupt_newest_version_serves_the_one_before(
+    tmp_path: Path, policy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = models.DOUBLE + (f"version_policy {{ {policy} }}" if policy else "")
+    for version in (1, 2, 3):
+        put(tmp_path, version, version, config)
+    whole = (tmp_path / "double/3/model.onnx").read_bytes()
+    (tmp_path / "double/3/model.onnx").write_bytes(whole[:-20])
+    labels = {"model": "double", "version": "2", "newest": "3"}
+    async with serving(tmp_path, "poll") as served:
+        assert (await served.client.get("/v2/health/ready")).status_code == 200
+        assert await served.answer() == 2
+        lines = await served.lines()
+        assert {version for (_, version), line in lines.items() if line[0] == "READY"} == set(FALLBACKS[policy])
+        assert lines["double", "3"][0] == "UNAVAILABLE" and "not a whole ONNX file" in lines["double", "3"][1]
+        instead = "serves in place of version 3, which is unavailable"
+        assert lines["double", "2"] == ("READY", instead)
+        assert f"model double version 2 {instead}" in caplog.text
+        assert (await read(served.unit)).value("oriel_model_fallback", **labels) == 1
+        (tmp_path / "double/3/model.onnx").write_bytes(whole)
+        after = {"": "3", "latest { num_versions: 2 }": "23", "specific { versions: [ 2, 3 ] }": "23"}
+        wanted = {("double", version): ("READY", "") for version in after.get(policy, "123")}
+        await served.until(lambda lines: lines == wanted)
+        assert await served.answer() == 3
+        assert not (await read(served.unit)).where("oriel_model_fallback")
+
+
+@pytest.mark.parametrize("files", [(), ("model.pt",), ("notes.txt",)])
+async def test_a_newest_folder_that_holds_no_model_takes_nothing_away(tmp_path: Path, files: tuple[str, ...]) -> None:
+    put(tmp_path, 2, config=None)
+    (tmp_path / "double/2").mkdir()
+    for name in files:
+        (tmp_path / "double/2" / name).write_bytes(b"x")
+    async with serving(tmp_path, "none") as served:
+        assert await served.answer() == 2
+        assert (await served.lines())["double", "2"] == ("UNAVAILABLE", "double/2/model.onnx is missing")
+
+
+async def test_a_load_whose_newest_version_is_corrupt_says_so_and_serves(tmp_path: Path) -> None:
+    put(tmp_path, 1)
+    put(tmp_path, 2, 2)
+    (tmp_path / "double/2/model.onnx").write_bytes(b"junk")
+    async with serving(tmp_path, "explicit") as served:
+        refused = await served.client.post("/v2/repository/models/double/load")
+        assert refused.status_code == 400
+        assert refused.json()["error"].endswith("version 1 serves in place of version 2, which is unavailable")
+        assert await served.answer() == 1

@@ -526,13 +526,3 @@ def test_two_servers_follow_one_folder_and_leave_no_trace_in_it(tmp_path: Path) 
             assert server.lines()["changes", "2"][0] == "READY" and server.infer("changes") == 200
         (root / "changes/config.pbtxt").write_text(plain)
         both(lambda lines: lines["changes", "2"] == ("READY", ""))
-
-
-def test_start_with_a_broken_newest_version_serves_what_the_policy_selects(tmp_path: Path) -> None:
-    """As Triton: no way back to a version the policy did not select; two selected versions survive it."""
-    models.put(tmp_path, "double", models.double(), models.DOUBLE)
-    models.put(tmp_path, "double", None, version=2)
-    (tmp_path / "double/2/model.onnx").write_bytes(b"junk")
-    assert {v: type(found) for v, found in load(tmp_path).items()} == {2: LoadFailed}
-    (tmp_path / "double/config.pbtxt").write_text(models.DOUBLE + "version_policy { latest { num_versions: 2 } }")
-    assert {v: type(found) for v, found in load(tmp_path).items()} == {1: LoadedVersion, 2: LoadFailed}

@@ -15,8 +15,9 @@ from oriel_inference import load_failures
 from oriel_inference.app import Unit
 from oriel_inference.backends.fake import FakeBackend, Gate
 from oriel_inference.errors import Outcome
+from oriel_inference.lifecycle import Entry
 from oriel_inference.metrics import FAMILIES
-from oriel_inference.model import TensorInfo
+from oriel_inference.model import ModelState, TensorInfo
 from oriel_inference.servers import meter
 from oriel_inference.statistics import MAX_TIERS, OTHER_TIERS
 
@@ -62,6 +63,8 @@ async def test_documentation_names_every_metric_with_its_type_and_labels(tmp_pat
             assert (await client.post(INFER, json=ONES, headers={"x-oriel-tier": "gold"})).status_code == 200
             assert (await client.post(INFER, json={"inputs": []})).status_code == 400
         unit.surface.control.failures.add("double", kind="config")
+        broken = Entry(name="double", version=2, state=ModelState.UNAVAILABLE, reason="not whole")
+        unit.catalog.publish("double", [*unit.catalog.entries("double"), broken])
         found = await families(unit, openmetrics=openmetrics)
     exposed: dict[str, tuple[str, set[str]]] = {}
     for family in found.values():

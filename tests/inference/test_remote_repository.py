@@ -312,3 +312,32 @@ async def test_python_models_of_a_bucket_do_not_run(tmp_path: Path, monkeypatch:
         (reason,) = await caller.reasons()
         assert "Python models run only from a folder of this machine: who may write an object store" in reason
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("policy", ["", "latest { num_versions: 2 }", "specific { versions: [ 2, 3 ] }", "all {}"])
+async def test_a_start_without_the_store_serves_the_newest_version_that_works(
+    tmp_path: Path, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PROMISES R39: a corrupt newest version, the store away, then a new process with the cache of the one before."""
+    monkeypatch.setattr(gate, "OUTAGE_S", OUTAGE_S)
+    monkeypatch.setattr(gate, "MAX_OUTAGE_S", OUTAGE_S)
+    monkeypatch.setattr(control, "OUTAGE_POLL_S", 0.05)
+    config = models.DOUBLE + (f"version_policy {{ {policy} }}" if policy else "")
+    objects = MemoryObjects({"r/double/config.pbtxt": config.encode(), "r/double/2/model.onnx": model(2)})
+    monkeypatch.setattr("oriel_inference.stores.opening.client_of", lambda url: (objects, "r/"))
+    async with calling("s3://bucket/r", tmp_path) as caller:
+        await caller.until_value(2)
+        objects.put("r/double/3/model.onnx", b"not a model")
+        await caller.until_reason("double/3/model.onnx")
+        assert caller.values == [2]
+    objects.down = True
+    async with calling("s3://bucket/r", tmp_path) as caller:
+        await caller.until_value(2)
+        reasons = await caller.reasons()
+        assert "serves in place of version 3, which is unavailable" in reasons
+        assert any("double/3/model.onnx" in reason for reason in reasons)
+        objects.down = False
+        objects.put("r/double/3/model.onnx", model(3))
+        await caller.until_value(3)
+        assert caller.values == [2, 3]
+        assert not (await read(caller.unit)).where("oriel_model_fallback")

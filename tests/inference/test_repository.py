@@ -8,7 +8,7 @@ from oriel_inference.backends import Backend, find_backend
 from oriel_inference.backends.fake import FakeBackend
 from oriel_inference.errors import ConfigInvalid, LoadFailed
 from oriel_inference.model import TensorInfo
-from oriel_inference.repository.config import parse, select_versions
+from oriel_inference.repository.config import MAX_FALLBACKS, fallback_versions, parse, select_versions
 from oriel_inference.repository.load import LoadedVersion, load_model
 from oriel_inference.stores.local import LocalStore
 
@@ -295,3 +295,45 @@ def test_configurations_say_what_tools_look_up(tmp_path: Path) -> None:
     assert config.version_policy.latest.num_versions == 1
     assert config.HasField("optimization")
     assert config.default_model_filename == "model.onnx"
+
+
+@pytest.mark.parametrize(
+    ("policy", "broken", "served"),
+    [
+        ("", {3}, {2}),
+        ("", {2, 3}, {1}),
+        ("", {1, 2, 3}, set()),
+        ("latest { num_versions: 2 }", {3}, {1, 2}),
+        ("latest { num_versions: 2 }", {2}, {1, 3}),
+        ("latest { num_versions: 2 }", {1, 3}, {2}),
+        ("specific { versions: [ 3 ] }", {3}, set()),
+        ("specific { versions: [ 1, 3 ] }", {3}, {1}),
+        ("all { }", {2}, {1, 3}),
+    ],
+)
+def test_as_many_versions_work_as_were_asked_for_if_there_are_enough(
+    tmp_path: Path, policy: str, broken: set[int], served: set[int]
+) -> None:
+    config = models.DOUBLE + (f"version_policy {{ {policy} }}" if policy else "")
+    for version in (1, 2, 3):
+        models.put(tmp_path, "double", models.double(), config, version)
+    for version in broken:
+        (tmp_path / f"double/{version}/model.onnx").write_bytes(b"junk")
+    found = load(tmp_path)
+    assert {version for version, each in found.items() if isinstance(each, LoadedVersion)} == served
+
+
+def test_a_version_that_serves_needs_no_other_in_its_place(tmp_path: Path) -> None:
+    """Its newer files are refused, and older versions are not tried: what serves goes on."""
+    for version in (1, 2):
+        models.put(tmp_path, "double", models.double(), models.DOUBLE, version)
+    (tmp_path / "double/2/model.onnx").write_bytes(b"junk")
+    store = LocalStore(tmp_path)
+    found = load_model(store, "double", find_backend=find_backend, cores=2, models=1, have={2: "older files"})
+    assert list(found) == [2]
+
+
+def test_how_many_older_versions_are_tried_has_a_bound() -> None:
+    available = list(range(1, MAX_FALLBACKS + 10))
+    tried = fallback_versions(parse("", FILE), available, available[-1:])
+    assert tried == list(reversed(available))[1 : MAX_FALLBACKS + 1]

@@ -20,13 +20,14 @@ from oriel_wire.v2.datatypes import from_config_name
 from oriel_wire.v2.metadata import parse_config_text
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
-__all__ = ["CONFIG_FILE", "no_folder", "parse", "select_versions", "validate"]
+__all__ = ["CONFIG_FILE", "MAX_FALLBACKS", "fallback_versions", "no_folder", "parse", "select_versions", "validate"]
 
 CONFIG_FILE = "config.pbtxt"
 STRATEGY = "TRITON_BATCH_STRATEGY_PATH"
 MAX_TENSORS = 1024
 MAX_INSTANCES = 256
 MAX_SHOWN = 8
+MAX_FALLBACKS = 16
 _CAPABILITY = re.compile(r"[0-9]{1,2}\.[0-9]\Z")
 _LINE = re.compile(r"^(\d+):(\d+) : (?:'.*?': )?(?:Message type )?")
 _GRAPH_LEVELS = (-1, 0, 1, 2)
@@ -100,6 +101,16 @@ def select_versions(config: pb.ModelConfig, available: Sequence[int], file: str)
         case _:
             count = policy.latest.num_versions if policy.HasField("latest") else 1
             return list(available[-max(1, count) :]), []
+
+
+def fallback_versions(config: pb.ModelConfig, available: Sequence[int], selected: Sequence[int]) -> list[int]:
+    """The versions that may serve in place of `selected` ones that cannot be loaded, newest first, at most MAX_FALLBACKS.
+
+    Only with the policy `latest`: the other two name every version that may serve.
+    """
+    if config.version_policy.WhichOneof("policy_choice") not in (None, "latest"):
+        return []
+    return [version for version in reversed(available) if version < selected[0]][:MAX_FALLBACKS]
 
 
 def no_folder(versions: Sequence[int]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from oriel_inference.errors import ConfigInvalid, LoadFailed
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
-__all__ = ["PLATFORM_OF", "default_file", "name_engine", "needs"]
+__all__ = ["PLATFORM_OF", "default_file", "name_engine", "names_engine", "needs"]
 
 _CONVERT = "export the model to ONNX: docs/convert-to-onnx.md shows how"
 _NEEDS = {
@@ -125,6 +125,18 @@ def name_engine(config: pb.ModelConfig, file: str, files: Sequence[str]) -> None
         )
     config.backend = backend
     config.platform = config.platform or PLATFORM_OF.get(backend, "")
+
+
+def names_engine(config: pb.ModelConfig, file: str, files: Sequence[str]) -> bool:
+    """Whether `name_engine` finds an engine of this server."""
+    tried = pb.ModelConfig(
+        backend=config.backend, platform=config.platform, default_model_filename=config.default_model_filename
+    )
+    try:
+        name_engine(tried, file, files)
+    except LoadFailed:
+        return False
+    return True
 
 
 def _platform(platform: str, file: str) -> str:

@@ -12,9 +12,17 @@ from oriel_inference.backends import Backend, ConfiguredBackend, Session, lacks,
 from oriel_inference.errors import ConfigInvalid, InferenceError, LoadFailed
 from oriel_inference.model import EngineOptions, ModelSpec
 from oriel_inference.repository.check import ModelCheck
-from oriel_inference.repository.config import CONFIG_FILE, no_folder, parse, select_versions, validate
+from oriel_inference.repository.config import (
+    CONFIG_FILE,
+    MAX_FALLBACKS,
+    fallback_versions,
+    no_folder,
+    parse,
+    select_versions,
+    validate,
+)
 from oriel_inference.repository.defaults import LoadDefaults
-from oriel_inference.repository.engines import default_file
+from oriel_inference.repository.engines import default_file, names_engine
 from oriel_inference.repository.ensembles import as_ensemble, is_ensemble, part_names
 from oriel_inference.repository.graphs import check_graph_specs, refuse_graphs
 from oriel_inference.repository.instances import Place, field_of, places
@@ -69,6 +77,9 @@ def load_model(
 ) -> dict[int, LoadedVersion | LoadFailed | None]:
     """Every version the policy selects -> loaded, why not, or None if it is loaded already.
 
+    With the policy `latest`, one that cannot be loaded and does not serve is followed by the next older one, so that
+    as many serve as were asked for if there are enough that work.
+
     cores, models: the machine's cores and how many models share them (versions that serve at once count each); they
     size the default number of threads. taken: entered for what is done once the files are here. check: tries each
     file elsewhere first. override: takes the place of the configuration file. have: version -> identity of what
@@ -93,7 +104,8 @@ def load_model(
             cores=cores,
             models=models,
             check=check,
-            have=have or {} if override is None else None,
+            have=have or {},
+            from_store=override is None,
             defaults=defaults or LoadDefaults(),
             taken=taken,
         )
@@ -112,14 +124,15 @@ def _load_versions(
     cores: int,
     models: int,
     check: ModelCheck | None,
-    have: Mapping[int, str] | None,
+    have: Mapping[int, str],
+    from_store: bool,
     defaults: LoadDefaults,
     taken: Callable[[], AbstractContextManager[None]],
 ) -> dict[int, LoadedVersion | LoadFailed | None]:
-    """have: None if the configuration did not come from the store."""
+    """from_store: whether the configuration is the store's, so that equal files need no second load."""
     model = file.partition("/")[0]
     available = store.versions(model)
-    for warning in validate(config, model, file, store.files(model, available[-1]) if available else ("model.onnx",)):
+    for warning in validate(config, model, file, _telling_files(store, config, file, available)):
         _log.warning("%s: %s", file, warning)
     versions, missing = select_versions(config, available, file)
     if missing:
@@ -132,10 +145,11 @@ def _load_versions(
     def unchanged() -> bool:
         return store.fingerprint(model) == before
 
+    older = fallback_versions(config, available, versions)
     loaded: dict[int, LoadedVersion | LoadFailed | None] = {}
-    for version in versions:
-        identity = f"{before.shared}.{before.versions.get(version, '')}" if have is not None else ""
-        if have and have.get(version) == identity:
+    for version in versions:  # grows while it is walked
+        identity = f"{before.shared}.{before.versions.get(version, '')}" if from_store else ""
+        if identity and have.get(version) == identity:
             loaded[version] = None
             continue
         copy = pb.ModelConfig()
@@ -161,12 +175,29 @@ def _load_versions(
         except LoadFailed as failure:
             failure.config = copy
             loaded[version] = failure
+            if older and version not in have:
+                versions.append(older.pop(0))
     if not unchanged():
         for each in loaded.values():
             if isinstance(each, LoadedVersion):
                 each.close()
         raise LoadFailed(f"the files of {model} changed while they were being loaded")
     return loaded
+
+
+def _telling_files(store: ModelStore, config: pb.ModelConfig, file: str, available: Sequence[int]) -> Sequence[str]:
+    """The names in the newest version's folder that tell which engine is meant.
+
+    A folder that tells none (it is empty, or holds something else) must not take away the versions before it.
+    """
+    model = file.partition("/")[0]
+    if not available:
+        return ("model.onnx",)
+    newest = store.files(model, available[-1])
+    if names_engine(config, file, newest):
+        return newest
+    found = (store.files(model, version) for version in reversed(available[-1 - MAX_FALLBACKS : -1]))
+    return next((names for names in found if names_engine(config, file, names)), newest)
 
 
 def _load_ensemble(store: ModelStore, config: pb.ModelConfig, version: int, file: str, identity: str) -> LoadedVersion:
