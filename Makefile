@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 HERE := $(shell pwd | cksum | cut -d' ' -f1)
 export PYTHON VENV
 
-.PHONY: run test test-openvino test-redis62 test-compiled test-embeddings test-terraform test-images compiled demo-embeddings images push-images setup \
+.PHONY: run test test-openvino test-redis62 test-compiled test-embeddings test-terraform test-images compiled demo-embeddings wheel images push-images setup \
 	lint lock proto bench \
 	bench-inference soak fuzz clean
 
@@ -61,6 +61,12 @@ push-images:
 
 # The gateway with its hot path compiled: build/compiled/bin/oriel, and its wheel in build/wheels. Needs a C compiler.
 compiled: build/compiled/.wheel-$(HERE)
+
+# What is installed on other machines for as long as no package index has it: dist/oriel_serving-*.whl, pure Python.
+wheel: $(VENV)/.base-$(HERE)
+	@rm -f dist/oriel_serving-*.whl && mkdir -p dist build
+	@ORIEL_COMPILE=0 $(BIN)/python -m hatchling build -t wheel -d dist >build/wheel.log 2>&1 || { tail -n 5 build/wheel.log >&2; exit 1; }
+	@for wheel in "$$PWD"/dist/oriel_serving-*.whl; do echo "$$wheel"; echo "pip install '$$wheel[cpu]'"; done
 
 # Their tests against that wheel, not against this checkout; tests/conftest.py looks that it is so.
 test-compiled: build/compiled-test/.wheel-$(HERE)

@@ -52,7 +52,7 @@ def compiled(root: Path, modules: list[str], folder: Path) -> list[Path]:
     os.chdir(root)
     try:
         setup(
-            name="oriel",
+            name="oriel-serving",
             packages=[],
             py_modules=[],
             ext_modules=mypycify(

@@ -34,7 +34,8 @@ if __name__ == "__main__":
         generate(Path(sys.argv[1]), Path(sys.argv[2]))
     except ModuleNotFoundError as missing:
         sys.exit(
-            f"oriel: the package {missing.name!r} is missing: run 'make clean setup', or pip install 'oriel[demo]'"
+            f"oriel: the package {missing.name!r} is missing: run 'make clean setup', "
+            "or pip install 'oriel-serving[demo]'"
         )
     except OSError as refused:
         sys.exit(f"oriel: the demo models cannot be written ({refused.strerror}): free space or set ORIEL_STATE")

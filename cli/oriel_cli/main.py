@@ -9,6 +9,7 @@ from typing import Protocol, cast
 
 from oriel_cli.arguments import Parser
 from oriel_cli.errors import CommandFailed
+from oriel_wire.distribution import NAME
 from oriel_wire.errors import StartFailed
 
 __all__ = ["main"]
@@ -93,10 +94,8 @@ def _beside(name: str) -> str | None:
 
 def _missing(package: str) -> str:
     extra = EXTRAS.get(package)
-    wanted = f"oriel[{extra}]" if extra else "oriel"
-    return (
-        f"the Python package {package!r} is missing: in a checkout run 'make clean setup', else 'pip install {wanted}'"
-    )
+    wanted = f"'{NAME}[{extra}]'" if extra else NAME
+    return f"the Python package {package!r} is missing: in a checkout run 'make clean setup', else pip install {wanted}"
 
 
 def _refuse(line: str, code: int) -> int:

@@ -12,7 +12,7 @@ from oriel_cli.demo_assets import DEMO_KEYS, DemoAssets
 from oriel_cli.state import DEFAULT_ADMIN_PORT
 from oriel_cli.supervisor import Unit
 from oriel_cli.table import columns
-from oriel_cli.version import installed
+from oriel_wire.distribution import installed_version
 
 __all__ = ["as_json", "as_text"]
 
@@ -23,7 +23,7 @@ def as_json(units: Sequence[Unit], models: Models, assets: DemoAssets | None, *,
     """One line: version, pid, start_s, demo, traces (URL), units (pid, state, addresses), models."""
     return json.dumps(
         {
-            "version": installed(),
+            "version": installed_version(),
             "pid": os.getpid(),
             "start_s": round(took_s, 3),
             "demo": assets is not None,
@@ -45,7 +45,7 @@ def as_json(units: Sequence[Unit], models: Models, assets: DemoAssets | None, *,
 def as_text(units: Sequence[Unit], models: Models, assets: DemoAssets | None, *, traces: str, took_s: float) -> str:
     """The tables of units and models, and with `assets` three commands to try."""
     del traces
-    lines = ["", f"oriel {installed()} is up after {took_s:.1f} s", "", *_unit_lines(units)]
+    lines = ["", f"oriel {installed_version()} is up after {took_s:.1f} s", "", *_unit_lines(units)]
     if models:
         lines += ["", *_model_lines(models)]
     if assets is not None:

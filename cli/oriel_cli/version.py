@@ -1,9 +1,10 @@
 """`oriel version`."""
 
 import argparse
-from importlib import metadata
 
-__all__ = ["add_arguments", "installed", "run"]
+from oriel_wire.distribution import installed_version
+
+__all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -11,13 +12,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    print(f"oriel {installed()}")
+    print(f"oriel {installed_version()}")
     return 0
-
-
-def installed() -> str:
-    """The installed version, or "unknown" when run from a tree that was not installed."""
-    try:
-        return metadata.version("oriel")
-    except metadata.PackageNotFoundError:
-        return "unknown"

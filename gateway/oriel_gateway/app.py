@@ -85,7 +85,7 @@ async def _limiter(settings: Settings) -> Limiter:
     try:
         from oriel_gateway.limits.redis_ledger import RedisLedger
     except ImportError as error:
-        raise StartFailed("this limiter needs redis-py: pip install 'oriel[redis]'") from error
+        raise StartFailed("this limiter needs redis-py: pip install 'oriel-serving[redis]'") from error
     try:
         ledger = RedisLedger(
             settings.limiter,
@@ -135,7 +135,8 @@ def documents_at(url: StoreUrl) -> Documents:
         return ObjectDocuments(url)
     except ImportError as error:
         extra = {"s3": "s3", "gs": "gcs", "az": "azure"}[url.kind]
-        raise StartFailed(f"policies at {url.kind}:// need more packages: pip install 'oriel[{extra}]'") from error
+        lacking = f"policies at {url.kind}:// need more packages: pip install 'oriel-serving[{extra}]'"
+        raise StartFailed(lacking) from error
 
 
 def mirror_of(url: StoreUrl, state: Path | None) -> Mirror:

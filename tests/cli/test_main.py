@@ -71,7 +71,8 @@ def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize(
-    ("package", "mend"), [("onnxruntime", "pip install oriel[cpu]"), ("uvloop", "pip install oriel'")]
+    ("package", "mend"),
+    [("onnxruntime", "pip install 'oriel-serving[cpu]'\n"), ("uvloop", "pip install oriel-serving\n")],
 )
 def test_a_missing_package_is_one_line_with_the_mend(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, package: str, mend: str

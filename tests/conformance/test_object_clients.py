@@ -259,7 +259,7 @@ def test_without_the_package_the_extra_is_named(url: str, monkeypatch: pytest.Mo
 
     monkeypatch.setitem(sys.modules, "obstore", None)
     monkeypatch.delitem(sys.modules, "oriel_inference.stores.obstores", raising=False)
-    with pytest.raises(LoadFailed, match=r"pip install 'oriel\[(gcs|azure)\]'"):
+    with pytest.raises(LoadFailed, match=r"pip install 'oriel-serving\[(gcs|azure)\]'"):
         client_of(url)
 
 

@@ -184,7 +184,7 @@ def test_without_the_package_the_extra_is_named(
     for module in ("sources_object", "sources_s3", "s3_http"):
         monkeypatch.delitem(sys.modules, f"oriel_gateway.{module}", raising=False)
     assert main(["policies", "check", url]) == 2
-    assert f"pip install 'oriel[{extra}]'" in capsys.readouterr().err
+    assert f"pip install 'oriel-serving[{extra}]'" in capsys.readouterr().err
 
 
 def test_an_account_key_that_is_none_is_not_shown(

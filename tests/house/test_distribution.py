@@ -1,16 +1,27 @@
-"""What is inside the wheel and the sdist, built as a release would build them."""
+"""What is inside the wheel and the sdist, built as a release would build them, and what they are called."""
 
+import re
+import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from oriel_wire.distribution import NAME, installed_version
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("wire", "policies", "gateway", "logic", "inference", "cli")
+# `oriel` alone or with an extra, as something to install: the name of another project.
+TAKEN = re.compile(
+    r"""pip[\s"',]+(?:un)?install\b[^`\n]*?[\s'"]oriel(?![\w./-])"""
+    r"|(?<![\w./-])oriel\\?\[(?:\{|cpu|gpu|openvino|tensorrt|demo|embeddings|redis|s3|gcs|azure|dev)"
+    r"""|dependencies\s*=\s*\[[^\]]*["']oriel["'<>=~]"""
+)
 
 
 @pytest.fixture(scope="module")
@@ -75,3 +86,65 @@ def test_the_sdist_can_be_tested_and_built(sdist: list[str]) -> None:
     assert any(name.startswith("tests/") for name in sdist)
     unwanted = (".venv/", ".git/", "build/", ".mypy_cache/", ".oriel/")
     assert [name for name in sdist if name.startswith(unwanted) or "__pycache__" in name] == []
+
+
+def test_the_distribution_has_a_name_of_its_own(built: Path) -> None:
+    assert sorted(path.name.partition("-")[0] for path in built.iterdir()) == ["oriel_serving", "oriel_serving"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["name"] == NAME and project["scripts"] == {"oriel": "oriel_cli.main:main"}
+
+
+def test_the_installed_version_is_the_projects() -> None:
+    """Found under the distribution's name; only a tree that was never installed has none."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert installed_version() == project["version"]
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Everything in the checkout that somebody reads or copies a command from."""
+    folders = (*PACKAGES, "docs", "examples", "requirements", "terraform", "tests", ".ci")
+    for path in (*ROOT.glob("*"), *(path for folder in folders for path in (ROOT / folder).rglob("*"))):
+        own = path == Path(__file__).resolve() or "__pycache__" in path.parts or ".terraform" in path.parts
+        if path.is_file() and not own and path.suffix in ("", ".md", ".py", ".sh", ".tf", ".toml", ".txt"):
+            yield str(path.relative_to(ROOT)), path.read_text(errors="replace")
+
+
+def test_nobody_is_sent_to_the_other_project_of_the_name() -> None:
+    found = [(name, match[0]) for name, text in texts() for match in TAKEN.finditer(text)]
+    assert found == [], "the distribution is oriel-serving"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pip install oriel",
+        "`pip install oriel pytest`",
+        "uv pip install -U 'oriel>=0.1'",
+        "pip uninstall -y onnxruntime && pip install 'oriel[gpu]'",
+        "the extra oriel[tensorrt]",
+        "f\"pip install 'oriel[{extra}]'\"",
+        r"pip install 'oriel\[s3\]'",
+        'RUN ["/uv", "pip", "install", "--no-index", "--find-links", "/dist", "oriel"]',
+        'dependencies = ["numpy", "oriel"]',
+    ],
+)
+def test_the_other_name_is_seen(text: str) -> None:
+    assert TAKEN.search(text)
+    assert not TAKEN.search(text.replace("oriel", NAME))
+
+
+def test_the_make_target_builds_the_wheel_and_prints_how_to_install_it(tmp_path: Path) -> None:
+    """In a copy whose set-up counts as done; a wheel of an earlier version goes."""
+    for name in (*PACKAGES, "examples"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE", "hatch_build.py", "Makefile"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "dist").mkdir()
+    (tmp_path / "dist" / "oriel_serving-0.0.9-py3-none-any.whl").touch()
+    ready = ["HERE=here", f"VENV={sys.prefix}", "-o", f"{sys.prefix}/.base-here"]
+    command = ["make", "--no-print-directory", "wheel", *ready]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    assert done.stdout.splitlines() == [str(wheel), f"pip install '{wheel}[cpu]'"]
+    assert wheel.name == f"oriel_serving-{installed_version()}-py3-none-any.whl"

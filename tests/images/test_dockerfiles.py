@@ -59,7 +59,7 @@ MUTATIONS = [
     ('RUN ["/uv", "venv", "/tools"]', 'RUN ["python3", "-m", "venv", "/tools"]', "looks python3 up"),
     ('"--require-hashes", "--only-binary"', '"--only-binary"', "no hash pins"),
     ("'--require-hashes', ", "", "no hash pins"),
-    ('"--no-index", "--find-links", "/dist", "oriel"]', '"oriel"]', "no lock pins"),
+    ('"--no-index", "--find-links", "/dist", "oriel-serving"]', '"oriel-serving"]', "no lock pins"),
     ("ENTRYPOINT [", "ENTRYPOINT oriel gateway #[", "shell form"),
     ('ENTRYPOINT ["/opt/oriel/bin/oriel", "gateway"]', 'ENTRYPOINT ["/opt/oriel/bin/oriel", "logic"]', "not start"),
     ("'127.0.0.1', 8082,", "'127.0.0.1', 9999,", "asks no health"),

@@ -84,7 +84,7 @@ def image(request: pytest.FixtureRequest, folder: Path, wheel: Path) -> Iterator
 
 def test_the_wheel_of_the_context_is_the_wheel(wheel: Path) -> None:
     """.dockerignore keeps nothing back that belongs in."""
-    (built,) = wheel.glob("oriel-*-py3-none-any.whl")
+    (built,) = wheel.glob("oriel_serving-*-py3-none-any.whl")
     with zipfile.ZipFile(built) as archive:
         names = set(archive.namelist())
     for room in ("wire", "policies", "gateway", "logic", "inference", "cli"):
@@ -101,7 +101,7 @@ def test_an_image_holds_what_its_lock_says(image: tuple[str, Root]) -> None:
     python = str(root.at("/opt/oriel/bin/python"))
     done = subprocess.run([uv, "pip", "freeze", "--python", python], capture_output=True, text=True, check=True)
     installed = dict(line.split("==") for line in done.stdout.split() if "==" in line)
-    assert installed.pop("oriel") is not None
+    assert installed.pop("oriel-serving") is not None
     pins = dict(re.findall(r"^([a-z0-9._-]+)==([^ ;]+)", (ROOT / "requirements" / lock).read_text(), re.MULTILINE))
     assert set(installed) <= set(pins)
     # Neither what builds nor what installs is in what runs.

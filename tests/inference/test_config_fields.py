@@ -189,8 +189,8 @@ ROWS = [
     works("instance_group.kind", group("kind: KIND_CPU"), lambda v: v.sessions[0].provider == "CPUExecutionProvider"),
     works("instance_group.kind", group("kind: KIND_AUTO"), lambda v: v.sessions[0].provider == "CPUExecutionProvider"),
     works("instance_group.kind", group("kind: KIND_MODEL"), lambda v: v.sessions[0].provider == "CPUExecutionProvider"),
-    refused("instance_group.kind", group("kind: KIND_GPU"), "the extra oriel[gpu]"),
-    refused("instance_group.gpus", group("gpus: [ 0 ]"), "the extra oriel[gpu]"),
+    refused("instance_group.kind", group("kind: KIND_GPU"), "the extra oriel-serving[gpu]"),
+    refused("instance_group.gpus", group("gpus: [ 0 ]"), "the extra oriel-serving[gpu]"),
     refused("instance_group.gpus", group("kind: KIND_CPU gpus: [ 0 ]"), "does not go with KIND_CPU"),
     refused("instance_group.gpus", group("gpus: [ 0, 0 ]"), "each once"),
     warned("instance_group.profile", group('profile: "0"')),
@@ -261,12 +261,12 @@ ROWS = [
     refused(
         "optimization.execution_accelerators.gpu_execution_accelerator.name",
         accelerator("gpu", "tensorrt"),
-        "TensorRT is not available here: it takes an NVIDIA GPU, its driver and the extra oriel[tensorrt]",
+        "TensorRT is not available here: it takes an NVIDIA GPU, its driver and the extra oriel-serving[tensorrt]",
     ),
     refused(
         "optimization.execution_accelerators.gpu_execution_accelerator.name",
         accelerator("gpu", "cuda"),
-        "CUDA is not available here: it takes an NVIDIA GPU, its driver and the extra oriel[gpu]",
+        "CUDA is not available here: it takes an NVIDIA GPU, its driver and the extra oriel-serving[gpu]",
     ),
     refused(
         "optimization.execution_accelerators.gpu_execution_accelerator.name",
@@ -281,7 +281,7 @@ ROWS = [
     refused(
         "optimization.execution_accelerators.cpu_execution_accelerator.name",
         accelerator("cpu", "openvino"),
-        "pip install 'oriel[openvino]'",
+        "pip install 'oriel-serving[openvino]'",
     ),
     refused(
         "optimization.execution_accelerators.cpu_execution_accelerator.name",

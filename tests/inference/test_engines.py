@@ -26,15 +26,18 @@ CUDA = providers.CUDA
     ("names", "mend"),
     [
         (["numpy", "onnxruntime"], ""),
-        (["onnxruntime-gpu", "oriel"], ""),
+        (["onnxruntime-gpu", "oriel-serving"], ""),
         # the plug-in is made for a plain ONNX Runtime
         (["onnxruntime", "onnxruntime-ep-openvino"], ""),
-        (["onnxruntime", "onnxruntime_openvino"], "onnxruntime onnxruntime-openvino && pip install 'oriel[openvino]'"),
+        (
+            ["onnxruntime", "onnxruntime_openvino"],
+            "onnxruntime onnxruntime-openvino && pip install 'oriel-serving[openvino]'",
+        ),
         (
             ["ONNXRuntime", "onnxruntime-gpu"],
-            "pip uninstall -y onnxruntime onnxruntime-gpu && pip install 'oriel[gpu]'",
+            "pip uninstall -y onnxruntime onnxruntime-gpu && pip install 'oriel-serving[gpu]'",
         ),
-        (["onnxruntime-directml", "onnxruntime"], "pip install 'oriel[cpu]'"),
+        (["onnxruntime-directml", "onnxruntime"], "pip install 'oriel-serving[cpu]'"),
     ],
 )
 def test_two_distributions_of_onnx_runtime(names: list[str], mend: str) -> None:
@@ -133,7 +136,7 @@ def test_a_package_that_lists_cuda_is_not_believed(tmp_path: Path, monkeypatch: 
 def test_provider_that_is_not_installed_comes_with_its_extra(provider: str, extra: str) -> None:
     if provider in onnxruntime.get_available_providers():
         pytest.skip("it is installed here")
-    assert f"pip install 'oriel[{extra}]'" in providers.missing(provider)
+    assert f"pip install 'oriel-serving[{extra}]'" in providers.missing(provider)
 
 
 def test_providers_that_fail_at_the_same_time_leave_standard_output_alone(

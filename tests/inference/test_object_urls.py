@@ -73,7 +73,7 @@ def test_the_flag_takes_folders_and_urls(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "oriel_inference.stores.s3", None)
-    with pytest.raises(LoadFailed, match=r"pip install 'oriel\[s3\]'"):
+    with pytest.raises(LoadFailed, match=r"pip install 'oriel-serving\[s3\]'"):
         client_of("s3://bucket/a")
 
 

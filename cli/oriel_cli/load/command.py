@@ -20,7 +20,7 @@ from oriel_cli.load.plot import as_html
 from oriel_cli.load.report import as_document, as_text, progress_line
 from oriel_cli.load.scenario import Phase, Scenario, Stream, checked, read
 from oriel_cli.load.senders import GrpcSender, HttpSender, Sender
-from oriel_cli.version import installed
+from oriel_wire.distribution import installed_version
 from oriel_wire.engine.upstream import Endpoint
 
 __all__ = ["add_arguments", "offer", "run"]
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
             raise CommandFailed(f"{path}: there is no such folder")  # now, not after an hour's load
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         record = runner.run(offer(scenario, quiet=args.quiet))
-    document = as_document(scenario, record, version=installed())
+    document = as_document(scenario, record, version=installed_version())
     if args.json == "-":
         print(json.dumps(document))
     else:

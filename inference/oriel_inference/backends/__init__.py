@@ -240,6 +240,6 @@ def find_backend(name: str) -> Backend:
         factory: Callable[[], Backend] = getattr(import_module(module), attribute)
     except ImportError as error:
         raise LoadFailed(
-            f"{name!r} is not installed: pip install 'oriel[cpu]' (in a checkout: make clean setup)"
+            f"{name!r} is not installed: pip install 'oriel-serving[cpu]' (in a checkout: make clean setup)"
         ) from error
     return factory()

@@ -32,7 +32,7 @@ def conflict(names: Iterable[str]) -> str:
     extra = "cpu" if "cpu" in extras and len(extras) == 1 else next((e for e in extras if e != "cpu"), "cpu")
     return (
         f"{' and '.join(found)} are installed together and overwrite each other's files; keep one: "
-        f"pip uninstall -y {' '.join(found)} && pip install 'oriel[{extra}]'"
+        f"pip uninstall -y {' '.join(found)} && pip install 'oriel-serving[{extra}]'"
     )
 
 

@@ -88,7 +88,7 @@ def missing(name: str) -> str:
         return ""
     usable = ", ".join(each for each in available if each != "AzureExecutionProvider")
     text = f"execution provider {name[:64]!r} is not available, only {usable}"
-    return f"{text}; install it: pip install 'oriel[{_EXTRAS[name]}]'" if name in _EXTRAS else text
+    return f"{text}; install it: pip install 'oriel-serving[{_EXTRAS[name]}]'" if name in _EXTRAS else text
 
 
 @cache

@@ -10,8 +10,10 @@ __all__ = ["PLATFORM_OF", "default_file", "name_engine", "names_engine", "needs"
 
 _CONVERT = "export the model to ONNX: docs/convert-to-onnx.md shows how"
 _NEEDS = {
-    "tensorrt": "TensorRT is not available here: it takes an NVIDIA GPU, its driver and the extra oriel[tensorrt]",
-    "cuda": "CUDA is not available here: it takes an NVIDIA GPU, its driver and the extra oriel[gpu]",
+    "tensorrt": (
+        "TensorRT is not available here: it takes an NVIDIA GPU, its driver and the extra oriel-serving[tensorrt]"
+    ),
+    "cuda": "CUDA is not available here: it takes an NVIDIA GPU, its driver and the extra oriel-serving[gpu]",
 }
 _PYTORCH = f"PyTorch models are not executed by this server, {_CONVERT}"
 _TENSORFLOW = f"TensorFlow models are not executed by this server, {_CONVERT}"
@@ -22,12 +24,12 @@ _REFUSED = {
     "tensorrt": (
         "TensorRT engine files are not executed by this version, whatever is installed. The ONNX file they were built "
         'from runs on TensorRT: backend: "onnxruntime" and optimization { execution_accelerators { '
-        'gpu_execution_accelerator { name: "tensorrt" } } }, on an NVIDIA GPU with the extra oriel[tensorrt]'
+        'gpu_execution_accelerator { name: "tensorrt" } } }, on an NVIDIA GPU with the extra oriel-serving[tensorrt]'
     ),
     "openvino": (
         "OpenVINO IR files are not executed by this version, whatever is installed. The ONNX file they were made from "
         'runs on OpenVINO: backend: "onnxruntime" and optimization { execution_accelerators { '
-        'cpu_execution_accelerator { name: "openvino" } } }, with the extra oriel[openvino]'
+        'cpu_execution_accelerator { name: "openvino" } } }, with the extra oriel-serving[openvino]'
     ),
     **dict.fromkeys(("pytorch", "torch_aoti", "libtorch"), _PYTORCH),
     **dict.fromkeys(("tensorflow", "tensorflow1", "tensorflow2"), _TENSORFLOW),

@@ -1,7 +1,6 @@
 """What both v2 servers share: the models, whether the server is ready, what it says of itself."""
 
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Literal
 
 from oriel_inference.backends import memory_bytes
@@ -11,6 +10,7 @@ from oriel_inference.errors import ModelNotReady, UnknownModel
 from oriel_inference.lifecycle import Catalog
 from oriel_inference.log_settings import LogSettings
 from oriel_inference.servers.meter import Meter
+from oriel_wire.distribution import installed_version
 from oriel_wire.engine.peers import TrustedPeers
 from oriel_wire.trace import SpanSink
 from oriel_wire.v2.proto import v2_pb2
@@ -18,7 +18,7 @@ from oriel_wire.v2.proto import v2_pb2
 __all__ = ["EXTENSIONS", "SERVER_NAME", "SERVER_VERSION", "Surface"]
 
 SERVER_NAME = "oriel"
-SERVER_VERSION = version("oriel")
+SERVER_VERSION = installed_version()
 EXTENSIONS = (
     "classification",
     "schedule_policy",

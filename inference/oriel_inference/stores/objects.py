@@ -148,4 +148,4 @@ def client_of(url: str) -> tuple[ObjectClient, str]:
         return open_obstore(location), location.prefix
     except ImportError as error:
         extra = _EXTRAS[location.kind]
-        raise LoadFailed(f"{location.kind}:// needs more packages: pip install 'oriel[{extra}]'") from error
+        raise LoadFailed(f"{location.kind}:// needs more packages: pip install 'oriel-serving[{extra}]'") from error

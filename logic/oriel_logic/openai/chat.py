@@ -27,7 +27,7 @@ def missing(template: str) -> str:
     if template in ("", CHATML):
         return ""
     if find_spec("jinja2") is None:
-        return "its chat template needs the package jinja2: pip install 'oriel[embeddings]'"
+        return "its chat template needs the package jinja2: pip install 'oriel-serving[embeddings]'"
     file = Path(template)
     if not file.is_file():
         return f"there is no chat template {file.name} beside its handler file"

@@ -40,7 +40,7 @@ class Encoded:
 def missing(path: Path) -> str:
     """Why this tokenizer cannot be used here, "" if it can; nothing is imported."""
     if find_spec("tokenizers") is None:
-        return "it needs the package tokenizers: pip install 'oriel[embeddings]'"
+        return "it needs the package tokenizers: pip install 'oriel-serving[embeddings]'"
     return "" if path.is_file() else f"there is no tokenizer file {path.name} beside its handler file"
 
 

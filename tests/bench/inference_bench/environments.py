@@ -12,6 +12,8 @@ from pathlib import Path
 
 from gateway_bench.contenders import ROOT
 
+from oriel_wire.distribution import installed_version
+
 __all__ = ["PEERS", "RUNTIME", "machine", "python_of", "versions"]
 
 # The same runtime everywhere: the one this project's own environment has.
@@ -49,7 +51,8 @@ def python_of(name: str) -> Path:
 
 def versions(peers: list[str]) -> dict[str, str]:
     """What was measured, and with what."""
-    found = {name: version(name) for name in ("oriel", "onnxruntime", "grpcio", "numpy", "uvloop")}
+    found = {name: version(name) for name in ("onnxruntime", "grpcio", "numpy", "uvloop")}
+    found["oriel"] = installed_version()
     found["python"] = platform.python_version()
     for peer in peers:
         package = PEERS[peer][0].partition("==")

@@ -120,7 +120,7 @@ def test_what_is_missing_is_said(tmp_path: Path, file: str, monkeypatch: pytest.
     assert "broken.json cannot be read" in model(tokenizer=tmp_path / "broken.json", ends=["x"]).problem()
     assert model().problem() == "" and "no chat template" in model(chat_template="none.jinja").problem()
     monkeypatch.setattr("oriel_logic.openai.tokenizer.find_spec", lambda name: None)
-    assert missing(Path(file)) == "it needs the package tokenizers: pip install 'oriel[embeddings]'"
+    assert missing(Path(file)) == "it needs the package tokenizers: pip install 'oriel-serving[embeddings]'"
     with pytest.raises(ValueError, match="no name for a model"):
         model(served_as="a,b")
 
