@@ -39,8 +39,36 @@ locals {
   }
 }
 
-# EKS knows deletion protection only from provider 6 on, and prevent_destroy takes no variable. This is destroyed
-# before anything else, since it depends on all that nothing else depends on; if it fails, nothing is destroyed.
+# What nothing can be changed in place: another value would make nearly everything anew, and stop half way where AWS
+# protects the old. Kept while the environment is protected.
+locals {
+  fixed = {
+    account      = local.account
+    name         = var.name
+    network_cidr = var.network_cidr
+    region       = var.region
+    zones        = join(", ", local.zones)
+  }
+}
+
+resource "terraform_data" "fixed" {
+  count = var.cluster.deletion_protection ? 1 : 0
+
+  input = local.fixed
+  lifecycle {
+    ignore_changes = [input]
+    postcondition {
+      condition = alltrue([for key, value in self.input : try(local.fixed[key], value) == value])
+      error_message = join("; ", concat(
+        [for key, value in self.input : "${key} is \"${value}\" and would become \"${local.fixed[key]}\"" if try(local.fixed[key], value) != value],
+        ["this cannot be changed in place and would make the environment anew. If that is meant, first apply cluster.deletion_protection = false by itself"],
+      ))
+    }
+  }
+}
+
+# prevent_destroy takes no variable, and EKS's own protection keeps the cluster only. This is destroyed before anything
+# else, since it depends on all that nothing else depends on; if it fails, nothing is destroyed.
 resource "terraform_data" "deletion_protection" {
   input = var.cluster.deletion_protection
 
@@ -67,5 +95,6 @@ resource "terraform_data" "deletion_protection" {
     helm_release.secrets,
     helm_release.storage,
     module.platform,
+    terraform_data.fixed,
   ]
 }

@@ -9,16 +9,25 @@ data "aws_availability_zones" "available" {
     name   = "opt-in-status"
     values = ["opt-in-not-required"]
   }
+}
+
+# As they were at the first apply in this region: AWS leaves out a zone in trouble, and a list that is read again would move
+# the networks, and with them everything.
+resource "terraform_data" "zones" {
+  for_each = toset([var.region])
+
+  input = slice(data.aws_availability_zones.available.names, 0, min(3, length(data.aws_availability_zones.available.names)))
   lifecycle {
+    ignore_changes = [input]
     postcondition {
-      condition     = length(self.names) >= 3
+      condition     = length(self.input) == 3
       error_message = "region: three availability zones are needed; this account sees fewer in ${var.region}."
     }
   }
 }
 
 locals {
-  zones = slice(data.aws_availability_zones.available.names, 0, 3)
+  zones = terraform_data.zones[var.region].input
   # Of a /16: a /18 per zone for nodes and pods (each pod has an address of the network), the last /18 for the rest.
   private_cidrs = { for i, zone in local.zones : zone => cidrsubnet(var.network_cidr, 2, i) }
   public_cidrs  = { for i, zone in local.zones : zone => cidrsubnet(var.network_cidr, 8, 192 + i) }

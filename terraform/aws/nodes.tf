@@ -33,7 +33,7 @@ locals {
   )
   gpu_type = coalesce(var.gpu_pool.instance_type, "g6.2xlarge")
   # A group with a zone that lacks its type is CREATE_FAILED, or tries there in vain.
-  gpu_zones = [for zone in local.zones : zone if var.gpu_enabled && contains(flatten(data.aws_ec2_instance_type_offerings.gpu[*].locations), zone)]
+  gpu_zones = flatten([for each in values(terraform_data.gpu_zones) : each.input])
   # EKS's own spelling.
   eks_taint_effects = { NoSchedule = "NO_SCHEDULE", PreferNoSchedule = "PREFER_NO_SCHEDULE", NoExecute = "NO_EXECUTE" }
 }
@@ -50,9 +50,17 @@ data "aws_ec2_instance_type_offerings" "gpu" {
     name   = "location"
     values = local.zones
   }
+}
+
+# As they were when the pool was first planned: the pool's name is made of them.
+resource "terraform_data" "gpu_zones" {
+  for_each = toset([for type in [local.gpu_type] : "${type} in ${join(", ", local.zones)}" if var.gpu_enabled])
+
+  input = [for zone in local.zones : zone if contains(data.aws_ec2_instance_type_offerings.gpu[0].locations, zone)]
   lifecycle {
+    ignore_changes = [input]
     postcondition {
-      condition     = length(setintersection(self.locations, local.zones)) > 0
+      condition     = length(self.input) > 0
       error_message = "gpu_pool.instance_type: no zone of ${join(", ", local.zones)} has ${local.gpu_type}: choose another type or region."
     }
   }

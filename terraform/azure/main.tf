@@ -12,7 +12,7 @@ locals {
   suffix      = substr(sha256("${data.azurerm_client_config.current.subscription_id}/${var.region}/${var.name}"), 0, 6)
   unique_name = "${substr(replace(var.name, "-", ""), 0, 18)}${local.suffix}"
   namespace   = try(var.platform.namespace, "oriel")
-  zones       = sort([for zone in data.azurerm_location.this.zone_mappings : zone.logical_zone])
+  zones       = terraform_data.zones[var.region].input
   tags        = merge({ managed-by = "terraform", part-of = var.name }, var.tags)
   # Networks from which people and pipelines come; none: everything is reached from inside the network only.
   private = length(var.cluster.api_access_cidrs) == 0
@@ -49,6 +49,46 @@ locals {
   }
 }
 
+# As they were at the first apply in this region: the gateway's address, registry and node pools are made for their zones, and
+# another list would make them anew.
+resource "terraform_data" "zones" {
+  for_each = toset([var.region])
+
+  input = sort([for zone in data.azurerm_location.this.zone_mappings : zone.logical_zone])
+  lifecycle {
+    ignore_changes = [input]
+  }
+}
+
+# What nothing can be changed in place: another value would make nearly everything anew. Kept while the environment is
+# protected.
+locals {
+  fixed = {
+    api          = local.private ? "private" : "public"
+    name         = var.name
+    network_cidr = var.network_cidr
+    region       = var.region
+    subscription = data.azurerm_client_config.current.subscription_id
+    zones        = join(", ", local.zones)
+  }
+}
+
+resource "terraform_data" "fixed" {
+  count = var.cluster.deletion_protection ? 1 : 0
+
+  input = local.fixed
+  lifecycle {
+    ignore_changes = [input]
+    postcondition {
+      condition = alltrue([for key, value in self.input : try(local.fixed[key], value) == value])
+      error_message = join("; ", concat(
+        [for key, value in self.input : "${key} is \"${value}\" and would become \"${local.fixed[key]}\"" if try(local.fixed[key], value) != value],
+        ["this cannot be changed in place and would make the environment anew. If that is meant, first apply cluster.deletion_protection = false by itself"],
+      ))
+    }
+  }
+}
+
 resource "azurerm_resource_group" "this" {
   name     = var.name
   location = var.region
@@ -77,5 +117,6 @@ resource "terraform_data" "deletion_protection" {
     azurerm_role_assignment.models,
     azurerm_role_assignment.registry,
     azurerm_role_assignment.address,
+    terraform_data.fixed,
   ]
 }

@@ -119,10 +119,6 @@ resource "google_container_cluster" "this" {
   lifecycle {
     # Of the nodes that are gone.
     ignore_changes = [node_config, initial_node_count]
-    precondition {
-      condition     = length(local.zones) >= 2
-      error_message = "${var.region} has fewer than two zones."
-    }
   }
 
   depends_on = [

@@ -31,7 +31,7 @@ locals {
   # The nodes of all pools, in two zones at least. Only zones with a letter of their own: Google also lists AI zones
   # (us-central1-ai1a), which GKE refuses beside the region's others and which have no CPU machines.
   usual_zones = sort([for zone in data.google_compute_zones.available.names : zone if can(regex("-[a-z]$", zone))])
-  zones       = slice(local.usual_zones, 0, min(3, length(local.usual_zones)))
+  zones       = terraform_data.zones[var.region].input
 
   infrastructure = {
     cloud                  = "gcp"
@@ -59,6 +59,20 @@ locals {
   }
 }
 
+# As they were at the first apply in this region: nodes do not move because a zone is briefly away, or a new one sorts first.
+resource "terraform_data" "zones" {
+  for_each = toset([var.region])
+
+  input = slice(local.usual_zones, 0, min(3, length(local.usual_zones)))
+  lifecycle {
+    ignore_changes = [input]
+    postcondition {
+      condition     = length(self.input) >= 2
+      error_message = "${var.region} has fewer than two zones."
+    }
+  }
+}
+
 resource "google_project_service" "this" {
   for_each = toset(concat([
     "artifactregistry.googleapis.com",
@@ -75,6 +89,34 @@ resource "google_project_service" "this" {
   service = each.value
   # Others in the project may use them.
   disable_on_destroy = false
+}
+
+# What nothing can be changed in place: another value would make nearly everything anew, and stop half way where Google
+# protects the old. Kept while the environment is protected.
+locals {
+  fixed = {
+    name         = var.name
+    network_cidr = var.network_cidr
+    project      = local.project
+    region       = var.region
+    zones        = join(", ", local.zones)
+  }
+}
+
+resource "terraform_data" "fixed" {
+  count = var.cluster.deletion_protection ? 1 : 0
+
+  input = local.fixed
+  lifecycle {
+    ignore_changes = [input]
+    postcondition {
+      condition = alltrue([for key, value in self.input : try(local.fixed[key], value) == value])
+      error_message = join("; ", concat(
+        [for key, value in self.input : "${key} is \"${value}\" and would become \"${local.fixed[key]}\"" if try(local.fixed[key], value) != value],
+        ["this cannot be changed in place and would make the environment anew. If that is meant, first apply cluster.deletion_protection = false by itself"],
+      ))
+    }
+  }
 }
 
 # The first thing a destroy comes to: everything that nothing else waits for is named. GKE's own protection keeps the
@@ -95,5 +137,6 @@ resource "terraform_data" "deletion_protection" {
     google_dns_record_set.gateway,
     google_redis_instance.this,
     google_storage_bucket_iam_member.readers,
+    terraform_data.fixed,
   ]
 }

@@ -31,7 +31,17 @@ locals {
   }
 
   # Not every zone has every GPU, and GKE refuses a pool with a zone that lacks it.
-  gpu_zones = [for zone in local.zones : zone if try(length(data.google_compute_machine_types.gpu[zone].machine_types), 0) > 0]
+  gpu_zones = flatten([for each in values(terraform_data.gpu_zones) : each.input])
+}
+
+# As they were when the pool was first planned.
+resource "terraform_data" "gpu_zones" {
+  for_each = toset([for type in [local.gpu_type] : "${type} in ${join(", ", local.zones)}" if var.gpu_enabled])
+
+  input = [for zone in local.zones : zone if length(data.google_compute_machine_types.gpu[zone].machine_types) > 0]
+  lifecycle {
+    ignore_changes = [input]
+  }
 }
 
 data "google_compute_machine_types" "gpu" {

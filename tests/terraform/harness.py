@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 
 from .standin import rules, schema
 from .standin.calls import Call
+from .standin.provider import Answer
 from .standin.server import Servers
 
 HERE = Path(__file__).parent
@@ -203,12 +205,18 @@ class Workspace:
         done = self._process("validate", "-json")
         return [_diagnostic(each) for each in json.loads(done.stdout)["diagnostics"]]
 
-    def plan(self, **variables: Any) -> Plan:
-        """Raises TerraformFailed."""
+    def plan(self, *replaced: str, **variables: Any) -> Plan:
+        """Raises TerraformFailed. replaced: addresses that are to be made anew (-replace)."""
         self._count += 1
         file = f"plan-{self._count}"
         code, lines = self._run(
-            "plan", "-json", "-input=false", "-detailed-exitcode", f"-out={file}", *self._given(variables)
+            "plan",
+            "-json",
+            "-input=false",
+            "-detailed-exitcode",
+            f"-out={file}",
+            *[f"-replace={each}" for each in replaced],
+            *self._given(variables),
         )
         planned = [each["change"] for each in lines if each.get("type") == "planned_change"]
         return Plan(code == 2, _diagnostics(lines), planned, lambda: self._shown(file))
@@ -255,6 +263,16 @@ class Workspace:
     def fail_at(self, type_name: str, nth: int = 1, *, action: str = "create", half_done: bool = False) -> None:
         """The nth such call of the next apply or destroy fails; half_done: the thing is there all the same."""
         self._servers.faults.add(type_name, nth, action=action, half_done=half_done)
+
+    @contextmanager
+    def reading(self, answers: Mapping[str, Answer]) -> Iterator[None]:
+        """Meanwhile these data sources answer otherwise: attributes, or the text of an error."""
+        self._servers.answers.update(answers)
+        try:
+            yield
+        finally:
+            for name in answers:
+                del self._servers.answers[name]
 
     def _given(self, variables: Mapping[str, Any]) -> list[str]:
         file = self.path / "given.json"

@@ -63,6 +63,42 @@ def test_a_second_plan_is_empty(applied):
     assert not applied.workspace.plan(**GIVEN).changes
 
 
+# A region that lists its first zone no longer, and a type that is offered in one of the others only.
+ZONE_AWAY = {
+    "data.aws_availability_zones": {"names": ["eu-central-1b", "eu-central-1c", "eu-central-1d"]},
+    "data.aws_ec2_instance_type_offerings": {"locations": ["eu-central-1c"]},
+}
+
+
+def test_a_zone_that_is_briefly_away_moves_nothing(applied):
+    with applied.workspace.reading(ZONE_AWAY):
+        assert applied.workspace.plan(**GIVEN).actions() == {}
+    with applied.workspace.reading({"data.aws_availability_zones": {"names": ["eu-central-1b"]}}):
+        assert applied.workspace.plan(**GIVEN).actions() == {}
+
+
+def test_what_cannot_change_in_place_is_refused_while_protected(applied):
+    with pytest.raises(TerraformFailed) as refused:
+        applied.workspace.plan(**GIVEN | {"name": "other", "network_cidr": "10.50.0.0/16", "region": "eu-west-1"})
+    (error,) = refused.value.diagnostics
+    for said in (
+        'name is "oriel" and would become "other"',
+        'network_cidr is "10.42.0.0/16" and would become "10.50.0.0/16"',
+        'region is "eu-central-1" and would become "eu-west-1"',
+        "cluster.deletion_protection",
+    ):
+        assert said in error.detail
+    with applied.workspace.reading(ZONE_AWAY), pytest.raises(TerraformFailed) as refused:
+        applied.workspace.plan('terraform_data.zones["eu-central-1"]', **GIVEN)
+    zones = 'zones is "eu-central-1a, eu-central-1b, eu-central-1c" and would become "eu-central-1b, '
+    (error,) = refused.value.diagnostics
+    assert zones in error.detail
+    account = {"account_id": "210987654321", "arn": "arn:aws:iam::210987654321:user/deployer"}
+    with applied.workspace.reading({"data.aws_caller_identity": account}), pytest.raises(TerraformFailed) as refused:
+        applied.workspace.plan(**GIVEN)
+    assert 'account is "123456789012" and would become "210987654321"' in str(refused.value)
+
+
 def test_what_is_stored_is_encrypted_with_our_keys(applied):
     keys = {name: each["arn"] for name, each in of_type(applied, "aws_kms_key").items()}
     cluster, models = keys['aws_kms_key.this["cluster"]'], keys['aws_kms_key.this["models"]']
@@ -446,7 +482,8 @@ def test_what_the_platform_is_told_reaches_it_beside_the_clouds_own(applied):
 
 
 def test_longest_names_fit_what_aws_takes(applied):
-    plan = applied.workspace.plan(**GIVEN | {"name": "a" * 20, "region": "ap-southeast-1"})
+    unprotected = GIVEN | {"cluster": {"deletion_protection": False}}
+    plan = applied.workspace.plan(**unprotected | {"name": "a" * 20, "region": "ap-southeast-1"})
     for type_name, argument, most in (
         ("aws_iam_role", "name", 64),
         ("aws_s3_bucket", "bucket", 63),

@@ -71,6 +71,33 @@ def test_valid_and_a_second_plan_is_empty(applied):
     assert not applied.workspace.plan(**GIVEN).changes
 
 
+def test_a_zone_that_is_briefly_away_moves_nothing(applied):
+    zones = [{"logical_zone": number, "physical_zone": f"westeurope-az{number}"} for number in ("2", "3")]
+    with applied.workspace.reading({"data.azurerm_location": {"zone_mappings": zones}}):
+        assert applied.workspace.plan(**GIVEN).actions() == {}
+
+
+def test_what_cannot_change_in_place_is_refused_while_protected(applied):
+    other = {"name": "other", "network_cidr": "10.50.0.0/16", "region": "northeurope"}
+    public = {"cluster": {"api_access_cidrs": ["203.0.113.0/24"]}}
+    subscription = {"subscription_id": "99999999-2222-3333-4444-555555555555"}
+    with (
+        applied.workspace.reading({"data.azurerm_client_config": subscription}),
+        pytest.raises(TerraformFailed) as refused,
+    ):
+        applied.workspace.plan(**GIVEN | other | public)
+    (error,) = refused.value.diagnostics
+    for said in (
+        'api is "private" and would become "public"',
+        'name is "oriel" and would become "other"',
+        'network_cidr is "10.42.0.0/16" and would become "10.50.0.0/16"',
+        'region is "westeurope" and would become "northeurope"',
+        'subscription is "11111111-2222-3333-4444-555555555555" and would become "99999999-',
+        "cluster.deletion_protection",
+    ):
+        assert said in error.detail
+
+
 def test_encrypted_at_rest_and_on_the_way(applied):
     """What Azure does by itself (etcd, disks, registry) has no argument; what has one is on."""
     account = applied.made["azurerm_storage_account.models"]

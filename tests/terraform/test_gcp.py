@@ -70,6 +70,31 @@ def test_valid_and_a_second_plan_is_empty(applied):
     assert not applied.workspace.plan(**GIVEN).changes
 
 
+def test_a_zone_that_is_briefly_away_moves_nothing(applied):
+    zones = {"names": ["europe-west4-c", "europe-west4-b", "europe-west4-d"]}
+    away = {"data.google_compute_zones": zones, "data.google_compute_machine_types": {"machine_types": []}}
+    with applied.workspace.reading(away):
+        assert applied.workspace.plan(**GIVEN).actions() == {}
+
+
+def test_what_cannot_change_in_place_is_refused_while_protected(applied):
+    other = GIVEN | {"name": "other", "network_cidr": "10.50.0.0/16", "region": "europe-west1"}
+    with (
+        applied.workspace.reading({"data.google_client_config": {"project": "another-project"}}),
+        pytest.raises(TerraformFailed) as refused,
+    ):
+        applied.workspace.plan(**other)
+    (error,) = refused.value.diagnostics
+    for said in (
+        'name is "oriel" and would become "other"',
+        'network_cidr is "10.42.0.0/16" and would become "10.50.0.0/16"',
+        'project is "example-project" and would become "another-project"',
+        'region is "europe-west4" and would become "europe-west1"',
+        "cluster.deletion_protection",
+    ):
+        assert said in error.detail
+
+
 def test_secrets_disks_and_models_are_encrypted_with_a_key_each(applied):
     keys = {each["name"]: each["id"] for each in applied.state.resources("google_kms_crypto_key").values()}
     assert set(keys) == {"secrets", "disks", "models"}

@@ -116,7 +116,7 @@ run "refuses_two_zones" {
     target = data.aws_availability_zones.available
     values = { names = ["us-west-1a", "us-west-1c"] }
   }
-  expect_failures = [data.aws_availability_zones.available]
+  expect_failures = [terraform_data.zones]
 }
 
 run "refuses_a_name_that_aws_refuses" {

@@ -1,5 +1,7 @@
 """One provider: what it answers to each call of the plugin protocol."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from . import planning, wire
@@ -12,12 +14,16 @@ from .values import at_path, has_unknown, known
 # Answered with "unimplemented": Terraform goes on without them.
 _ABSENT = {"GetMetadata", "GetFunctions", "GetResourceIdentitySchemas"}
 
+# What a data source answers in place of its rule: attributes, or the error it ends with.
+Answer = dict[str, Any] | str
+
 
 class StandIn:
-    def __init__(self, provider: Provider, log: CallLog, faults: Faults) -> None:
+    def __init__(self, provider: Provider, log: CallLog, faults: Faults, answers: Mapping[str, Answer]) -> None:
         self.provider = provider
         self._log = log
         self._faults = faults
+        self._answers = answers
         self._seeds = planning.Seeds()
         self._schemas = provider_message(provider)
 
@@ -95,6 +101,11 @@ class StandIn:
     def _ReadDataSource(self, fields: dict[int, list[Any]]) -> bytes:
         at_s = self._log.now_s()
         schema = self._type(fields, "data.")
+        answer = self._answers.get(schema.name, {})
+        if isinstance(answer, str):
+            return wire.message(2, wire.diagnostic(f"{schema.name}: {answer}"))
+        if answer:
+            schema = replace(schema, rule=replace(schema.rule, set=schema.rule.set | answer))
         value, _ = planning.planned(schema, None, wire.decoded(wire.last(fields, 2)))
         # What is read is the same whenever it is read.
         made = planning.made(schema, value, schema.name.removeprefix("data."))

@@ -11,7 +11,7 @@ import grpc
 
 from .calls import CallLog
 from .faults import Faults
-from .provider import StandIn
+from .provider import Answer, StandIn
 from .schema import Provider
 from .wire import field
 
@@ -42,17 +42,21 @@ class _Methods(grpc.GenericRpcHandler):
 
 
 class Servers:
-    """Providers served together, with one log and one set of faults. Close it in the end."""
+    """Providers served together, with one log and one set of faults. Close it in the end.
+
+    answers: name of a data source -> what it answers from then on.
+    """
 
     def __init__(self, providers: list[Provider]) -> None:
         self.log = CallLog()
         self.faults = Faults()
+        self.answers: dict[str, Answer] = {}
         self.providers = {provider.source: provider for provider in providers}
         self._servers = []
         reattach = {}
         for provider in providers:
             server = grpc.server(futures.ThreadPoolExecutor(8), options=_UNBOUNDED)
-            server.add_generic_rpc_handlers((_Methods(StandIn(provider, self.log, self.faults)),))
+            server.add_generic_rpc_handlers((_Methods(StandIn(provider, self.log, self.faults, self.answers)),))
             port = server.add_insecure_port("127.0.0.1:0")
             server.start()
             self._servers.append(server)
