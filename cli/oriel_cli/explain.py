@@ -67,7 +67,8 @@ async def _fetched(url: str) -> Mapping[str, bytes]:
 def run(args: argparse.Namespace) -> int:
     """Print one line per room; 0 if the call would go to a pool, 1 if it would be refused."""
     try:
-        snapshot = compile_documents(read(args.policies))
+        documents = read(args.policies)
+        snapshot = compile_documents(documents)
     except BadDocument as bad:
         raise CommandFailed(f"{bad} (`oriel policies check` names all mistakes)") from bad
     headers = {}
@@ -84,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         key = _identify(snapshot, _credential(args.key))
     asked = Asked(model=args.model, service=args.service, version=args.version, headers=headers)
-    steps = explain(snapshot, key, asked, now=time())
+    steps = explain(snapshot, key, asked, now=time(), documents=documents)
     refused = steps[-1].refused
     if args.json:
         listed = [{"room": step.room, "says": step.says, "refused": step.refused or None} for step in steps]

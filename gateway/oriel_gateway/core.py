@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from math import inf
 from time import monotonic
@@ -25,9 +26,11 @@ from oriel_gateway.unread import Unread
 from oriel_gateway.watch import Watch
 from oriel_policies.answer_cache import AnswerCache
 from oriel_policies.deadlines import DeadlineWheel
-from oriel_policies.documents import ApiKey, Snapshot, Tenant
+from oriel_policies.documents import ApiKey, Route, Snapshot, Tenant
 from oriel_policies.documents.packed import decoded
+from oriel_policies.documents.promises import served_by
 from oriel_policies.routing import RouteTable
+from oriel_policies.tiers import lowered, offered, on_route
 from oriel_wire.context import parse_timeout_ms, valid_request_id
 from oriel_wire.engine.large_messages import LargeMessages
 from oriel_wire.engine.listener import HttpServer
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
 __all__ = ["Expirable", "Gateway", "Young"]
 
 _TARGETS: Final = 8192
+_LINE_BYTES: Final = 256  # longer ones are judged anew each time
+_LISTED = 8  # tiers, in a refusal
 _RELEASED = 200  # remembered things let go per turn of the loop
 _BODY_BYTES: Final = 64 * 1024  # smaller bodies leave no memory behind that is worth giving back
 _GIVE_BACK_S = 2.0
@@ -98,6 +103,7 @@ class Gateway:
         self.pools = {name: PoolGate(pool, most_s=most_s) for name, pool in snapshot.pools.items()}
         self.left_pools: list[PoolGate] = []  # not in the documents any more, but calls are still on their way
         self.top_band = min((tier.band for tier in snapshot.tiers.values()), default=0)
+        self.tiers_differ = _tiers_differ(snapshot)
         self.draining = False
         self.endpoint_watch = Watch(lambda: (*self.pools.values(), *self.left_pools))
         self._loop = asyncio.get_running_loop()
@@ -135,7 +141,8 @@ class Gateway:
         self.routes = RouteTable(snapshot.routes)
         self.routing.adopted()
         self.top_band = min((tier.band for tier in snapshot.tiers.values()), default=0)
-        self._release(self._targets, self._old_targets, self._tenant_lines, *decoded(old))
+        self.tiers_differ = _tiers_differ(snapshot)
+        self._release(self._targets, self._old_targets, self._tenant_lines, *decoded(old), old.served)
         self._targets, self._old_targets, self._tenant_lines = {}, {}, {}
         self.forget_credentials()
         if good:
@@ -203,26 +210,49 @@ class Gateway:
         memo.keep_credential(fields[0].line, key)
         return key
 
-    def target(self, tenant: Tenant, line: bytes, method: str, path: str, query: str) -> Target:
-        """What this tenant's request line asks for; remembered by its bytes. Raises Refused."""
-        key = (tenant, line)
+    def target(
+        self, tenant: Tenant, line: bytes, method: str, path: str, query: str, tier: str | None = None
+    ) -> Target:
+        """What this tenant's request line asks for; remembered by its bytes. tier: see `served`. Raises Refused."""
+        key = (tenant, line if tier is None else _with_tier(line, tier))
         found = self._targets.get(key)
         if found is None:
-            found = self._old_targets.get(key) or resolve(method, path, query, tenant, self.routes)
-            if len(line) <= 256:
-                self._remember(key, found)
+            found = self._old_targets.get(key)
+            if found is None:
+                found = resolve(method, path, query, tenant, self.routes, partial(self.served, asked=tier))
+            self._remember(key, found)
         return found
 
-    def grpc_target(self, tenant: Tenant, method: str, kind: Kind, name: str, version: str) -> Target:
-        """The same for a gRPC method and the model that its message names. Raises Refused NOT_FOUND."""
+    def grpc_target(
+        self, tenant: Tenant, method: str, kind: Kind, name: str, version: str, tier: str | None = None
+    ) -> Target:
+        """The same for a gRPC method and the model that its message names. Raises Refused."""
         line = f"{method} {name} {version}".encode("ascii")
-        key = (tenant, line)  # no HTTP request line looks like this
+        key = (tenant, line if tier is None else _with_tier(line, tier))  # no HTTP request line looks like this
         found = self._targets.get(key)
         if found is None:
-            found = self._old_targets.get(key) or resolve_grpc(kind, name, version, method, tenant, self.routes)
-            if len(line) <= 256:
-                self._remember(key, found)
+            found = self._old_targets.get(key)
+            if found is None:
+                by_tier = partial(self.served, asked=tier)
+                found = resolve_grpc(kind, name, version, method, tenant, self.routes, by_tier)
+            self._remember(key, found)
         return found
+
+    def served(self, tenant: Tenant, route: Route, asked: str | None = None) -> Tenant:
+        """The tenant by the tier that serves its calls on a route. asked: the tier the client asks for, if it does.
+
+        Raises Refused TIER_NOT_ALLOWED for one that is above what the documents say.
+        """
+        snapshot = self.snapshot
+        tier = on_route(tenant.tier, route, snapshot.tiers)
+        if asked is not None:
+            lower = lowered(tier, asked, snapshot.tiers)
+            if lower is None:
+                names = ", ".join([each.name for each in offered(tier, snapshot.tiers)][:_LISTED])
+                message = f"tier {asked[:64]!r} cannot be asked for here; what can: {names}"
+                raise Refused(Outcome.TIER_NOT_ALLOWED, message[:500])
+            tier = lower
+        return served_by(tenant, tier, snapshot.served)
 
     def chosen(self, target: Target, header: Callable[[str], str | None], mark: Mark) -> Target:
         """Of a target with choices, the one for a call with these headers and ids. Raises Refused NOT_FOUND."""
@@ -233,6 +263,8 @@ class Gateway:
         return found
 
     def _remember(self, key: tuple[Tenant, bytes], target: Target) -> None:
+        if len(key[1]) > _LINE_BYTES:
+            return
         if len(self._targets) >= _TARGETS:
             self._old_targets, self._targets = self._targets, {}
         self._targets[key] = target
@@ -393,12 +425,22 @@ class Gateway:
             await gate.close()
 
 
+def _with_tier(line: bytes, tier: str) -> bytes:
+    """What a target is remembered by; no line has a line feed in it."""
+    return b"%b\n%b" % (line, tier.encode("latin-1", "replace"))
+
+
 def _tenant_lines(tenant: Tenant) -> bytes:
     lines = f"x-oriel-tier: {tenant.tier.name}\r\nx-oriel-priority: {tenant.tier.band}\r\nx-oriel-tenant: {tenant.name}"
     if tenant.models != ("*",):
         # Without the line all models may be used: a tenant that may use none is given a pattern that no name fits.
         lines += f"\r\nx-oriel-models: {','.join(tenant.models) or '!'}"
     return lines.encode("ascii")
+
+
+def _tiers_differ(snapshot: Snapshot) -> bool:
+    """Whether the tier of a call may depend on its route."""
+    return any(route.tier for route in snapshot.routes)
 
 
 def _most_s(snapshot: Snapshot) -> float:

@@ -14,7 +14,7 @@ MAX_AGE_S = 600
 _METHODS = "GET, HEAD, POST"
 # Authorization has to be named: "*" does not cover it.
 _HEADERS = (
-    "accept, authorization, content-type, x-api-key, x-request-id, x-request-timeout-ms, "
+    "accept, authorization, content-type, x-api-key, x-request-id, x-request-timeout-ms, x-request-tier, "
     "inference-header-content-length, traceparent, tracestate"
 )
 _EXPOSED = (

@@ -15,6 +15,7 @@ class Outcome(StrEnum):
     BAD_REQUEST = "bad_request"
     UNAUTHENTICATED = "unauthenticated"
     IDENTITY_UNAVAILABLE = "identity_unavailable"
+    TIER_NOT_ALLOWED = "tier_not_allowed"
     NOT_READY = "not_ready"
     AMBIGUOUS_CREDENTIALS = "ambiguous_credentials"
     NOT_FOUND = "not_found"

@@ -40,6 +40,7 @@ _DROPPED = INTERNAL | {
     "proxy_authorization",
     "x-request-id",
     "x-request-timeout-ms",
+    "x-request-tier",
     "traceparent",
     "tracestate",
     "user-agent",

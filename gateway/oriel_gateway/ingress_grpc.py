@@ -36,6 +36,7 @@ __all__ = ["GrpcLimits", "serve_grpc"]
 
 SERVICE = "inference.GRPCInferenceService"
 HEALTH = "grpc.health.v1.Health"
+_TIER = "x-request-tier"
 _ALIVE = b"\x08\x01"  # bool field 1 = true; also HealthCheckResponse{status: SERVING}
 _MODEL_METHODS = frozenset({"ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics", "ModelInfer"})
 _OPERATOR_METHODS = frozenset(
@@ -48,6 +49,7 @@ _CODES = {
     Outcome.AMBIGUOUS_CREDENTIALS: grpc.StatusCode.INVALID_ARGUMENT,
     Outcome.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
     Outcome.IDENTITY_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    Outcome.TIER_NOT_ALLOWED: grpc.StatusCode.PERMISSION_DENIED,
     Outcome.NOT_READY: grpc.StatusCode.UNAVAILABLE,
     Outcome.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     Outcome.METHOD_NOT_ALLOWED: grpc.StatusCode.UNIMPLEMENTED,
@@ -285,10 +287,21 @@ class GrpcIngress(_GenericHandler):
         tenant = caller.key.tenant
         name, version = self._authorise(tenant, "ModelStreamInfer", message)
         _bounded(message, call.gate.pool)
+        if not tenant.allowances and not gateway.tiers_differ:
+            call.moved(message, name)
+            return name
+        asked = caller.metadata.get(_TIER)
+        target = gateway.grpc_target(tenant, "ModelStreamInfer", "model", name, version, asked)
+        if target.choices is not None:
+            target = gateway.chosen(target, caller.metadata.get, caller.mark)
+        # Beside what the first message's route says today: new documents alone end no stream.
+        tier, of_stream = target.tenant.tier.name, gateway.served(tenant, call.target.plan, asked).tier.name
+        if tier != of_stream:
+            why = f"this stream is served by tier {of_stream!r}, model {name!r} by {tier!r}: open another for it"
+            raise Refused(Outcome.BAD_REQUEST, why)
         if not tenant.allowances:
             call.moved(message, name)
             return name
-        target = gateway.grpc_target(tenant, "ModelStreamInfer", "model", name, version)
         wait_s = await call.further(tenant, target, len(message))
         if wait_s > 0.0:
             await asyncio.sleep(min(wait_s, GrpcLimits.PACE_S))
@@ -313,7 +326,11 @@ class GrpcIngress(_GenericHandler):
         caller.tenant = tenant = caller.key.tenant
         if method in _OPERATOR_METHODS and "operator" not in tenant.scopes:
             raise Refused(Outcome.METHOD_NOT_ALLOWED, f"{method} is not offered here")
-        caller.deadline = gateway.deadline(tenant, caller.received_s, caller.metadata.get("x-request-timeout-ms"))
+        self._set_deadline(caller, tenant)
+
+    def _set_deadline(self, caller: "_Caller", tenant: Tenant) -> None:
+        timeout_ms = caller.metadata.get("x-request-timeout-ms")
+        caller.deadline = self._gateway.deadline(tenant, caller.received_s, timeout_ms)
         if caller.remaining_s is not None:
             caller.deadline = min(caller.deadline, caller.received_s + caller.remaining_s)
 
@@ -340,9 +357,13 @@ class GrpcIngress(_GenericHandler):
         assert tenant is not None
         model = method in _MODEL_METHODS or method == "ModelStreamInfer"
         name, version = self._authorise(tenant, method, message) if model else ("", "")
-        target = gateway.grpc_target(tenant, method, "model" if model else "server", name, version)
+        asked = caller.metadata.get(_TIER)
+        target = gateway.grpc_target(tenant, method, "model" if model else "server", name, version, asked)
         if target.choices is not None:
             target = gateway.chosen(target, caller.metadata.get, caller.mark)
+        if target.tenant is not tenant:
+            caller.tenant = tenant = target.tenant
+            self._set_deadline(caller, tenant)
         gate = gateway.pools[target.pool]
         if not gate.speaks_grpc:
             raise absent("model", name)

@@ -107,11 +107,14 @@ class ClientConnection(ServerConnection):
                     return
                 key = gateway.identify_fields(head.credentials, self.memo)
                 tenant = key.tenant
-                target = gateway.target(tenant, line.line, line.method, line.path, line.query)
+                target = gateway.target(tenant, line.line, line.method, line.path, line.query, head.tier)
+                tenant = target.tenant
                 self._judged = self._judgement(head, key, target) if self.authenticated(head) else None
             mark = gateway.mark(head.request_id, head.traceparent, head.tracestate)
             if target.choices is not None:
                 target = gateway.chosen(target, head.get, mark)
+                if target.tenant is not tenant:
+                    tenant, lines = target.tenant, None  # the lines name another tier
             deadline = gateway.deadline(tenant, received_s, head.timeout)
             gate = gateway.pools[target.pool]
             bound = gate.pool.max_body_bytes
@@ -134,7 +137,7 @@ class ClientConnection(ServerConnection):
             self.continue_body()
 
     def _judgement(self, head: RequestHead, key: ApiKey, target: Target) -> _Judged:
-        gateway, tenant = self.gateway, key.tenant
+        gateway, tenant = self.gateway, target.tenant
         http, gate = gateway.snapshot.http, gateway.pools[target.pool]
         odd = target.special or target.choices is not None or head.timeout is not None or head.expect_continue
         watched = bool(http.cors_origins or http.trusted_proxies) or key.expires_at is not None

@@ -5,6 +5,7 @@ that the next hop cannot read another name out of it than the one that was autho
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import unquote_to_bytes
@@ -14,9 +15,11 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_policies.documents import Allowance, Route, Split, Tenant
 from oriel_policies.routing import RouteTable
 
-__all__ = ["Kind", "Target", "absent", "check_model", "resolve", "resolve_grpc"]
+__all__ = ["ByTier", "Kind", "Target", "absent", "check_model", "resolve", "resolve_grpc"]
 
 Kind = Literal["service", "model", "server"]
+# The tenant by the tier that serves its calls on a route; without one, by its own. May raise Refused TIER_NOT_ALLOWED.
+ByTier = Callable[[Tenant, Route], Tenant]
 
 _NAME = r"(?P<name>[A-Za-z0-9_-][A-Za-z0-9._-]{0,127})"
 # A service's versions are names that nobody counts with: no two spellings are one to a logic server.
@@ -57,6 +60,7 @@ _VERBS = {
 class Target:
     """One authorised thing to ask one pool for. line: the request line to send upstream; plan: what its route says.
 
+    tenant: who asks, by the tier that serves the call; where the route is not known yet, by the caller's own.
     allowances: those of the tenant that count the call.
     work: calls of one name here take about as long as one another; "": not worth timing.
     choices: not None when the call's headers or its id decide; then `choices.pick` gives the target to use.
@@ -66,6 +70,7 @@ class Target:
     sought: what an endpoint has or has not, as in `/v2/models/<sought>/ready`; "": every one has it.
     """
 
+    tenant: Tenant
     kind: Kind
     name: str
     pool: str
@@ -91,8 +96,10 @@ def check_model(tenant: Tenant, name: str, version: str) -> None:
         raise absent("model", name)
 
 
-def resolve(method: str, path: str, query: str, tenant: Tenant, routes: RouteTable) -> Target:
-    """Raises Refused NOT_FOUND (also for what the tenant may not use) or METHOD_NOT_ALLOWED."""
+def resolve(
+    method: str, path: str, query: str, tenant: Tenant, routes: RouteTable, by_tier: ByTier | None = None
+) -> Target:
+    """Raises Refused NOT_FOUND (also for what the tenant may not use), METHOD_NOT_ALLOWED or what `by_tier` does."""
     if "%" in path:
         try:
             path = unquote_to_bytes(path).decode("ascii")
@@ -142,7 +149,7 @@ def resolve(method: str, path: str, query: str, tenant: Tenant, routes: RouteTab
         where = f"/v2/models/{name}/versions/{version}{f'/{verb}' if verb else ''}" if version and name else path
         target = f"{where}?{query}" if query else where
         return _target(
-            tenant,
+            tenant if by_tier is None else by_tier(tenant, route),
             route,
             side,
             kind=kind,
@@ -159,15 +166,17 @@ def resolve(method: str, path: str, query: str, tenant: Tenant, routes: RouteTab
     return _first(found, make, tenant, kind, name)
 
 
-def resolve_grpc(kind: Kind, name: str, version: str, method: str, tenant: Tenant, routes: RouteTable) -> Target:
-    """The same for a gRPC method; name: of a model this tenant may use, or "". Raises Refused NOT_FOUND."""
+def resolve_grpc(
+    kind: Kind, name: str, version: str, method: str, tenant: Tenant, routes: RouteTable, by_tier: ByTier | None = None
+) -> Target:
+    """The same for a gRPC method; name: of a model this tenant may use, or ""."""
     found = routes.for_model(name, version)
     if not found:
         raise absent(kind, name)
 
     def make(route: Route, side: Split | None) -> Target:
         return _target(
-            tenant,
+            tenant if by_tier is None else by_tier(tenant, route),
             route,
             side,
             kind=kind,
@@ -190,7 +199,15 @@ def _first(found: tuple[Route, ...], make: Make, tenant: Tenant, kind: Kind, nam
         return target
     route = found[0]
     return Target(
-        kind=kind, name=name, pool=route.pool, plan=route, line=b"", route="", head_only=False, choices=choices
+        tenant=tenant,
+        kind=kind,
+        name=name,
+        pool=route.pool,
+        plan=route,
+        line=b"",
+        route="",
+        head_only=False,
+        choices=choices,
     )
 
 
@@ -213,6 +230,7 @@ def _target(
     shadowed = executes and bool(route.shadow_pool)
     of = asked or version
     return Target(
+        tenant=tenant,
         kind=kind,
         name=name,
         pool=side.pool if side is not None else route.pool,

@@ -7,13 +7,17 @@ what depends on the moment (queue, health, what was used of a limit) is named as
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from types import MappingProxyType
 
-from oriel_policies.documents import Allowance, ApiKey, Pool, Route, Snapshot, Tenant
-from oriel_policies.documents.promises import fits
+from oriel_policies.documents import Allowance, ApiKey, Pool, Route, Snapshot, Tenant, Tier
+from oriel_policies.documents.promises import fits, served_by
+from oriel_policies.documents.reading import Reading
+from oriel_policies.tiers import lowered, offered, on_route
 
 __all__ = ["Asked", "Step", "explain"]
 
 _UNKNOWN = "unauthenticated"
+_TIER = "x-request-tier"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +47,17 @@ class Step:
     refused: str = ""
 
 
-def explain(snapshot: Snapshot, key: ApiKey | None, asked: Asked, *, now: float) -> list[Step]:
+def explain(
+    snapshot: Snapshot,
+    key: ApiKey | None,
+    asked: Asked,
+    *,
+    now: float,
+    documents: Mapping[str, bytes] = MappingProxyType({}),
+) -> list[Step]:
     """Every room in order, up to the one that refuses. key: what the credential stands for, None if nothing does.
 
-    now: epoch seconds.
+    now: epoch seconds. documents: what `snapshot` was compiled from, so that fields are named with their files.
     """
     if key is None:
         return [Step(room="identify", says="no tenant of these documents has this credential", refused=_UNKNOWN)]
@@ -58,16 +69,8 @@ def explain(snapshot: Snapshot, key: ApiKey | None, asked: Asked, *, now: float)
     until = f", until {_date(key.expires_at)}" if key.expires_at is not None else ""
     scopes = f"; scopes: {', '.join(sorted(tenant.scopes))}" if tenant.scopes else ""
     steps = [Step(room="identify", says=f"tenant {tenant.name}{named}{until}{scopes}")]
-    tier = tenant.tier
-    steps.append(
-        Step(
-            room="tier",
-            says=f"{tier.name}: band {tier.band}, on time within {_ms(tier.target_s)}, given up after "
-            f"{_ms(tier.give_up_s)} unless the client asks for less; a stream may be silent for "
-            f"{_ms(tier.stream_idle_s)} and last {_ms(tier.stream_max_s)}; weight {tenant.weight:g} in its tier; "
-            f"{tier.objective * 100:g} % of its calls should be on time",
-        )
-    )
+    reading = Reading(documents)
+    steps.append(Step(room="tier", says=_tier(tenant, _decided(snapshot, key, reading))))
     patterns = tenant.models if asked.kind == "model" else tenant.services
     may = tenant.may_use_model(asked.name) if asked.kind == "model" else tenant.may_use_service(asked.name)
     if not may:
@@ -82,10 +85,89 @@ def explain(snapshot: Snapshot, key: ApiKey | None, asked: Asked, *, now: float)
     if route is None:
         says = f"no route serves {asked.kind} {asked.name!r}{f' version {asked.version}' if asked.version else ''}"
         return [*steps, Step(room="route", says=says, refused="not_found")]
+    by_tier = _effective(snapshot, tenant, route, asked, reading)
+    steps += by_tier.steps
+    if by_tier.tenant is None:
+        return steps
+    tenant = by_tier.tenant
     steps += [Step(room="limit", says=says) for says in _limits(tenant, asked, route)]
     steps += [Step(room="route", says=says) for says in _route(route)]
     pools = dict.fromkeys([side.pool for side in route.split] or [route.pool])
     return [*steps, *(Step(room="pool", says=_pool(snapshot.pools[name], tenant)) for name in pools)]
+
+
+def _tier(tenant: Tenant, decided: str) -> str:
+    tier = tenant.tier
+    return (
+        f"{tier.name}: band {tier.band}, on time within {_ms(tier.target_s)}, given up after {_ms(tier.give_up_s)} "
+        f"unless the client asks for less; a stream may be silent for {_ms(tier.stream_idle_s)} and last "
+        f"{_ms(tier.stream_max_s)}; weight {tenant.weight:g} in its tier; {tier.objective * 100:g} % of its calls "
+        f"should be on time; decided by {decided}"
+    )
+
+
+def _decided(snapshot: Snapshot, key: ApiKey, reading: Reading) -> str:
+    """The field that says by which tier a credential is served, wherever its calls go."""
+    name = key.tenant.name
+    file, table = next(((file, table) for file, each, table in reading.tenants() if each == name), ("", None))
+    own = f"{_in(file)}tenants.{name}.tier"
+    if key.tenant is snapshot.tenants.get(name):
+        return own
+    digest = next((digest.hex() for digest, each in snapshot.keys.items() if each is key), "")
+    if key.of_token:
+        issuer = next((n for n in snapshot.issuers if key.name == f"token of {n}"), "*")
+        where = next((file for file, document in reading.documents.items() if issuer in document.issuers), "")
+        found = f"{_in(where)}issuers.{issuer}.tier_claim"
+    else:
+        numbers = [n for n, each in enumerate(table.keys if table is not None else ()) if each.sha256 == digest]
+        found = f"{_in(file)}tenants.{name}.keys[{numbers[0] if numbers else '*'}].tier"
+    return f"{found}, in place of {own} ({snapshot.tenants[name].tier.name})"
+
+
+@dataclass(frozen=True, slots=True)
+class _ByTier:
+    """The tenant by the tier that serves a call, None if none does, and what a route and a request did about it."""
+
+    tenant: Tenant | None
+    steps: list[Step]
+
+
+def _effective(snapshot: Snapshot, tenant: Tenant, route: Route, asked: Asked, reading: Reading) -> _ByTier:
+    steps = []
+    own, tiers = tenant.tier, snapshot.tiers
+    tier = on_route(own, route, tiers)
+    if tier.name != own.name:
+        tenant = served_by(tenant, tier, snapshot.served)
+        steps.append(Step(room="tier", says=_tier(tenant, _route_field(snapshot, route, reading))))
+    elif route.tier and route.tier != own.name:
+        where = _route_field(snapshot, route, reading)
+        says = f"stays {own.name}: {where} is {route.tier}, which is above, and the route does not say above_tenant"
+        steps.append(Step(room="tier", says=says))
+    if (wanted := asked.headers.get(_TIER)) is not None:
+        lower = lowered(tier, wanted, tiers)
+        if lower is None:
+            says = (
+                f"{_TIER}: {wanted} is not among what this call may ask for: {', '.join(_names(offered(tier, tiers)))}"
+            )
+            return _ByTier(None, [*steps, Step(room="tier", says=says, refused="tier_not_allowed")])
+        if lower.name != tier.name:
+            tenant = served_by(tenant, lower, snapshot.served)
+            steps.append(Step(room="tier", says=_tier(tenant, f"the request's {_TIER}")))
+    return _ByTier(tenant, steps)
+
+
+def _names(tiers: Sequence[Tier]) -> list[str]:
+    return [tier.name for tier in tiers]
+
+
+def _route_field(snapshot: Snapshot, route: Route, reading: Reading) -> str:
+    """Routes are compiled in the order of the files."""
+    written = [f"{file}: routes[{n}]" for file, each in reading.documents.items() for n in range(len(each.routes))]
+    return f"{written[snapshot.routes.index(route)] if written else f'route {route.name}'}.tier"
+
+
+def _in(file: str) -> str:
+    return f"{file}: " if file else ""
 
 
 def _misses(route: Route, asked: Asked) -> str:

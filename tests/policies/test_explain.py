@@ -63,6 +63,85 @@ limits = [{{ model = "other", concurrency = 1 }}, {{ route = "canary", compute_m
 NOW = 1_800_000_000.0
 
 
+TIERS = {
+    "tiers.toml": b"""
+[tiers.gold]
+band = 0
+target_ms = 100
+[tiers.silver]
+band = 1
+target_ms = 100
+[tiers.bronze]
+band = 2
+target_ms = 100
+""",
+    "routes.toml": b"""
+[pools.p]
+endpoints = ["127.0.0.1:1"]
+triton_priorities = { bronze = 9 }
+[[routes]]
+model = "plain"
+pool = "p"
+[[routes]]
+model = "slow"
+pool = "p"
+tier = "silver"
+[[routes]]
+model = "urgent"
+pool = "p"
+tier = "gold"
+above_tenant = true
+""",
+    "tenants.toml": f"""
+[tenants.acme]
+tier = "gold"
+models = ["*"]
+keys = [{{ sha256 = "{digest("k")}" }}, {{ sha256 = "{digest("batch")}", name = "batch", tier = "bronze" }}]
+limits = [{{ tier = "bronze", concurrency = 4 }}]
+""".encode(),
+    "more.ndjson": b"\n"
+    + msgspec.json.encode({"name": "birch", "tier": "bronze", "models": ["*"], "keys": [{"sha256": digest("b")}]}),
+}
+OWN = "tenants.toml: tenants.acme.tier"
+
+
+@pytest.mark.parametrize(
+    ("key", "model", "asked", "tier", "decided"),
+    [
+        ("k", "plain", None, "gold", OWN),
+        ("batch", "plain", None, "bronze", f"tenants.toml: tenants.acme.keys[1].tier, in place of {OWN} (gold)"),
+        ("b", "plain", None, "bronze", "more.ndjson:2: tenants.birch.tier"),
+        ("k", "slow", None, "silver", "routes.toml: routes[1].tier"),
+        ("b", "urgent", None, "gold", "routes.toml: routes[2].tier"),
+        ("k", "plain", "bronze", "bronze", "the request's x-request-tier"),
+        ("k", "slow", "silver", "silver", "routes.toml: routes[1].tier"),
+        ("k", "plain", "gold", "gold", OWN),
+    ],
+)
+def test_it_names_the_document_and_the_field_that_decided_the_tier(
+    key: str, model: str, asked: str | None, tier: str, decided: str
+) -> None:
+    snapshot = compile_documents(TIERS)
+    stored = snapshot.keys[sha256(key.encode()).digest()]
+    headers = {} if asked is None else {"x-request-tier": asked}
+    steps = explain(snapshot, stored, Asked(model=model, headers=headers), now=NOW, documents=TIERS)
+    last = [step.says for step in steps if step.room == "tier"][-1]
+    assert last.startswith(f"{tier}: band ") and last.endswith(f"; decided by {decided}")
+    if stored.tenant.name == "acme":
+        assert any(step.says.startswith("tier:bronze") for step in steps if step.room == "limit") == (tier == "bronze")
+    assert steps[-1].says.endswith("Triton priority 9 over gRPC") == (tier == "bronze")
+
+
+def test_a_tier_that_a_route_does_not_give_or_a_request_may_not_have_is_explained() -> None:
+    snapshot = compile_documents(TIERS)
+    stored = snapshot.keys[sha256(b"b").digest()]
+    steps = explain(snapshot, stored, Asked(model="slow"), now=NOW, documents=TIERS)
+    assert "stays bronze: routes.toml: routes[1].tier is silver, which is above" in [s.says for s in steps][-4]
+    asked = Asked(model="slow", headers={"x-request-tier": "gold"})
+    last = explain(snapshot, stored, asked, now=NOW, documents=TIERS)[-1]
+    assert (last.room, last.refused) == ("tier", "tier_not_allowed") and last.says.endswith("may ask for: bronze")
+
+
 def said(key: str, **asked: object) -> list[str]:
     found = SNAPSHOT.keys.get(sha256(key.encode()).digest())
     steps = explain(SNAPSHOT, found, Asked(**asked), now=NOW)  # type: ignore[arg-type]
@@ -73,6 +152,7 @@ def test_a_call_that_is_served_is_followed_to_its_pool() -> None:
     lines = said("k", model="digits")
     assert lines[0] == "identify: tenant t by the key 'ci'"
     assert lines[1].startswith("tier: gold: band 0, on time within 100 ms, given up after 400 ms")
+    assert lines[1].endswith("; decided by tenants.t.tier")
     assert lines[2:] == [
         "allow: model 'digits' fits digits, other",
         "route: not canary: it is for calls with the header x-team: blue",
@@ -162,7 +242,7 @@ LINES = {
         "split = [{pool = 'p', weight = 1}, {pool = 'q', weight = 3}]", "split_by = 'header:a'",
         "shadow = {pool = 'q'}",
         "sticky = 'header:a'", "deterministic = true", "cache_s = 3.0", "cache_shared = true", "idempotent = true",
-        "hedge_ms = 5",
+        "hedge_ms = 5", "tier = 'u'", "above_tenant = true",
     ],
     "limit": [
         "requests_per_s = 3", "burst = 3", "concurrency = 3", "bytes_per_s = 3", "bytes_burst = 3",
@@ -176,6 +256,7 @@ BESIDE = {
     "cache_s": "deterministic = true",
     "cache_shared": "deterministic = true\ncache_s = 5.0",
     "hedge_ms": "idempotent = true",
+    "above_tenant": "tier = 'above'",
 }
 PLAIN = {
     "tiers.t": {"band": "band = 0", "target_ms": "target_ms = 10"},
@@ -193,7 +274,11 @@ def whole(table: str, more: str) -> list[str]:
     left_out |= {"endpoints"} if field == "discover" else set()
     left_out |= {"pool"} if "split" in more else set()
     left_out |= {"model"} if field == "service" else set()
-    parts = ["[tiers.u]\nband = 1\ntarget_ms = 1", "[pools.q]\nendpoints = ['127.0.0.1:2']"]
+    parts = [
+        "[tiers.u]\nband = 1\ntarget_ms = 1",
+        "[tiers.above]\nband = 0\ntarget_ms = 1",
+        "[pools.q]\nendpoints = ['127.0.0.1:2']",
+    ]
     for name, plain in PLAIN.items():
         lines = [line for each, line in plain.items() if name != table or each not in left_out]
         title = {"routes": "[[routes]]", "limit": "[tenants.t.limit]"}.get(name, f"[{name}]")

@@ -151,4 +151,4 @@ def test_a_change_of_any_field_to_another_type_is_named(files: dict[str, bytes])
 
 def test_limits_have_the_scopes_the_page_says(snapshot: Snapshot) -> None:
     names = [allowance.name for allowance in snapshot.tenants["dune"].allowances]
-    assert names == ["all", "model:llama-*", "service:ocr", "route:digits-canary"]
+    assert names == ["all", "model:llama-*", "service:ocr", "route:digits-canary", "tier:bronze"]

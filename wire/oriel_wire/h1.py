@@ -55,6 +55,7 @@ class Kind(IntEnum):
     CONTENT_ENCODING = 15
     FORWARDED = 16  # what proxies say of the client: true only from a proxy that is trusted
     DATE = 17
+    TIER = 18
 
 
 _REQUEST_KINDS: dict[str, int] = {
@@ -84,6 +85,7 @@ _REQUEST_KINDS: dict[str, int] = {
     "tracestate": Kind.TRACESTATE,
     "x-request-id": Kind.REQUEST_ID,
     "x-request-timeout-ms": Kind.TIMEOUT,
+    "x-request-tier": Kind.TIER,
     "content-encoding": Kind.CONTENT_ENCODING,
     "forwarded": Kind.FORWARDED,
     "x-real-ip": Kind.FORWARDED,
@@ -119,6 +121,7 @@ _TRACEPARENT = int(Kind.TRACEPARENT)
 _TRACESTATE = int(Kind.TRACESTATE)
 _REQUEST_ID = int(Kind.REQUEST_ID)
 _TIMEOUT = int(Kind.TIMEOUT)
+_TIER = int(Kind.TIER)
 _CONNECTION = int(Kind.CONNECTION)
 _TRANSFER_ENCODING = int(Kind.TRANSFER_ENCODING)
 _EXPECT = int(Kind.EXPECT)
@@ -312,6 +315,7 @@ class RequestHead:
     tracestate: str | None = None
     request_id: str | None = None
     timeout: str | None = None
+    tier: str | None = None
     content_encoding: str | None = None
     forwarded: list[Field] | None = None
     plan: Any = None
@@ -427,6 +431,10 @@ def _note(head: RequestHead, field: Field) -> None:
         if head.timeout is not None:
             raise BadMessage("x-request-timeout-ms is given twice")
         head.timeout = field.value
+    elif kind == _TIER:
+        if head.tier is not None:
+            raise BadMessage("x-request-tier is given twice")
+        head.tier = field.value
     elif kind == _CONNECTION:
         words = {word.strip().lower() for word in field.value.split(",")}
         if "close" in words:

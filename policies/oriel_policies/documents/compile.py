@@ -16,7 +16,7 @@ from oriel_policies.documents.issuers import issuer
 from oriel_policies.documents.promises import Http, Issuer, Pool, Route, Snapshot, Split, Tier
 from oriel_policies.documents.reading import Reading, nearest
 from oriel_policies.documents.schema import HttpTable, PoolTable, RouteTable, ShadowTable, SplitTable, TierTable
-from oriel_policies.documents.tenants import Tenants, check_pattern, unique
+from oriel_policies.documents.tenants import Tenants, check_pattern, known_tier, unique
 from oriel_policies.errors import BadDocument
 
 __all__ = ["MAX_MISTAKES", "compile_documents"]
@@ -100,6 +100,12 @@ def compile_documents(files: Mapping[str, bytes]) -> Snapshot:
             route = mistakes.run(
                 lambda file=file, path=path, table=table: _route(file, path, table, pools, bad_pools, names)  # type: ignore[misc]
             )
+            if table.tier is not None:
+                mistakes.run(
+                    lambda file=file, path=path, name=table.tier: known_tier(  # type: ignore[misc]
+                        file, f"{path}.tier", name, tiers, bad_tiers
+                    )
+                )
             if route is not None:
                 routes.append(route)
         if document.http is not None:
@@ -125,6 +131,7 @@ def compile_documents(files: Mapping[str, bytes]) -> Snapshot:
         routes=tuple(routes),
         http=http or Http(),
         keys=tenants.keys,
+        served=tenants.served,
     )
 
 
@@ -259,6 +266,8 @@ def _route(
         raise BadDocument(file, path, "0 <= cache_s <= 86400 and 0 <= hedge_ms <= 600000 has to hold")
     if route.hedge_ms and not (route.idempotent or route.deterministic):
         raise BadDocument(file, path, "a hedge runs a call twice: add idempotent = true if that does no harm")
+    if route.above_tenant and route.tier is None:
+        raise BadDocument(file, f"{path}.above_tenant", "this is said of a tier, and the route has none")
     return Route(
         name=name,
         pool=route.pool if route.pool is not None else split[0].pool,
@@ -276,6 +285,8 @@ def _route(
         cache_shared=route.cache_shared,
         idempotent=route.idempotent or route.deterministic,
         hedge_s=route.hedge_ms / 1000.0,
+        tier=route.tier or "",
+        above_tenant=route.above_tenant,
     )
 
 

@@ -28,14 +28,16 @@ from oriel_policies.documents.promises import (
     Issuer,
     Pool,
     Route,
+    Served,
     Snapshot,
     Tenant,
     Tier,
+    served_by,
 )
 
 __all__ = ["MAGIC", "ROW", "Parts", "Rows", "decoded", "encode_head", "pack", "parts", "pools_of", "unpack"]
 
-MAGIC = b"oriel\0p2"
+MAGIC = b"oriel\0p3"
 _SIZES = Struct("<8sQQQQQQ")
 _OFFSET = Struct("<Q")
 _DIGEST = 32
@@ -68,6 +70,7 @@ class _KeyRecord(msgspec.Struct, array_like=True):
     tenant: str
     expires_at: float | None
     name: str
+    tier: str
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -119,7 +122,7 @@ class Rows:
             )
         for digest, key in keys.items():
             self.keys.append(digest + self._next())
-            self.records += _sized(_KeyRecord(key.tenant.name, key.expires_at, key.name))
+            self.records += _sized(_KeyRecord(key.tenant.name, key.expires_at, key.name, key.tenant.tier.name))
 
     def _next(self) -> bytes:
         return _OFFSET.pack(self._start + len(self.records))
@@ -194,8 +197,10 @@ def unpack(packed: memoryview) -> Snapshot:
 
     def key(data: memoryview) -> ApiKey:
         record = _decode_key(data)
-        return ApiKey(tenant=by_name[record.tenant], expires_at=record.expires_at, name=record.name)
+        by_key = served_by(by_name[record.tenant], head.tiers[record.tier], served)
+        return ApiKey(tenant=by_key, expires_at=record.expires_at, name=record.name)
 
+    served: Served = {}
     by_name = _Names(memoryview(block.tenants), records, tenant)
     return Snapshot(
         tiers=head.tiers,
@@ -208,6 +213,7 @@ def unpack(packed: memoryview) -> Snapshot:
             trusted_proxies=tuple(ip_network(network) for network in head.trusted_proxies),
         ),
         keys=_Keys(memoryview(block.keys), records, key),
+        served=served,
     )
 
 

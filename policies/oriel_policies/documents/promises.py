@@ -1,7 +1,7 @@
 """What the documents say, checked and compiled: values the rooms of the gateway act on."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network, IPv6Network
 
 __all__ = [
@@ -13,11 +13,13 @@ __all__ = [
     "RateLimit",
     "Route",
     "Selector",
+    "Served",
     "Snapshot",
     "Split",
     "Tenant",
     "Tier",
     "fits",
+    "served_by",
 ]
 
 
@@ -57,6 +59,10 @@ class Tier:
     stream_max_s: float = 600.0
     objective: float = 0.99
 
+    def above(self, other: "Tier") -> bool:
+        """Whether this one is the more urgent: by band, in one band by target."""
+        return (self.band, self.target_s) < (other.band, other.target_s)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateLimit:
@@ -68,16 +74,19 @@ class RateLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selector:
-    """Which calls of a tenant something counts. All None: all of them. route: a route's name."""
+    """Which calls of a tenant something counts. All None: all of them. route: a route's name; tier: a tier's."""
 
     model: str | None = None
     service: str | None = None
     route: str | None = None
+    tier: str | None = None
 
-    def fits(self, kind: str, name: str, route: str) -> bool:
-        """kind: "model" or "service", anything else fits only the selectors of all and of a route."""
+    def fits(self, kind: str, name: str, route: str, tier: str) -> bool:
+        """kind: "model" or "service", anything else fits only the selectors of all, of a route and of a tier."""
         if self.route is not None:
             return route == self.route
+        if self.tier is not None:
+            return tier == self.tier
         if self.model is None and self.service is None:
             return True
         pattern = self.model if kind == "model" else self.service if kind == "service" else None
@@ -103,7 +112,7 @@ class Allowance:
 class ApiKey:
     """A credential: of a stored one only its hash is known. expires_at: epoch seconds, None = never.
 
-    of_token: it stands for a verified token, not for a key of the documents.
+    tenant: by the tier of this credential. of_token: it stands for a verified token, not for a key of the documents.
     """
 
     tenant: "Tenant"
@@ -135,7 +144,10 @@ class Issuer:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tenant:
-    """Who asks and what was promised to them. Compared and hashed by identity: it lives as long as its snapshot."""
+    """Who asks and what was promised to them. Compared and hashed by identity: it lives as long as its snapshot.
+
+    tier: the one that serves its calls, or those of one key, one route or one request: see `served_by`.
+    """
 
     name: str
     tier: Tier
@@ -147,7 +159,7 @@ class Tenant:
 
     def allowances_for(self, kind: str, name: str, route: str) -> tuple[Allowance, ...]:
         """Those that count a call; all of them have to admit it. See `Selector.fits`."""
-        return tuple(a for a in self.allowances if a.selector.fits(kind, name, route))
+        return tuple(a for a in self.allowances if a.selector.fits(kind, name, route, self.tier.name))
 
     def may_use_model(self, name: str) -> bool:
         """Whether a pattern of this tenant names the model."""
@@ -198,6 +210,7 @@ class Route:
 
     split: empty, or the sides of a canary, whose first pool is `pool`; split_by: "tenant", "request" or a header name.
     sticky: "" | "stream" | a header name: equal values meet the same endpoint. headers: lower-case name -> value.
+    tier: the name of the tier that its calls are served by at most, with above_tenant exactly; "": the caller's.
     """
 
     name: str
@@ -216,6 +229,8 @@ class Route:
     cache_shared: bool
     idempotent: bool
     hedge_s: float
+    tier: str = ""
+    above_tenant: bool = False
 
     @property
     def plain(self) -> bool:
@@ -235,7 +250,10 @@ class Http:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Everything that was promised, at one moment. Swapped whole. keys: SHA-256 digest -> credential."""
+    """Everything that was promised, at one moment. Swapped whole. keys: SHA-256 digest -> credential.
+
+    served: tenants by other tiers than their own, made when they are first met: see `served_by`.
+    """
 
     tiers: Mapping[str, Tier]
     tenants: Mapping[str, Tenant]
@@ -244,3 +262,17 @@ class Snapshot:
     routes: tuple[Route, ...]
     http: Http
     keys: Mapping[bytes, ApiKey] = field(repr=False)
+    served: "Served" = field(default_factory=dict, repr=False)
+
+
+Served = dict[tuple[str, str], Tenant]  # by the names of tenant and tier
+
+
+def served_by(tenant: Tenant, tier: Tier, served: Served) -> Tenant:
+    """The tenant by another tier: one object for each, because what is remembered of a tenant is found by identity."""
+    if tier.name == tenant.tier.name:
+        return tenant
+    found = served.get((tenant.name, tier.name))
+    if found is None:
+        found = served[tenant.name, tier.name] = replace(tenant, tier=tier)
+    return found

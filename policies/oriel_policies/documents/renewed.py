@@ -1,9 +1,10 @@
 """A packed snapshot from the one before it, when little has changed: a revoked key does not wait for 100,000 tenants.
 
 What compiles the documents anew takes seconds for a large set, and most of it is spent on lines that are as they were.
-A line of NDJSON is good by itself, but for the names of tiers and routes that it uses, and for its tenant's name and
-keys, which are nobody else's. So while those names stay, only lines that came or went have to be read: their rows are
-taken out of the block before or put into it, and all else is copied. Everything that is not tenants is compiled anew.
+A line of NDJSON is good by itself, but for the names of tiers and routes that it uses, for the order of the tiers, and
+for its tenant's name and keys, which are nobody else's. So while those stay, only lines that came or went have to be
+read: their rows are taken out of the block before or put into it, and all else is copied. Everything that is not
+tenants is compiled anew.
 
 `renewed` gives up whenever it cannot be sure, and never judges a mistake: `compile_documents` does, and names it.
 """
@@ -51,7 +52,7 @@ def renewed(packed: memoryview, documents: Mapping[str, bytes]) -> Parts | None:
     try:
         was = compile_documents(old_rest)
         now = was if new_rest == old_rest else compile_documents(new_rest)
-        if was.tiers.keys() != now.tiers.keys() or _route_names(was) != _route_names(now):
+        if _ranks(was) != _ranks(now) or _route_names(was) != _route_names(now):
             return None
         came, went = _changed(old, documents)
         if came is None:
@@ -121,6 +122,11 @@ def wrong_lines(packed: memoryview, documents: Mapping[str, bytes], rest: Snapsh
 
 def _without_lines(documents: Mapping[str, T]) -> dict[str, T]:
     return {name: data for name, data in documents.items() if not name.endswith(".ndjson")}
+
+
+def _ranks(snapshot: Snapshot) -> dict[str, tuple[int, float]]:
+    """The names of tiers, and what says which of two is above the other: keys that stay were judged by that."""
+    return {tier.name: (tier.band, tier.target_s) for tier in snapshot.tiers.values()}
 
 
 def _route_names(snapshot: Snapshot) -> set[str]:

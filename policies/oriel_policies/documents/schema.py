@@ -40,11 +40,14 @@ class TierTable(_Table):
 
 
 class KeyTable(_Table):
-    """An API key, by its SHA-256. name: what explanations and logs call it."""
+    """An API key, by its SHA-256. name: what explanations and logs call it. tier: of its calls, instead of the
+    tenant's; above_tenant: it may be above that."""
 
     sha256: str
     name: str = ""
     expires: datetime | None = None
+    tier: str | None = None
+    above_tenant: bool = False
 
 
 class LimitTable(_Table):
@@ -62,11 +65,13 @@ class LimitTable(_Table):
 
 
 class ScopedLimitTable(LimitTable):
-    """The same for the calls whose model or service fits a pattern, or that take one route, together."""
+    """The same for the calls whose model or service fits a pattern, that take one route or are served by one tier,
+    together."""
 
     model: str | None = None
     service: str | None = None
     route: str | None = None
+    tier: str | None = None
 
 
 class TenantTable(_Table):
@@ -139,7 +144,8 @@ class ShadowTable(_Table):
 
 
 class RouteTable(_Table):
-    """One of `[[routes]]`: the first that fits decides."""
+    """One of `[[routes]]`: the first that fits decides. tier: its calls are served by this one at most, with
+    above_tenant exactly by this one."""
 
     pool: str | None = None
     name: str | None = None
@@ -156,6 +162,8 @@ class RouteTable(_Table):
     cache_shared: bool = False
     idempotent: bool = False
     hedge_ms: int = 0
+    tier: str | None = None
+    above_tenant: bool = False
 
 
 class HttpTable(_Table):

@@ -6,12 +6,21 @@ from datetime import UTC, datetime
 
 from msgspec.structs import astuple
 
-from oriel_policies.documents.promises import Allowance, ApiKey, RateLimit, Selector, Tenant, Tier
+from oriel_policies.documents.promises import (
+    Allowance,
+    ApiKey,
+    RateLimit,
+    Selector,
+    Served,
+    Tenant,
+    Tier,
+    served_by,
+)
 from oriel_policies.documents.reading import nearest
-from oriel_policies.documents.schema import LimitTable, ScopedLimitTable, TenantTable
+from oriel_policies.documents.schema import KeyTable, LimitTable, ScopedLimitTable, TenantTable
 from oriel_policies.errors import BadDocument
 
-__all__ = ["Tenants", "check_pattern", "epoch", "unique"]
+__all__ = ["Tenants", "check_pattern", "epoch", "known_tier", "unique"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 _PATTERN = re.compile(r"[A-Za-z0-9._*-]{1,128}\Z")
@@ -34,6 +43,7 @@ class Tenants:
         self._bad_tiers = bad_tiers
         self.compiled: dict[str, Tenant] = {}
         self.keys: dict[bytes, ApiKey] = {}
+        self.served: Served = {}
         # Thousands of tenants have the same numbers and the same patterns: what was good once is.
         self._limits: dict[tuple[object, ...], tuple[Allowance, ...]] = {}
         self._patterns: dict[tuple[str, ...], tuple[str, ...]] = {}
@@ -41,12 +51,7 @@ class Tenants:
     def add(self, file: str, path: str, name: str, tenant: TenantTable) -> None:
         """Check and take one more. Raises BadDocument, and then nothing of it is taken but the keys before the bad."""
         unique(file, path, name, self.compiled)
-        tier = self._tiers.get(tenant.tier)
-        if tier is None:
-            if tenant.tier not in self._bad_tiers:
-                reason = f"no tier is named {tenant.tier!r}{nearest(tenant.tier, self._tiers)}"
-                raise BadDocument(file, f"{path}.tier", reason)
-            tier = Tier(name=tenant.tier, band=0, target_s=1.0, give_up_s=1.0)  # never served: the set is refused
+        tier = self._tier(file, f"{path}.tier", tenant.tier)
         if not 0.001 <= tenant.weight <= 1000.0:
             raise BadDocument(file, f"{path}.weight", "a weight is 0.001 to 1000")
         models = self._checked(file, f"{path}.models", tenant.models)
@@ -64,10 +69,29 @@ class Tenants:
                 self._limits[numbers] = tuple(allowances)
         for number, limit in enumerate(tenant.limits):
             allowance = _scoped(file, f"{path}.limits[{number}]", limit, self._routes)
+            if limit.tier is not None:
+                self._tier(file, f"{path}.limits[{number}].tier", limit.tier)
             if any(other.name == allowance.name for other in allowances):
                 raise BadDocument(file, f"{path}.limits[{number}]", f"{allowance.name} has a limit already: join them")
             allowances.append(allowance)
         self._take(file, path, name, tenant, tier, tuple(allowances), models, services)
+
+    def _tier(self, file: str, path: str, name: str) -> Tier:
+        known_tier(file, path, name, self._tiers, self._bad_tiers)
+        # One whose own table is wrong is never served: the set is refused.
+        return self._tiers.get(name) or Tier(name=name, band=0, target_s=1.0, give_up_s=1.0)
+
+    def _by_key(self, file: str, path: str, key: KeyTable, tenant: Tenant) -> Tenant:
+        """The tenant by the tier of one of its keys."""
+        if key.tier is None:
+            if key.above_tenant:
+                raise BadDocument(file, f"{path}.above_tenant", "this is said of a tier, and the key has none")
+            return tenant
+        tier, own = self._tier(file, f"{path}.tier", key.tier), tenant.tier
+        if tier.above(own) and not key.above_tenant and self._tiers.keys() >= {tier.name, own.name}:
+            reason = f"{tier.name!r} is above the tenant's {own.name!r}: add above_tenant = true if that is meant"
+            raise BadDocument(file, f"{path}.tier", reason)
+        return served_by(tenant, tier, self.served)
 
     def _checked(self, file: str, path: str, patterns: list[str]) -> tuple[str, ...]:
         names = tuple(patterns)
@@ -107,7 +131,8 @@ class Tenants:
             if digest in self.keys:
                 reason = f"this key belongs to tenant {self.keys[digest].tenant.name} already"
                 raise BadDocument(file, f"{path}.keys[{number}]", reason)
-            self.keys[digest] = ApiKey(tenant=compiled, expires_at=epoch(key.expires), name=key.name)
+            by_key = self._by_key(file, f"{path}.keys[{number}]", key, compiled)
+            self.keys[digest] = ApiKey(tenant=by_key, expires_at=epoch(key.expires), name=key.name)
         self.compiled[name] = compiled
 
 
@@ -120,18 +145,18 @@ def unique(file: str, path: str, name: str, known: Mapping[str, object]) -> None
 
 
 def _scoped(file: str, path: str, limit: ScopedLimitTable, routes: Collection[str] | None) -> Allowance:
-    scopes = {"model": limit.model, "service": limit.service, "route": limit.route}
+    scopes = {"model": limit.model, "service": limit.service, "route": limit.route, "tier": limit.tier}
     named = [(scope, pattern) for scope, pattern in scopes.items() if pattern is not None]
     if len(named) != 1:
         raise BadDocument(
-            file, path, "a scoped limit names one model, one service or one route; for all calls use `limit`"
+            file, path, "a scoped limit names one model, service, route or tier; for all calls use `limit`"
         )
     ((scope, pattern),) = named
-    if scope != "route":
+    if scope in ("model", "service"):
         check_pattern(file, path, pattern)
-    elif routes is not None and pattern not in routes:
+    elif scope == "route" and routes is not None and pattern not in routes:
         raise BadDocument(file, f"{path}.route", f"no route is named {pattern!r}{nearest(pattern, set(routes))}")
-    selector = Selector(model=limit.model, service=limit.service, route=limit.route)
+    selector = Selector(model=limit.model, service=limit.service, route=limit.route, tier=limit.tier)
     return _allowance(file, path, f"{scope}:{pattern}", selector, limit)
 
 
@@ -176,6 +201,12 @@ def epoch(moment: datetime | None) -> float | None:
     if moment is None:
         return None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def known_tier(file: str, path: str, name: str, tiers: Mapping[str, Tier], bad_tiers: set[str]) -> None:
+    """Raises BadDocument unless `name` is a tier's, or one whose own table is wrong, which is reported there."""
+    if name not in tiers and name not in bad_tiers:
+        raise BadDocument(file, path, f"no tier is named {name!r}{nearest(name, tiers)}")
 
 
 def check_pattern(file: str, path: str, pattern: str) -> None:

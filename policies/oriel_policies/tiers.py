@@ -1,0 +1,30 @@
+"""Which tier serves a call: the tenant's, a key's, a route's, or a lower one that the client asks for.
+
+A key has spoken before this: `ApiKey.tenant` is the tenant by the key's tier. The route speaks next, and the client
+last, so nothing a client says is ever above what the documents give it.
+"""
+
+from collections.abc import Mapping
+
+from oriel_policies.documents import Route, Tier
+
+__all__ = ["lowered", "offered", "on_route"]
+
+
+def on_route(own: Tier, route: Route, tiers: Mapping[str, Tier]) -> Tier:
+    """The tier of a route's calls for a caller whose own is `own`: never above that, unless the route allows it."""
+    of_route = tiers.get(route.tier)
+    if of_route is None or (of_route.above(own) and not route.above_tenant):
+        return own
+    return of_route
+
+
+def lowered(own: Tier, asked: str, tiers: Mapping[str, Tier]) -> Tier | None:
+    """The tier of this name, for a caller who has `own`; None if it is above that, or no tier."""
+    found = tiers.get(asked)
+    return None if found is None or found.above(own) else found
+
+
+def offered(own: Tier, tiers: Mapping[str, Tier]) -> list[Tier]:
+    """The tiers that a caller who has `own` may ask for, the most urgent first."""
+    return sorted((t for t in tiers.values() if not t.above(own)), key=lambda t: (t.band, t.target_s, t.name))
