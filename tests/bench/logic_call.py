@@ -5,12 +5,13 @@
 
 Every contender is the same service: JSON {"image": [64 floats]} in, one call of the model `digits`, {"label": 7} out
 (tests/bench/peers/logic). All of them call one `oriel inference` (one process, the committed model): Oriel over HTTP
-with binary tensors, as it always does, the others over gRPC with Triton's asyncio client, or grpc.aio itself.
+with binary tensors, as it always does, the others over gRPC with Triton's asyncio client or grpc.aio itself, or HTTP.
 
     oriel                      typed: `label(image: list[float], models) -> Label` under `oriel logic`
     oriel, untyped             the same with the request as it came
     fastapi+tritonclient.aio   pydantic in and out, uvicorn on uvloop and httptools
     asgi+grpc.aio              no framework at all: json, numpy, protobuf
+    asgi+aiohttp               the same with a plain HTTP client and binary tensors: the wire that Oriel uses
     litserve                   LitAPI(enable_async=True), one worker
     bentoml                    async api, one worker, its metrics and access log off
     model, called directly     the infer request that Oriel sends, sent by the load generator: what `added p50` is from
@@ -41,7 +42,7 @@ from inference_bench.processes import pss_mb
 from logic_bench.contenders import CONTENDERS, DIRECT, inference, start
 from logic_bench.report import Figures, as_html, as_markdown, verdicts
 
-ENVIRONMENTS = ("logic-fastapi", "logic-litserve", "logic-bentoml")
+ENVIRONMENTS = ("logic-fastapi", "logic-asgi", "logic-litserve", "logic-bentoml")
 
 
 def measure(names: Sequence[str], connections: Sequence[int], seconds: int, rounds: int) -> tuple[Figures, Figures]:
@@ -86,6 +87,7 @@ def main() -> None:
     args = parser.parse_args()
     if shutil.which("wrk") is None:
         sys.exit("wrk is not on PATH; on Debian: apt-get install wrk")
+    where = machine(os.cpu_count() or 1)
     figures, memory = measure(args.only, args.connections, args.seconds, args.rounds)
     used = {what: said for what, said in versions(list(ENVIRONMENTS)).items() if what not in ("onnxruntime", "h2load")}
     used |= {f"the others' {what}": said for what, said in (package.split("==") for package in (*UVICORN, *TRITON))}
@@ -97,7 +99,7 @@ def main() -> None:
     day = datetime.now(UTC).date().isoformat()
     said = ", ".join(f"{what} {number}" for what, number in used.items())
     about = f"`python tests/bench/logic_call.py`, {args.rounds} rounds of {args.seconds} s, medians; "
-    about += f"{machine(os.cpu_count() or 1)}; {said}."
+    about += f"{where}; {said}."
     (args.out / f"{day}-logic-call.md").write_text(f"# A service with one model call, {day}\n\n{about}\n\n{text}")
     (args.out / f"{day}-logic-call.html").write_text(as_html(figures, about.replace("`", "")))
     document = {

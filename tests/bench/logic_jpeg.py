@@ -126,6 +126,7 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=4)
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write a page and its figures there")
     args = parser.parse_args()
+    where = machine(os.cpu_count() or 1)
     jpeg = photograph()
     rounds: list[dict[str, float]] = []
     with logic() as (url, metrics), tempfile.TemporaryDirectory() as folder:
@@ -165,7 +166,7 @@ def main() -> None:
     if args.out is not None:
         day = datetime.now(UTC).date().isoformat()
         about = f"`python tests/bench/logic_jpeg.py`, {args.rounds} rounds of {args.seconds} s; "
-        about += f"{machine(os.cpu_count() or 1)}."
+        about += f"{where}."
         (args.out / f"{day}-logic-jpeg.md").write_text(f"# 1 MB JPEG to a tensor, {day}\n\n{about}\n\n{text}")
         document = {"date": day, "seconds": args.seconds, "rounds": rounds, "share": share}
         (args.out / f"{day}-logic-jpeg.json").write_text(json.dumps(document, indent=1) + "\n")

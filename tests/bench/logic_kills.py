@@ -123,6 +123,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write a page and its figures there")
     args = parser.parse_args()
+    where = machine(os.cpu_count() or 1)
     port, admin = free_ports(2)
     command = [sys.executable, "-m", "oriel_cli.main", "logic", "--services", str(FOLDER), "--no-watch"]
     command += ["--workers", str(args.workers), "--http-port", str(port), "--admin-port", str(admin)]
@@ -145,7 +146,7 @@ def main() -> None:
     print(text)
     if args.out is not None:
         day = datetime.now(UTC).date().isoformat()
-        about = f"`python tests/bench/logic_kills.py`; {machine(os.cpu_count() or 1)}."
+        about = f"`python tests/bench/logic_kills.py`; {where}."
         (args.out / f"{day}-logic-kills.md").write_text(f"# Workers killed under load, {day}\n\n{about}\n\n{text}")
         document = {"date": day, "rate": rate, "kills": bench.kills, "outcomes": bench.outcomes}
         document |= {"replaced_ms": bench.replaced_ms}

@@ -1,10 +1,14 @@
 """How the gateway's bench judges, and that page and plot say what was found."""
 
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from gateway_sla import judge, tiers_for
+import pytest
+from gateway_sla import prepare, tiers_for
+from sla_bench.promises import judge
 from sla_bench.report import markdown, plot
+from sla_bench.stack import haproxy_configuration
 
 
 def figures(
@@ -33,6 +37,10 @@ def cell(load: str, factor: float, **tiers: dict[str, Any]) -> dict[str, Any]:
         "server_cores": 0.9,
         "answered_per_s": good / 10,
         "goodput_per_s": good / 10,
+        "control": "",
+        "permits": 6,
+        "capacity_before": 100.0,
+        "capacity_after": 95.0,
     }
 
 
@@ -52,7 +60,9 @@ def run(gold: float) -> dict[str, Any]:
         "service_ms": 12.0,
         "capacity": 100.0,
         "server_cores": 0.9,
+        "learning_s": 8.0,
         "loads": loads,
+        "controls": [cell("1x", 1.0, gold=figures(0.02, 5)) | {"control": "fifo", "permits": None}],
     }
     return {**found, "verdicts": judge(found)}
 
@@ -61,6 +71,30 @@ def test_promises_are_judged_one_by_one() -> None:
     assert all(verdict["kept"] for verdict in run(1.0)["verdicts"])
     missed = [verdict["promise"] for verdict in run(0.98)["verdicts"] if not verdict["kept"]]
     assert missed == [f"R1 gold in target at {load}" for load in ("1x", "2x", "5x")]
+
+
+def test_nothing_is_judged_by_a_phase_around_which_the_capacity_moved() -> None:
+    found = run(0.98)
+    found["loads"][1]["capacity_after"] = 146.0
+    verdicts = {verdict["promise"]: verdict for verdict in judge(found)}
+    unjudged = [promise for promise, verdict in verdicts.items() if verdict["kept"] is None]
+    assert unjudged == ["R1 gold in target at 2x", "R1 gold refusals", "R5 p99 of 504s at up to 2x"]
+    assert verdicts["R1 gold in target at 2x"]["found"] == "98.00 %; capacity moved by 46 %"
+    assert verdicts["R1 gold in target at 1x"]["kept"] is False
+
+
+def test_folder_that_cannot_be_written_ends_the_run_before_it_starts(tmp_path: Path) -> None:
+    prepare(tmp_path / "new" / "folder", [], [])
+    assert (tmp_path / "new" / "folder").is_dir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit, match="file/below cannot be written"):
+        prepare(tmp_path / "file" / "below", [], [])
+
+
+def test_control_holds_at_the_server_what_the_closed_loop_did() -> None:
+    text = haproxy_configuration(1234, 5678, 2400)
+    assert "bind 127.0.0.1:1234" in text and "server one 127.0.0.1:5678 maxconn 12" in text
+    assert "timeout queue 2400\n" in text
 
 
 def test_refusals_are_judged_by_how_long_they_took() -> None:
@@ -76,10 +110,18 @@ def test_refusals_are_judged_by_how_long_they_took() -> None:
 
 def test_page_and_plot_show_what_was_found() -> None:
     tiers = {name: {"target_ms": tier.target_ms} for name, tier in tiers_for(0.0125).items()}
-    document = {"date": "2000-01-01", "machine": "one", "seconds": 10.0, "tiers": tiers, "servers": {"a": run(0.98)}}
+    document = {
+        "date": "2000-01-01",
+        "machine": "one",
+        "seconds": 10.0,
+        "layers": 60,
+        "tiers": tiers,
+        "servers": {"a": run(0.98)},
+    }
     page = markdown(document)
     assert "gold 150 ms" in page and "| R1 gold in target at 5x | 98.00 % | >= 99 % | **missed** |" in page
     assert "9 503 infeasible" in page
     drawn = ElementTree.fromstring(plot(document))
     lines = drawn.findall(".//{http://www.w3.org/2000/svg}polyline")
-    assert len(lines) == 3 and lines[0].get("points", "").count(",") == 4
+    assert "### Control: the same load behind HAProxy" in page and "it was 95.0 to 100.0" in page
+    assert len(lines) == 4 and lines[0].get("points", "").count(",") == 4

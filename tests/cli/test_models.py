@@ -78,7 +78,7 @@ async def test_a_models_life(unit: Unit, oriel: Run) -> None:
         "MODEL   VERSION  STATE  REASON\nbroken  -        -\ndouble  -        -\n",
     )
     assert await oriel(unit, "load", "double") == (0, "double is loaded\n")
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{unit.http_port}", trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{unit.http_port}", trust_env=False, timeout=60) as client:
         for body in (ROW, ROW, {"inputs": []}):
             await client.post("/v2/models/double/infer", json=body)
     _, table = await oriel(unit, "stats")

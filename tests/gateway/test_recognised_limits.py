@@ -55,6 +55,7 @@ async def raw(client: Client, head: str, body: bytes) -> bytes:
     length = re.search(rb"content-length: (\d+)", answer)
     assert length is not None
     answer += await client.reader.readexactly(int(length[1]))
+    answer = re.sub(rb"date: [^\r]+", b"date: ", answer)
     answer = re.sub(rb"traceresponse: 00-[0-9a-f]{32}-[0-9a-f]{16}-", b"traceresponse: ", answer)
     return re.sub(rb"(dur=)[0-9.]+|[0-9a-f]{16}", rb"\1", answer)
 

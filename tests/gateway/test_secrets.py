@@ -188,7 +188,7 @@ async def bad_documents(it: Running, folder: Path, text: bytes) -> list[bytes]:
         f"[tenants.x]\ntier = 'gold'\nkeys = [{{ sha256 = '{PASTED}\n",
         f"[tenants.x]\ntier = 'gold'\nweight = '{PASTED}'\n",
     ]
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{it.admin}", trust_env=False) as admin:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{it.admin}", trust_env=False, timeout=60) as admin:
         for number, document in enumerate(wrong, 1):
             written(folder, {"wrong.toml": document.encode()})
             it.process.send_signal(signal.SIGHUP)

@@ -18,6 +18,7 @@ from oriel_inference.settings import Settings
 from oriel_wire.trace import ListSink
 
 from . import models
+from .clients import client_of
 
 MAX_LEFT = 4
 
@@ -108,7 +109,7 @@ async def unit(settings: Settings, sink: ListSink) -> AsyncIterator[Unit]:
 
 @pytest.fixture
 async def http(unit: Unit) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{unit.http_port}", trust_env=False) as client:
+    async with client_of(unit.http_port) as client:
         yield client
 
 
@@ -142,5 +143,5 @@ def kept_unit(repository: Path) -> Iterator[Unit]:
 
 @pytest.fixture
 async def kept_http(kept_unit: Unit) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{kept_unit.http_port}", trust_env=False) as client:
+    async with client_of(kept_unit.http_port) as client:
         yield client

@@ -12,7 +12,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 async def scrape(unit: Unit, accept: str = "") -> httpx.Response:
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         headers = {"accept": accept} if accept else None
         return await client.get(f"http://127.0.0.1:{unit.metrics_port}/metrics", headers=headers)
 

@@ -16,6 +16,7 @@ from oriel_inference.settings import Settings
 from oriel_wire.trace import ListSink
 
 from . import models
+from .clients import client_of
 
 ROW = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
 INFER = "/v2/models/double/infer"
@@ -35,11 +36,18 @@ async def gated(
 
     async with open_unit(settings, backends=find, sink=ListSink()) as unit:
         fake.gate.close()
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{unit.http_port}", trust_env=False) as client:
+        async with client_of(unit.http_port) as client:
             try:
                 yield unit, client
             finally:
                 fake.gate.open()
+
+
+async def admitted(client: httpx.AsyncClient) -> httpx.Response:
+    """The answer to a request that is sent again while it is turned away: a busy machine may leave it in the queue."""
+    while (answer := await client.post(INFER, json=ROW)).status_code == 503:
+        pass
+    return answer
 
 
 async def until(predicate: Callable[[], bool]) -> None:

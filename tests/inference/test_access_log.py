@@ -222,7 +222,7 @@ def test_process_writes_to_standard_output(repository: Path) -> None:
         "async def main():\n"
         "    settings = Settings(repositories=(pathlib.Path(sys.argv[1]),), http_port=0, grpc_port=0, metrics_port=0,\n"
         "                        access_log='-')\n"
-        "    async with open_unit(settings) as unit, httpx.AsyncClient(trust_env=False) as client:\n"
+        "    async with open_unit(settings) as unit, httpx.AsyncClient(trust_env=False, timeout=60) as client:\n"
         "        await client.post(f'http://127.0.0.1:{unit.http_port}/v2/models/none/infer')\n"
         "asyncio.run(main())\n"
     )

@@ -18,6 +18,8 @@ from oriel_inference.servers.encoding import negotiate
 from oriel_inference.settings import Settings
 from oriel_wire.trace import ListSink
 
+from .clients import client_of
+
 ONES = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
 INFER = "/v2/models/double/infer"
 PAIR = "/v2/models/pair/infer"
@@ -92,7 +94,7 @@ async def test_bomb_inflates_no_further_than_a_body_may_be_large(settings: Setti
     bomb = gzip.compress(b" " * (200 << 20), 9)
     assert len(bomb) < 1 << 20
     async with open_unit(small, sink=ListSink()) as unit:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{unit.http_port}", trust_env=False) as http:
+        async with client_of(unit.http_port) as http:
             before = peak_kib()
             answer = await http.post(INFER, content=bomb, headers={"content-encoding": "gzip"})
             assert answer.status_code == 413 and answer.json()["reason"] == "too_large"

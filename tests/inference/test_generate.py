@@ -20,6 +20,7 @@ from oriel_wire.errors import BadMessage
 from oriel_wire.v2.messages import InferResponse, tensor
 
 from ..gateway.stack import GOLD, documents, gateway
+from .clients import client_of
 from .streams import Fakes, streaming
 
 GENERATE = "/v2/models/words/generate"
@@ -157,7 +158,7 @@ async def test_slow_reader_holds_the_model_not_the_server(unit: Unit, http: http
 
 async def test_events_pass_through_the_gateway(unit: Unit) -> None:
     async with gateway(documents([unit.http_port])) as (port, _):
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+        async with client_of(port) as http:
             headers = {"authorization": f"Bearer {GOLD}"}
             answer = await http.post(STREAM, json={"text_input": "one two"}, headers=headers)
             assert [event["text_output"] for event in events(answer.text)] == ["one", "two"]

@@ -9,6 +9,8 @@ import pytest
 from oriel_inference.app import Unit
 from oriel_wire.trace import ListSink
 
+from .clients import client_of
+
 ONES = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
 INFER = "/v2/models/double/infer"
 
@@ -232,7 +234,7 @@ async def test_configuration_and_statistics(http: httpx.AsyncClient) -> None:
 
 async def test_metrics_port(unit: Unit, http: httpx.AsyncClient) -> None:
     await http.post(INFER, json=ONES)
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{unit.metrics_port}", trust_env=False) as control:
+    async with client_of(unit.metrics_port) as control:
         assert (await control.get("/health/ready")).status_code == 200
         metrics = (await control.get("/metrics")).text
         assert 'nv_inference_request_success{model="double",version="1"} 1\n' in metrics

@@ -32,6 +32,7 @@ from oriel_wire.trace import ListSink
 from oriel_wire.v2.http import decode_request
 
 from . import models
+from .clients import client_of
 
 PAIR = "/v2/models/pair/infer"
 SMALL = b'{"inputs":[{"name":"a","shape":[2],"datatype":"FP32","data":[1, 2]}]}'
@@ -187,7 +188,7 @@ async def test_large_load_request_is_taken_apart_there(
     config = '{"backend": "onnxruntime"}'
     load = "/v2/repository/models/sent/load"
     async with open_unit(explicit, sink=ListSink()) as unit:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{unit.http_port}", trust_env=False) as http:
+        async with client_of(unit.http_port) as http:
             parameters: dict[str, Any] = {"file:1/model.onnx": file, "config": config}
             answer = await http.post(load, json={"parameters": parameters})
             assert answer.status_code == 200, answer.text

@@ -179,7 +179,7 @@ async def test_steps_of_an_ensemble_say_whose_they_are(lines: Lines, tmp_path: P
     )
     async with open_unit(settings, sink=ListSink()) as unit:
         base = f"http://127.0.0.1:{unit.http_port}"
-        async with httpx.AsyncClient(base_url=base, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=base, trust_env=False, timeout=60) as client:
             given = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}
             await client.post("/v2/models/pipe/infer", json={"inputs": [given]}, headers={"x-request-id": "whose"})
     assert [line for line in lines.found if "model double version 1: executed" in line and "whose" in line]

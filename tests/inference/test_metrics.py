@@ -23,6 +23,7 @@ from oriel_inference.statistics import MAX_TIERS, OTHER_TIERS
 
 from . import models
 from . import test_ensemble_path as ensemble
+from .clients import client_of
 from .ensembles import config
 from .ensembles import put as put_ensemble
 from .exposed import Read, families, read, scrape
@@ -59,7 +60,7 @@ def documented() -> dict[str, tuple[str, set[str]]]:
 @pytest.mark.parametrize("openmetrics", [False, True])
 async def test_documentation_names_every_metric_with_its_type_and_labels(tmp_path: Path, openmetrics: bool) -> None:
     async with streaming(tmp_path, Fakes()) as unit:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{unit.http_port}", trust_env=False) as client:
+        async with client_of(unit.http_port) as client:
             assert (await client.post(INFER, json=ONES, headers={"x-oriel-tier": "gold"})).status_code == 200
             assert (await client.post(INFER, json={"inputs": []})).status_code == 400
         unit.surface.control.failures.add("double", kind="config")
@@ -220,7 +221,7 @@ async def test_queue_depth_and_expected_wait_by_priority(tmp_path: Path, fake: F
 
 async def test_first_responses_of_decoupled_models_only(tmp_path: Path) -> None:
     async with streaming(tmp_path, Fakes()) as unit:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{unit.http_port}", trust_env=False) as client:
+        async with client_of(unit.http_port) as client:
             answer = await client.post("/v2/models/words/generate_stream", json={"text_input": "a b c"})
             assert answer.text.count("data:") == 3
         found = await read(unit)

@@ -30,6 +30,7 @@ from oriel_wire.trace import ListSink
 from oriel_wire.v2.metadata import parse_config_text
 
 from . import models
+from .clients import client_of
 from .test_python_models import BEHAVE, body, put, say
 from .test_stream import until
 
@@ -106,7 +107,7 @@ async def test_a_killed_server_takes_its_models_processes_along(tmp_path: Path) 
             assert line, "the server ended"
             if "ready: HTTP" in line:
                 port = int(line.split("HTTP ")[1].split(",")[0])
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}/v2", trust_env=False, timeout=60) as client:
+        async with client_of(port, "/v2") as client:
             pid = int(await say(client, "pid"))
     finally:
         server.kill()

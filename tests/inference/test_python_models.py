@@ -25,6 +25,7 @@ from oriel_inference.settings import Settings
 from oriel_wire.trace import ListSink
 
 from . import models
+from .clients import client_of
 from .test_stream import until
 
 HERE = Path(__file__).parent
@@ -304,7 +305,7 @@ async def test_what_runs_is_killed_when_the_server_goes(root: Path, tmp_path: Pa
     put(tmp_path, "behave", "behave", BEHAVE)
     settings = Settings(repositories=(tmp_path,), http_port=0, grpc_port=0, metrics_port=0, drain_s=0.2)
     async with open_unit(settings, sink=ListSink()) as unit:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{unit.http_port}/v2", trust_env=False) as client:
+        async with client_of(unit.http_port, "/v2") as client:
             pid = int(await say(client, "pid"))
             with contextlib.suppress(httpx.HTTPError):
                 await client.post("/models/behave/infer", json=body("hang"), timeout=0.2)

@@ -19,7 +19,7 @@ from oriel_inference.errors import Outcome
 from oriel_wire.engine.buffered import Exchange
 
 from . import models
-from .gated import INFER, ROW, gated, until
+from .gated import INFER, ROW, admitted, gated, until
 from .streams import Fakes, streaming
 from .test_grpc import infer, ones
 
@@ -40,7 +40,7 @@ class Busy:
         self.batcher = unit.catalog.get("double").batcher
 
     async def hold(self) -> asyncio.Task[httpx.Response]:
-        held = self.group.create_task(self.client.post(INFER, json=ROW))
+        held = self.group.create_task(admitted(self.client))
         await asyncio.to_thread(self.fake.gate.wait_for_runs, 1)
         return held
 
@@ -150,7 +150,7 @@ async def test_a_decoupled_model_bounds_its_queue_and_keeps_deadlines(tmp_path: 
         gate, batcher = fakes.by_name["fake-words"].gate, unit.catalog.get("words").batcher
         gate.close()
         url = f"http://127.0.0.1:{unit.http_port}/v2/models/words/generate"
-        async with httpx.AsyncClient(trust_env=False) as client, asyncio.TaskGroup() as group:
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as client, asyncio.TaskGroup() as group:
             body = {"text_input": "one"}
             held = group.create_task(client.post(url, json=body))
             await asyncio.to_thread(gate.wait_for_runs, 1)

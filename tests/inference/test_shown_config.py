@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 from pathlib import Path
 
-import httpx
 import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
@@ -14,6 +13,7 @@ from oriel_inference.settings import Settings
 from oriel_wire.trace import ListSink
 
 from . import models
+from .clients import client_of
 
 
 async def test_configuration_of_a_model_that_failed_to_load_is_shown(settings: Settings, tmp_path: Path) -> None:
@@ -24,7 +24,7 @@ async def test_configuration_of_a_model_that_failed_to_load_is_shown(settings: S
     models.put(tmp_path, "typo", models.double(), "frobnicate: 3")
     unbroken = dataclasses.replace(settings, repositories=(tmp_path,))
     async with open_unit(unbroken, sink=ListSink()) as unit:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{unit.http_port}", trust_env=False) as http:
+        async with client_of(unit.http_port) as http:
             shown = await http.get("/v2/models/double/config")
             assert shown.status_code == 200 and shown.json()["name"] == "double"
             assert shown.json()["sequence_batching"]["max_sequence_idle_microseconds"] in (5000000, "5000000")

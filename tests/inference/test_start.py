@@ -28,6 +28,7 @@ from oriel_inference.start_report import MAX_ROWS, models_table, ports_table
 from oriel_wire.errors import StartFailed
 
 from . import models
+from .clients import client_of
 
 LONG = "broken/1/model.onnx is not a whole ONNX file: a field is longer than the file, the upload may be incomplete"
 
@@ -104,7 +105,7 @@ async def test_exit_on_error_names_the_models_and_the_reason(settings: Settings)
 async def test_ports_that_are_not_allowed_stay_closed(settings: Settings) -> None:
     async with open_unit(replace(settings, grpc_port=None, metrics_port=None, server_id="mine")) as unit:
         assert (unit.grpc_port, unit.metrics_port) == (0, 0)
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{unit.http_port}", trust_env=False) as client:
+        async with client_of(unit.http_port) as client:
             assert (await client.get("/v2")).json()["name"] == "mine"
     async with open_unit(replace(settings, http_port=None, server_id="mine")) as unit:
         assert unit.http_port == 0
@@ -219,7 +220,7 @@ async def ask_and_stop(running: Server, count: int = 6) -> list[httpx.Response |
     body = np.ones((4, 512), np.float32).tobytes()
     head = b'{"inputs":[{"name":"x","shape":[4,512],"datatype":"FP32","parameters":{"binary_data_size":8192}}]}'
     headers = {"inference-header-content-length": str(len(head))}
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{running.port}", trust_env=False, timeout=60) as client:
+    async with client_of(running.port) as client:
         calls = [
             asyncio.ensure_future(client.post("/v2/models/slow/infer", content=head + body, headers=headers))
             for _ in range(count)

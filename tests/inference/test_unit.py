@@ -25,6 +25,7 @@ from oriel_wire.errors import StartFailed
 from oriel_wire.trace import ListSink
 
 from . import models
+from .clients import client_of
 from .gated import INFER, ROW, gated, until
 
 
@@ -101,7 +102,7 @@ async def test_not_ready_until_the_models_are_loaded(tmp_path: Path, fake: FakeB
     settings = Settings(repositories=(tmp_path,), http_port=port, grpc_port=0, metrics_port=0)
 
     async def ask() -> None:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+        async with client_of(port) as client:
             await asyncio.to_thread(fake.gate.wait_for_runs, 1)  # the warm-up
             assert (await client.get("/v2/health/live")).status_code == 200
             assert (await client.get("/v2/health/ready")).status_code == 400
@@ -156,7 +157,7 @@ async def test_new_connections_hear_503_while_it_stops_and_nothing_fails(
     while not unit.surface.stopping:
         await asyncio.sleep(0)
     for path, status in (("/v2/health/ready", 503), ("/v2/health/ready", 503), (INFER, 200)):
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{unit.http_port}", trust_env=False) as client:
+        async with client_of(unit.http_port) as client:
             answer = await (client.post(path, json=ROW) if status == 200 else client.get(path))
             assert (answer.status_code, answer.headers["connection"]) == (status, "close")
     serving.cancel()
@@ -183,7 +184,7 @@ def test_process_serves_and_stops_on_sigterm(repository: Path) -> None:
         serves = re.search(r"serving, but not ready \(model 'broken' is not ready\): HTTP (\d+), ", lines[-1])
         assert serves, lines
         assert re.search(r"model double version 1 is ready on CPUExecutionProvider", "".join(lines))
-        with httpx.Client(base_url=f"http://127.0.0.1:{serves[1]}", trust_env=False) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{serves[1]}", trust_env=False, timeout=60) as client:
             assert client.post(INFER, json=ROW).json()["outputs"][0]["data"] == [2, 4, 6, 8]
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0

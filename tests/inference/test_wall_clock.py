@@ -10,7 +10,7 @@ import pytest
 from oriel_inference.backends.fake import FakeBackend
 
 from . import models
-from .gated import INFER, ROW, gated, until
+from .gated import INFER, ROW, admitted, gated, until
 
 YEAR_S = 365 * 86_400.0
 QUEUE_TIMEOUT = "default_queue_policy { default_timeout_microseconds: 500000 timeout_action: REJECT }"
@@ -59,7 +59,7 @@ async def test_timeouts_of_a_queue_policy(tmp_path: Path, fake: FakeBackend, wal
     config = models.DOUBLE + f"dynamic_batching {{ {QUEUE_TIMEOUT} }}"
     async with gated(tmp_path, fake, config) as (unit, client):
         batcher = unit.catalog.get("double").batcher
-        running = ask(client, 60_000)
+        running = asyncio.create_task(admitted(client))
         await until(lambda: batcher.running == 1)
         waiting = ask(client, 60_000)
         await until(lambda: batcher.pending == 1)

@@ -196,11 +196,15 @@ async def test_urgent_calls_are_in_the_first_batch_and_the_late_and_the_left_in_
 
 async def test_who_expires_before_a_worker_is_there_is_told_and_not_in_the_batch() -> None:
     pool = FakePool()
-    made = batcher(pool, max_rows=2)
-    late, in_time = call_of(made, [1], deadline=monotonic() + 0.01), call_of(made, [2])
+    now = monotonic()
+    made = batcher(pool, max_rows=2, clock=lambda: now)
+    late, in_time = call_of(made, [1], deadline=now + 30), call_of(made, [2], deadline=now + 90)
+    await settled()
+    assert len(pool.queued) == 1, "both are released in one batch"
+    now += 60
+    await pool.work()
     with pytest.raises(DeadlineExceeded):
         await late
-    await pool.work()
     assert pool.batches == [[[2]]]
     assert (await in_time).value == [-2]
 

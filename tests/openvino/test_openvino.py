@@ -117,7 +117,7 @@ async def test_server_answers_from_openvino(tmp_path: Path) -> None:
     async with open_unit(settings, sink=ListSink()) as unit:
         assert unit.catalog.get("fast").provider == OPENVINO
         url = f"http://127.0.0.1:{unit.http_port}"
-        async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as client:
             assert (await client.get("/v2/health/ready")).status_code == 200
             shown = (await client.get("/v2/models/fast/config")).json()
             (entry,) = shown["optimization"]["execution_accelerators"]["cpu_execution_accelerator"]

@@ -20,7 +20,7 @@ async def serving(routes: list[Route]) -> AsyncIterator[tuple[httpx.AsyncClient,
     base = f"http://127.0.0.1:{sock.getsockname()[1]}"
     async with asyncio.TaskGroup() as group:
         group.create_task(serve_control(Starlette(routes=routes), sock, stop))
-        async with httpx.AsyncClient(base_url=base, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=base, trust_env=False, timeout=60) as client:
             yield client, stop
         stop.set()
 
@@ -54,7 +54,7 @@ async def test_cancelling_closes_the_socket() -> None:
     task = asyncio.create_task(
         serve_control(Starlette(routes=health_routes(lambda: (True, ""))), sock, asyncio.Event())
     )
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         await client.get(f"http://127.0.0.1:{port}/health/live")
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

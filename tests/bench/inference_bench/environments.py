@@ -1,5 +1,6 @@
 """Environments of the peers under build/, made on first use, and the versions that were measured."""
 
+import os
 import platform
 import re
 import shutil
@@ -27,7 +28,7 @@ PEERS = {
     "litserve": ["litserve==0.2.17", RUNTIME],
     "kserve": ["kserve==0.15.2", RUNTIME],
     "logic-fastapi": ["fastapi==0.165.0", *UVICORN, *TRITON],
-    "logic-asgi": [*UVICORN, *TRITON],
+    "logic-asgi": ["aiohttp==3.14.5", *UVICORN, *TRITON],
     "logic-litserve": ["litserve==0.2.19", *UVICORN, *TRITON],
     "logic-bentoml": ["bentoml==1.4.39", *UVICORN, *TRITON],
 }
@@ -68,8 +69,9 @@ def versions(peers: list[str]) -> dict[str, str]:
 
 
 def machine(cores: int) -> str:
-    """Processor, cores and memory; no name of a host."""
+    """Processor, cores, memory, and how busy it is: asked before a run. No name of a host."""
     text = Path("/proc/cpuinfo").read_text()
     model = next((line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")), "?")
     kib = int(Path("/proc/meminfo").read_text().split()[1])
-    return f"{model}, {cores} cores, {kib / 2**20:.0f} GiB, Linux {platform.release().split('-')[0]}"
+    found = f"{model}, {cores} cores, {kib / 2**20:.0f} GiB, Linux {platform.release().split('-')[0]}"
+    return f"{found}, load average before the run {os.getloadavg()[0]:.2f}"

@@ -9,7 +9,7 @@ from oriel_cli.table import columns
 
 __all__ = ["Verdict", "as_document", "as_markdown", "as_text", "table", "verdicts", "word"]
 
-HEADING = ("contender", "tensors", "connections", "req/s", "CPU-us", "p50 ms", "p99 ms", "PSS MB")
+HEADING = ("contender", "tensors", "connections", "req/s", "min-max", "CPU-us", "min-max", "p50 ms", "p99 ms", "PSS MB")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +92,8 @@ def _rows(workload: Mapping[str, Any]) -> list[tuple[str, ...]]:
         for name, m in by_name.items():
             shown = f"{name}, batches of {m['best_batch']:.0f}" if "best_batch" in m else name
             rest = (("cpu_us", 1), ("p50_ms", 2), ("p99_ms", 2))
+            cpu, *times = (f"{m[what]:,.{digits}f}" if what in m else "-" for what, digits in rest)
+            turns = workload["runs"][connections][name]
             pss = workload["pss_mb"].get(name)
             rows.append(
                 (
@@ -99,11 +101,20 @@ def _rows(workload: Mapping[str, Any]) -> list[tuple[str, ...]]:
                     workload["encodings"].get(name, "-"),
                     "-" if name == IN_PROCESS else connections,
                     f"{m['rate']:,.0f}",
-                    *(f"{m[what]:,.{digits}f}" if what in m else "-" for what, digits in rest),
+                    _range(turns, "rate", 0),
+                    cpu,
+                    _range(turns, "cpu_us", 1),
+                    *times,
                     "-" if pss is None else f"{pss:.0f}",
                 )
             )
     return rows
+
+
+def _range(turns: Sequence[Mapping[str, float]], what: str, digits: int) -> str:
+    """The smallest and the largest of all turns."""
+    found = [turn[what] for turn in turns if what in turn]
+    return f"{min(found):,.{digits}f}-{max(found):,.{digits}f}" if found else "-"
 
 
 def _targets(document: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -114,7 +125,7 @@ def as_text(document: Mapping[str, Any]) -> str:
     """For a terminal."""
     lines: list[str] = []
     for name, each in document["workloads"].items():
-        lines += ["", name, *(f"  {line}" for line in columns(HEADING, _rows(each), right=set(range(2, 8))))]
+        lines += ["", name, *(f"  {line}" for line in columns(HEADING, _rows(each), right=set(range(2, len(HEADING)))))]
         lines += [f"  left out: {who}: {why}" for who, why in each["left_out"].items()]
     if document["targets"]:
         lines += ["", *columns(("target", "found", ""), _targets(document))]

@@ -55,6 +55,7 @@ WORKLOADS = {
         Workload(name="encoder-http", model="encoder", protocol="http", contenders=_ALL, connections=(64,)),
         Workload(name="encoder-grpc", model="encoder", protocol="grpc", contenders=_ALL[:4], connections=(64,)),
         Workload(name="image-http", model="image", protocol="http", contenders=_ALL[:2], connections=(16,)),
+        Workload(name="image-json", model="image", protocol="http", contenders=_ALL, connections=(16,), json=True),
         Workload(name="image-grpc", model="image", protocol="grpc", contenders=_ALL[:4], connections=(16,)),
     )
 }

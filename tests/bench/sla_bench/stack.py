@@ -1,9 +1,11 @@
 """What is measured: a gateway before one inference server, both of the same model."""
 
+import http.client
+import json
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -16,9 +18,10 @@ from inference_bench.processes import free_port, serving
 from inference_bench.targets import http_target, is_listening
 from onnx import TensorProto, helper, numpy_helper
 
-__all__ = ["LAYERS", "MODEL", "SERVERS", "TENANTS", "Stack", "Tier", "started", "write_model"]
+__all__ = ["CONNECTIONS", "LAYERS", "MODEL", "SERVERS", "TENANTS", "Stack", "Tier", "started", "write_model"]
 
 WIDTH = 256
+CONNECTIONS = 12  # of the closed loop, and at the server behind the FIFO
 SERVERS = {"oriel": oriel, "triton": triton}
 TENANTS = {"gold": "gold", "silver": "silver", "bronze": "bronze", "quiet": "silver", "noisy": "silver"}
 
@@ -31,12 +34,22 @@ class Tier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """url: of the model through the gateway; direct: at the server. Pids: of the two."""
+    """url: of the model through the gateway; direct: at the server; controls: instead of the gateway."""
 
     url: str
     direct: str
+    controls: Mapping[str, str]
     gateway_pid: int
     server_pid: int
+    admin_port: int
+
+    def permits(self) -> int:
+        """How many calls the gateway lets into the pool at present."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.admin_port, timeout=10)
+        connection.request("GET", "/queues")
+        permits: int = json.loads(connection.getresponse().read())["p"]["permits"]
+        connection.close()
+        return permits
 
 
 def _graph(layers: int) -> onnx.GraphProto:
@@ -90,21 +103,45 @@ def _accepts(port: int) -> bool:
         return sock.connect_ex(("127.0.0.1", port)) == 0
 
 
+def haproxy_configuration(port: int, server_port: int, timeout_ms: int) -> str:
+    """A FIFO: CONNECTIONS calls at the server, the others in order of arrival until they have waited `timeout_ms`."""
+    lines = ["defaults", "  mode http", "  timeout connect 5s", "  timeout client 60s", "  timeout server 60s"]
+    lines += [f"  timeout queue {timeout_ms}", "frontend clients", f"  bind 127.0.0.1:{port}", "  maxconn 8000"]
+    lines += ["  default_backend servers", "backend servers", "  http-reuse always"]
+    lines += [f"  server one 127.0.0.1:{server_port} maxconn {CONNECTIONS}"]
+    return "\n".join(["global", "  maxconn 8000", *lines]) + "\n"
+
+
 @contextmanager
-def started(server: str, file: Path, folder: Path, tiers: dict[str, Tier]) -> Iterator[Stack]:
-    """The server and a gateway with its default bounds before it."""
+def started(server: str, file: Path, folder: Path, tiers: dict[str, Tier], controls: Sequence[str]) -> Iterator[Stack]:
+    """The server, a gateway with its default bounds before it, and the controls."""
     contender: Contender = SERVERS[server](folder, MODEL, file, 1)
     direct = http_target(server, contender.http_port, contender.path, MODEL, binary=True)
     print(f"starting {server} ...", file=sys.stderr, flush=True)
-    with serving(contender.command, contender.environment, lambda: is_listening(direct)) as server_pid:
-        port = free_port()
+    with ExitStack() as stack:
+        server_pid = stack.enter_context(
+            serving(contender.command, contender.environment, lambda: is_listening(direct))
+        )
+        port, admin_port = free_port(), free_port()
         command = [sys.executable, "-m", "oriel_cli.main", "gateway"]
         command += ["--policies", str(_policies(folder / "policies", contender.http_port, tiers))]
-        command += ["--http-port", str(port), "--grpc-port", str(free_port()), "--admin-port", str(free_port())]
-        with serving(command, {"OTEL_TRACES_SAMPLER_ARG": "0"}, lambda: _accepts(port)) as gateway_pid:
-            yield Stack(
-                url=f"http://127.0.0.1:{port}{contender.path}",
-                direct=f"http://127.0.0.1:{contender.http_port}{contender.path}",
-                gateway_pid=gateway_pid,
-                server_pid=server_pid,
+        command += ["--http-port", str(port), "--grpc-port", str(free_port()), "--admin-port", str(admin_port)]
+        environment = {"OTEL_TRACES_SAMPLER_ARG": "0"}
+        gateway_pid = stack.enter_context(serving(command, environment, lambda: _accepts(port)))
+        ports = {"direct": contender.http_port}
+        if "fifo" in controls:
+            ports["fifo"] = free_port()
+            timeout_ms = 4 * max(tier.target_ms for tier in tiers.values())
+            configuration = folder / "haproxy.cfg"
+            configuration.write_text(haproxy_configuration(ports["fifo"], contender.http_port, timeout_ms))
+            stack.enter_context(
+                serving(["haproxy", "-db", "-f", str(configuration)], {}, lambda: _accepts(ports["fifo"]))
             )
+        yield Stack(
+            url=f"http://127.0.0.1:{port}{contender.path}",
+            direct=f"http://127.0.0.1:{contender.http_port}{contender.path}",
+            controls={name: f"http://127.0.0.1:{ports[name]}{contender.path}" for name in controls},
+            gateway_pid=gateway_pid,
+            server_pid=server_pid,
+            admin_port=admin_port,
+        )
