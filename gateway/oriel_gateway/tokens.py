@@ -7,7 +7,6 @@ by reason is for the operator.
 """
 
 from base64 import urlsafe_b64decode
-from dataclasses import replace
 from typing import Any
 
 import jwt
@@ -18,7 +17,7 @@ from oriel_gateway.identity import TOKEN_FAULTS, refused_token
 from oriel_gateway.key_sets import KeySets
 from oriel_gateway.public_keys import PublicKey
 from oriel_policies.documents import ApiKey, Issuer, Snapshot, Tenant
-from oriel_policies.documents.promises import fits
+from oriel_policies.documents.promises import fits, served_by
 
 __all__ = ["TOKENS", "Tokens"]
 
@@ -49,7 +48,6 @@ class Tokens:
         self._issuers = {issuer.issuer: issuer for issuer in snapshot.issuers.values()}
         self._young: dict[bytes, ApiKey] = {}
         self._old: dict[bytes, ApiKey] = {}
-        self._promoted: dict[tuple[str, str], Tenant] = {}
 
     def verify(self, token: str, digest: bytes) -> ApiKey | None:
         """Who the token speaks for, until when; None when it is not valid. digest: its SHA-256.
@@ -140,11 +138,7 @@ class Tokens:
         tier = self._snapshot.tiers.get(wanted) if isinstance(wanted, str) else None
         if tier is None:
             raise _Refused("tier")
-        # One object per (tenant, tier), as everywhere: what is remembered of a tenant is found by identity.
-        promoted = self._promoted.get((tenant.name, tier.name))
-        if promoted is None:
-            promoted = self._promoted[tenant.name, tier.name] = replace(tenant, tier=tier)
-        return promoted
+        return served_by(tenant, tier, self._snapshot.served)
 
 
 def _choose(keys: tuple[PublicKey, ...], header: _Header) -> PublicKey | None:

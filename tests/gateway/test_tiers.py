@@ -1,0 +1,254 @@
+"""The effective tier of a call: by key, route and request, on every kind of call, and what follows it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from grpc import aio
+from tritonclient.grpc import service_pb2
+
+from oriel_gateway.core import Gateway
+from oriel_policies.documents import compile_documents
+
+from .stack import BRONZE, GOLD, Client, Reply, Seen, digest, documents, gateway, upstream
+from .test_ingress_grpc import Backend, stack
+
+BATCH = "key-batch"
+INFER = "/v2/models/digits/infer"
+# Beside the tiers gold (band 0) and bronze (band 2) of `documents`; its routes come last.
+TIERS = f"""
+[tiers.silver]
+band = 1
+target_ms = 2000
+give_up_ms = 50000
+[tenants.t]
+tier = "gold"
+models = ["*"]
+services = ["*"]
+keys = [{{ sha256 = "{digest("key-t")}" }}, {{ sha256 = "{digest(BATCH)}", tier = "bronze" }}]
+limits = [{{ tier = "bronze", requests_per_day = 2 }}]
+"""
+ROUTES = """
+[[routes]]
+model = "m"
+headers = { x-team = "blue" }
+pool = "p"
+tier = "bronze"
+[[routes]]
+model = "pinned"
+pool = "p"
+tier = "silver"
+[[routes]]
+model = "urgent"
+pool = "p"
+tier = "gold"
+above_tenant = true
+"""
+
+
+def files(ports: list[int], **more: Any) -> dict[str, bytes]:
+    made = documents(ports, extra=TIERS, **more)
+    text = made["all.toml"].decode().replace('models = ["digits"]', 'models = ["*"]')
+    return {"all.toml": text.replace("[[routes]]", f"{ROUTES}[[routes]]", 1).encode()}
+
+
+def reason(reply: Reply) -> tuple[int, str, str]:
+    error = json.loads(reply.body)
+    if isinstance(error["error"], dict):
+        error = {**error["error"], "error": error["error"]["message"]}
+    return reply.status, error["reason"], error["error"]
+
+
+@pytest.mark.parametrize(
+    ("key", "target", "asked", "offered"),
+    [
+        (BRONZE, INFER, "silver", "bronze"),  # above its own
+        (BATCH, INFER, "gold", "bronze"),  # the tenant's, but above the key's
+        (GOLD, "/v2/models/pinned/infer", "gold", "silver, bronze"),  # above the route's
+        (GOLD, INFER, "platinum", "gold, silver, bronze"),  # no tier
+        (GOLD, INFER, "", "gold, silver, bronze"),
+    ],
+)
+async def test_asking_for_more_is_refused_with_what_there_is(key: str, target: str, asked: str, offered: str) -> None:
+    async with upstream() as up, gateway(files([up.port])) as (port, core), Client(port) as client:
+        for _ in range(2):
+            reply = await client.ask(target, b"{}", key=key, headers=f"x-request-tier: {asked}\r\n")
+            message = f"tier {asked!r} cannot be asked for here; what can: {offered}"
+            assert reason(reply) == (403, "tier_not_allowed", message)
+        assert not up.seen and (await client.ask(target, b"{}", key=key)).status == 200
+        assert core.decisions.where(reason="tier_not_allowed", limit=9)[0].tenant is not None
+
+
+async def test_one_connection_may_ask_for_another_tier_with_each_head() -> None:
+    async with upstream() as up, gateway(files([up.port])) as (port, core), Client(port) as client:
+        for number, (asked, key) in enumerate(
+            [
+                ("", GOLD),
+                ("bronze", GOLD),
+                ("bronze", GOLD),
+                ("silver", GOLD),
+                ("", GOLD),
+                ("", BATCH),
+                ("bronze", BATCH),
+            ]
+            * 2
+        ):
+            lines = f"x-request-tier: {asked}\r\n" if asked else ""
+            reply = await client.ask(INFER, b"{}", key=key, headers=f"{lines}x-request-id: r{number}\r\n")
+            expected = asked or ("gold" if key == GOLD else "bronze")
+            if key == BATCH and reply.status == 429:
+                continue  # its tenant may have two a day of this tier
+            seen = up.seen[-1]
+            band = {"gold": "0", "silver": "1", "bronze": "2"}[expected]
+            assert (reply.status, seen.get("x-oriel-tier"), seen.get("x-oriel-priority")) == (200, expected, band)
+            assert seen.get("x-request-tier") is None, "the next hop is told by headers that only the gateway sends"
+            (decided,) = core.decisions.of(f"r{number}")
+            assert decided.tenant is not None and decided.tenant.tier.name == expected
+        served = [decided.tenant for decided in core.decisions.where(limit=99) if decided.outcome == "answered"]
+        assert len({id(tenant) for tenant in served}) == 4, "one object per tenant and tier"
+
+
+async def test_what_a_client_says_in_our_own_headers_decides_nothing() -> None:
+    forged = "x-oriel-tier: gold\r\nx-oriel-priority: 0\r\nx_oriel_tier: gold\r\n"
+    async with upstream() as up, gateway(files([up.port])) as (port, _), Client(port) as client:
+        for headers in (forged, f"{forged}x-request-tier: bronze\r\n"):
+            assert (await client.ask(INFER, b"{}", key=BRONZE, headers=headers)).status == 200
+            head = up.seen[-1].head.lower()
+            assert up.seen[-1].get("x-oriel-tier") == "bronze" and head.count("tier:") == 1 and "gold" not in head
+        twice = "x-request-tier: bronze\r\n" * 2
+        assert reason(await client.ask(INFER, b"{}", headers=twice))[:2] == (400, "bad_request")
+    async with upstream() as up, gateway(files([up.port])) as (port, _), Client(port) as client:
+        hidden = "x-request-tier: bronze\r\nconnection: x-request-tier\r\n"
+        assert (await client.ask(INFER, b"{}", headers=hidden)).status == 400
+
+
+async def test_a_route_that_headers_choose_brings_its_tier_along() -> None:
+    async with upstream() as up, gateway(files([up.port])) as (port, _), Client(port) as client:
+        for team, expected in (("blue", "bronze"), ("red", "gold"), ("blue", "bronze"), ("blue", "bronze")):
+            await client.ask("/v2/models/m/infer", b"{}", headers=f"x-team: {team}\r\n")
+            assert up.seen[-1].get("x-oriel-tier") == expected
+        for model, key, expected in (
+            ("pinned", GOLD, "silver"),
+            ("pinned", BRONZE, "bronze"),
+            ("urgent", BRONZE, "gold"),
+        ):
+            await client.ask(f"/v2/models/{model}/infer", b"{}", key=key)
+            assert up.seen[-1].get("x-oriel-tier") == expected
+
+
+async def test_deadline_limits_and_counters_are_those_of_the_effective_tier() -> None:
+    async with upstream() as up, gateway(files([up.port])) as (port, core), Client(port) as client:
+        await client.ask("/v2/models/pinned/infer", b"{}")
+        assert 8_000 < int(up.seen[-1].get("x-oriel-timeout-ms") or 0) <= 50_000, "silver's give_up_ms, not gold's"
+        for key, headers in (("key-t", "x-request-tier: bronze\r\n"), (BATCH, "")):
+            assert (await client.ask(INFER, b"{}", key=key, headers=headers)).status == 200
+        for key, headers in (("key-t", "x-request-tier: bronze\r\n"), (BATCH, "")):
+            assert reason(await client.ask(INFER, b"{}", key=key, headers=headers))[1] == "quota_exceeded"
+        assert (await client.ask(INFER, b"{}", key="key-t")).status == 200, "of gold, it has no limit"
+        assert core.stats.attainment == {
+            ("silver", "met"): 1, ("bronze", "met"): 2, ("gold", "met"): 1, ("bronze", "excused"): 2
+        }  # fmt: skip
+
+
+async def test_calls_of_one_tenant_wait_by_the_tier_of_each() -> None:
+    order: list[str] = []
+    release = asyncio.Event()
+
+    async def answer(seen: Seen) -> bytes:
+        order.append(seen.get("x-oriel-tier") or "")
+        if len(order) == 1:
+            await release.wait()
+        return b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+
+    async with upstream() as up, gateway(files([up.port], max_inflight=1)) as (port, core):
+        up.answer = answer
+        clients = [Client(port) for _ in range(4)]
+        for number, (client, asked) in enumerate(zip(clients, ("gold", "bronze", "silver", "gold"), strict=True)):
+            await client.__aenter__()
+            client.send(INFER, b"{}", headers=f"x-request-tier: {asked}\r\n")
+            await until(lambda number=number: waiting(core) == number and len(order) == 1)  # type: ignore[misc]
+        depths = {band: core.pools["p"].admission.queue.depth(band) for band in range(3)}
+        assert depths == {0: 1, 1: 1, 2: 1}
+        release.set()
+        assert [(await client.reply()).status for client in clients] == [200] * 4
+        for client in clients:
+            await client.__aexit__()
+    assert order == ["gold", "gold", "silver", "bronze"]
+
+
+def waiting(core: Gateway) -> int:
+    return len(core.pools["p"].admission.queue)
+
+
+async def until(check: Any) -> None:
+    async with asyncio.timeout(60):
+        while not check():
+            await asyncio.sleep(0.001)
+
+
+async def test_new_documents_change_the_tier_of_a_key_on_an_open_connection() -> None:
+    async with upstream() as up, gateway(files([up.port])) as (port, core), Client(port) as client:
+        for tier in ("bronze", "silver"):
+            text = (
+                files([up.port])["all.toml"]
+                .decode()
+                .replace(f'"{digest(BATCH)}", tier = "bronze"', f'"{digest(BATCH)}", tier = "{tier}"')
+            )
+            core.adopt(compile_documents({"all.toml": text.encode()}))
+            assert (await client.ask(INFER, b"{}", key=BATCH)).status == 200
+            assert up.seen[-1].get("x-oriel-tier") == tier
+
+
+@pytest.fixture
+async def channel() -> AsyncIterator[tuple[Backend, aio.Channel]]:
+    backend = Backend()
+    async with (
+        stack(backend, files=lambda port: files([port])) as (address, _),
+        aio.insecure_channel(address) as opened,
+    ):
+        yield backend, opened
+
+
+def message(model: str) -> bytes:
+    return bytes(service_pb2.ModelInferRequest(model_name=model).SerializeToString())
+
+
+async def test_unary_calls_over_grpc(channel: tuple[Backend, aio.Channel]) -> None:
+    backend, opened = channel
+    unary = opened.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+    for key, model, asked, tier in [
+        (GOLD, "digits", "", "gold"), (GOLD, "digits", "bronze", "bronze"), (BATCH, "digits", "", "bronze"),
+        (GOLD, "pinned", "", "silver"), (BRONZE, "pinned", "", "bronze"), (BRONZE, "urgent", "silver", "silver"),
+    ]:  # fmt: skip
+        metadata = [("x-api-key", key), ("x-oriel-tier", "gold"), *([("x-request-tier", asked)] if asked else [])]
+        await unary(message(model), metadata=metadata)
+        _, _, seen, remaining_s = backend.seen[-1]
+        assert seen["x-oriel-tier"] == tier and "x-request-tier" not in seen
+        assert (remaining_s > 8.5) == (tier == "silver"), "the deadline is that of the tier"
+    with pytest.raises(aio.AioRpcError) as caught:
+        await unary(message("pinned"), metadata=(("x-api-key", GOLD), ("x-request-tier", "gold")))
+    assert caught.value.code().name == "PERMISSION_DENIED"
+    assert dict(caught.value.trailing_metadata() or ())["x-oriel-reason"] == "tier_not_allowed"
+
+
+@pytest.mark.parametrize("models", [["urgent", "digits"], ["digits", "urgent"]])
+async def test_a_stream_has_one_tier(channel: tuple[Backend, aio.Channel], models: list[str]) -> None:
+    """A first message for a model above the tenant's tier would carry all later ones along."""
+    backend, opened = channel
+    call = opened.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+    stream = call(metadata=(("x-api-key", BRONZE),))
+    for each in (models[0], models[0]):
+        await stream.write(message(each))
+        await stream.read()
+    await stream.write(message(models[1]))
+    with pytest.raises(aio.AioRpcError) as caught:
+        await stream.read()
+    assert caught.value.code().name == "INVALID_ARGUMENT" and "open another for it" in (caught.value.details() or "")
+    assert {seen["x-oriel-tier"] for _, _, seen, _ in backend.seen} == {"gold" if models[0] == "urgent" else "bronze"}
+    gold = call(metadata=(("x-api-key", GOLD),))
+    for each in ("digits", "urgent"):  # both by gold: one stream may take them
+        await gold.write(message(each))
+        await gold.read()
+    gold.cancel()
