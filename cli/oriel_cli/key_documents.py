@@ -19,13 +19,28 @@ import msgspec
 
 from oriel_cli.errors import CommandFailed
 
-__all__ = ["add_key"]
+__all__ = ["add_key", "in_toml", "key_table"]
 
 
-def add_key(path: Path, tenant: str, digest: str, *, name: str, expires: datetime | None) -> None:
-    """Add the key with this SHA-256 to `tenant` in the document `path`, at once or not at all. Raises CommandFailed."""
+def key_table(digest: str, *, name: str = "", expires: datetime | None = None, tier: str = "") -> dict[str, Any]:
+    """A key as a document holds it: the SHA-256, and what is given of the rest."""
+    given = {"name": name, "expires": expires, "tier": tier}
+    return {"sha256": digest, **{field: value for field, value in given.items() if value}}
+
+
+def in_toml(key: dict[str, Any]) -> str:
+    """The inline table of a `key_table`."""
+    fields = [
+        f"{field} = {value:%Y-%m-%dT%H:%M:%SZ}" if isinstance(value, datetime) else f'{field} = "{value}"'
+        for field, value in key.items()
+    ]
+    return f"{{ {', '.join(fields)} }}"
+
+
+def add_key(path: Path, tenant: str, key: dict[str, Any]) -> None:
+    """Add a `key_table` to `tenant` in the document `path`, at once or not at all. Raises CommandFailed."""
     with _alone(path):
-        _add_key(path, tenant, digest, name=name, expires=expires)
+        _add_key(path, tenant, key)
 
 
 @contextmanager
@@ -42,17 +57,12 @@ def _alone(path: Path) -> Iterator[None]:
         os.close(folder)
 
 
-def _add_key(path: Path, tenant: str, digest: str, *, name: str, expires: datetime | None) -> None:
+def _add_key(path: Path, tenant: str, key: dict[str, Any]) -> None:
     try:
         with path.open(encoding="utf-8", newline="") as file:  # line ends as they are
             text = file.read()
     except (OSError, UnicodeDecodeError) as error:
         raise CommandFailed(f"'{path}' cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8'}") from error
-    key: dict[str, Any] = {"sha256": digest}
-    if name:
-        key["name"] = name
-    if expires is not None:
-        key["expires"] = expires
     changed = _in_lines(text, tenant, key) if path.suffix == ".ndjson" else _in_toml(text, tenant, key)
     if changed is None:
         raise CommandFailed(
@@ -86,12 +96,7 @@ def _in_toml(text: str, tenant: str, key: dict[str, Any]) -> str | None:
         table.setdefault("keys", []).append(key)
     except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError):
         return None
-    fields = [f'sha256 = "{key["sha256"]}"']
-    if "name" in key:
-        fields.append(f'name = "{key["name"]}"')
-    if "expires" in key:
-        fields.append(f"expires = {key['expires']:%Y-%m-%dT%H:%M:%SZ}")
-    entry = f"{{ {', '.join(fields)} }}"
+    entry = in_toml(key)
     name = re.escape(tenant)
     header = re.compile(rf"""^[ \t]*\[[ \t]*tenants[ \t]*\.[ \t]*(?:{name}|"{name}"|'{name}')[ \t]*\][^\n]*\n?""", re.M)
     for found in header.finditer(text):

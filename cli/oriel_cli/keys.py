@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from oriel_cli.errors import CommandFailed
-from oriel_cli.key_documents import add_key
+from oriel_cli.key_documents import add_key, in_toml, key_table
 
 __all__ = ["add_arguments", "expiry", "new_key", "run"]
 
@@ -16,6 +16,7 @@ KEY_BYTES = 32
 _LASTS = re.compile(r"([1-9][0-9]{0,4})([hdw])\Z")
 _UNITS = {"h": "hours", "d": "days", "w": "weeks"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._@-]{0,127}\Z")
+_TIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     new.add_argument("--tenant", help="whose key it will be; needed for --write")
     new.add_argument("--name", default="", help="what explanations call it, such as the machine that uses it")
     new.add_argument("--expires", metavar="90d", help="hours, days or weeks from now (12h, 90d, 4w), or a date")
+    new.add_argument("--tier", default="", help="by which its calls are served, instead of the tenant's; a lower one")
     new.add_argument(
         "--write", type=Path, metavar="FILE", help="also add it to the tenant in this document (.toml or .ndjson)"
     )
@@ -33,23 +35,21 @@ def run(args: argparse.Namespace) -> int:
     if args.name and not _NAME.match(args.name):
         raise CommandFailed("a name has 1 to 128 letters, digits, blanks, dots, dashes, underscores or @")
     expires = expiry(args.expires, datetime.now(UTC)) if args.expires else None
+    if args.tier and not _TIER.match(args.tier):
+        raise CommandFailed(f"--tier {args.tier[:40]!r} cannot be the name of a tier")
     key, digest = new_key()
+    table = key_table(digest, name=args.name, expires=expires, tier=args.tier)
     if args.write is not None:
         if not args.tenant:
             raise CommandFailed("--write needs --tenant NAME: whose key is it?")
         # Before the key is shown: what was shown has to work.
-        add_key(args.write, args.tenant, digest, name=args.name, expires=expires)
+        add_key(args.write, args.tenant, table)
     print(f"key (shown once, give it to the tenant):\n  {key}\n")
     if args.write is not None:
         print(f"added to tenant {args.tenant} in {args.write}; a gateway that watches it takes it within a second")
         return 0
-    fields = [f'sha256 = "{digest}"']
-    if args.name:
-        fields.append(f'name = "{args.name}"')
-    if expires is not None:
-        fields.append(f"expires = {expires:%Y-%m-%dT%H:%M:%SZ}")
     whose = f"[tenants.{args.tenant}]" if args.tenant else "the tenant"
-    print(f"for {whose} in tenants.toml:\n  keys = [{{ {', '.join(fields)} }}]")
+    print(f"for {whose} in tenants.toml:\n  keys = [{in_toml(table)}]")
     return 0
 
 

@@ -232,9 +232,7 @@ FAMILIES = (
 # The server's own --------------------------------------------------------------------------------------------------
 
 
-def _server(
-    counts: ServerCounts, fallbacks: Sequence[Fallback], host: HostLoad, openmetrics: bool
-) -> Iterator[str]:
+def _server(counts: ServerCounts, fallbacks: Sequence[Fallback], host: HostLoad, openmetrics: bool) -> Iterator[str]:
     def single(name: str, kind: str, text: str, value: float | None) -> Iterator[str]:
         if value is not None:
             yield head(name, kind, text, openmetrics=openmetrics) + f"{name} {value!r}\n"

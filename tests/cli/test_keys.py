@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from oriel_cli.errors import CommandFailed
-from oriel_cli.key_documents import add_key
+from oriel_cli.key_documents import add_key, key_table
 from oriel_cli.keys import expiry
 from oriel_cli.main import main
 from oriel_policies.documents import Snapshot, compile_documents
@@ -107,6 +107,19 @@ def test_the_line_is_one_a_document_takes(capsys: pytest.CaptureFixture[str]) ->
     assert key.name == "a b" and key.expires_at is not None
 
 
+@pytest.mark.parametrize("words", [[], ["--write"]])
+def test_a_key_of_a_lower_tier(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    path = tmp_path / "a.toml"
+    document = "[tiers.g]\nband = 0\ntarget_ms = 1\n[tiers.b]\nband = 1\ntarget_ms = 1\n[tenants.t]\ntier = 'g'\n"
+    path.write_text(document)
+    assert main(["keys", "new", "--tenant", "t", "--tier", "b", *words, *([str(path)] if words else [])]) == 0
+    if not words:
+        out = capsys.readouterr().out
+        path.write_text(document + next(line.strip() for line in out.splitlines() if "keys =" in line))
+    (key,) = compiled(path).keys.values()
+    assert (key.tenant.name, key.tenant.tier.name) == ("t", "b")
+
+
 def test_expiry() -> None:
     now = datetime(2026, 1, 1, 12, 0, 0, 5, tzinfo=UTC)
     assert expiry("12h", now) == datetime(2026, 1, 2, tzinfo=UTC)
@@ -118,7 +131,7 @@ def test_expiry() -> None:
             expiry(text, now)
 
 
-@pytest.mark.parametrize("words", [["--write", "x.toml"], ["--name", 'a"b'], ["--name", "a\nb"]])
+@pytest.mark.parametrize("words", [["--write", "x.toml"], ["--name", 'a"b'], ["--name", "a\nb"], ["--tier", 'a"b']])
 def test_wrong_words_are_refused_before_a_key_is_made(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     assert main(["keys", "new", *words]) == 1
     assert "oriel_" not in capsys.readouterr().out
@@ -130,14 +143,14 @@ def test_keys_written_at_the_same_time_are_all_there(tmp_path: Path) -> None:
     path.write_text(TOML)
     digests = [f"{number:064x}" for number in range(12)]
     with ThreadPoolExecutor(12) as pool:
-        list(pool.map(lambda digest: add_key(path, "none", digest, name="", expires=None), digests))
+        list(pool.map(lambda digest: add_key(path, "none", key_table(digest)), digests))
     assert all(digest in path.read_text() for digest in digests)
 
 
 def test_line_ends_stay_as_they_are(tmp_path: Path) -> None:
     path = tmp_path / "tenants.toml"
     path.write_bytes(b'[tenants.a]\r\ntier = "gold"\r\n# last\r\n')
-    add_key(path, "a", "0" * 64, name="", expires=None)
+    add_key(path, "a", key_table("0" * 64))
     assert path.read_bytes().endswith(b'tier = "gold"\r\n# last\r\n')
 
 
@@ -147,5 +160,5 @@ def test_a_document_keeps_its_owner(tmp_path: Path) -> None:
     path = tmp_path / "tenants.toml"
     path.write_text(TOML)
     os.chown(path, 1234, 1235)
-    add_key(path, "none", "0" * 64, name="", expires=None)
+    add_key(path, "none", key_table("0" * 64))
     assert (path.stat().st_uid, path.stat().st_gid) == (1234, 1235)

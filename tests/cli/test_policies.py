@@ -67,4 +67,9 @@ def test_explain_says_why_a_call_would_be_refused(capsys: pytest.CaptureFixture[
     code, said = explained(capsys, "--key", KEY, "--service", "digits", "--json", "--header", "X-A: b")
     report = json.loads(said)
     assert code == 0 and report["served"] and report["steps"][-1]["room"] == "pool"
+    code, said = explained(capsys, "--key", KEY, "--model", "digits", "--header", "x-request-tier: gold")
+    assert code == 1 and "refused: tier_not_allowed" in said
+    code, said = explained(capsys, "--key", KEY, "--model", "digits", "--header", "x-request-tier: bronze")
+    assert code == 0 and "decided by tenants.toml: tenants.birch.tier\n" in said
+    assert "tier      bronze: band 2" in said and "decided by the request's x-request-tier\n" in said
     assert explained(capsys, "--tenant", "nobody", "--model", "mlp") == (1, "oriel: no tenant is named 'nobody'\n")

@@ -183,6 +183,7 @@ def test_documents_beside_the_tenants_are_compiled_anew() -> None:
         files([line("new", 7), *many()[1:]], b"nothing"),
         files(many(), DOCUMENT.replace(b"tiers.free", b"tiers.cheap")),  # a name that lines may use
         files([*many(), line("n1", 7)], BY_HAND),
+        files(many(), DOCUMENT.replace(b"band = 1", b"band = 0").replace(b"target_ms = 200", b"target_ms = 50")),
     ],
 )
 def test_what_is_wrong_or_may_be_is_left_to_the_compiler(changed: dict[str, bytes]) -> None:
