@@ -29,8 +29,9 @@ class DetachedCall(Call):
         mark: Mark,
         received_s: float,
         deadline: float,
+        lines: bytes | None = None,
     ) -> None:
-        super().__init__(gateway, None, gate, head, tenant, target, mark, received_s, deadline)
+        super().__init__(gateway, None, gate, head, tenant, target, mark, received_s, deadline, lines)
         gateway.routing.detached[self] = None
 
     def client_writable(self, writable: bool) -> None:

@@ -397,9 +397,9 @@ class GrpcCall(GrpcRecovery):
         else:
             self._fail(refused)
 
-    def _onward(self) -> tuple[tuple[str, str], ...]:
-        mark, tenant = self.mark, self.tenant
-        onward = [
+    def sent_on(self) -> list[tuple[str, str]]:
+        """The client's metadata as the upstream gets it."""
+        return [
             (key, value)
             for key, value in self.metadata.items()
             if key not in _DROPPED
@@ -407,6 +407,10 @@ class GrpcCall(GrpcRecovery):
             and key[:8].replace("_", "-") != "x-oriel-"
             and key[:12].replace("_", "-") != "x-forwarded-"
         ]
+
+    def _onward(self) -> tuple[tuple[str, str], ...]:
+        mark, tenant = self.mark, self.tenant
+        onward = self.sent_on()
         onward += [
             ("x-request-id", mark.request_id),
             ("x-oriel-tier", tenant.tier.name),

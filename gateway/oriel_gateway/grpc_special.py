@@ -239,8 +239,9 @@ class GrpcSpecial:
 def _key(call: GrpcCall, message: bytes) -> bytes:
     target = call.target
     owner = "" if target.plan.cache_shared else call.tenant.name
-    known = "\0".join((owner, target.plan.name, target.pool, target.version, call.method))
-    digest = blake2b(known.encode(), digest_size=32, person=b"grpc")
+    sent = [f"{name}:{value}" for name, value in sorted(call.sent_on())]
+    known = "\0".join((owner, target.plan.name, target.pool, target.version, call.method, *sent))
+    digest = blake2b(known.encode("utf-8", "surrogateescape"), digest_size=32, person=b"grpc")
     digest.update(b"\0\0")
     digest.update(message)
     return digest.digest()

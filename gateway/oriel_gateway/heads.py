@@ -7,9 +7,12 @@ from oriel_wire.h1_response import ResponseHead
 __all__ = ["answer_start", "head_lines", "with_retry"]
 
 
-def head_lines(head: RequestHead, tenant_lines: bytes) -> bytes:
-    """What every request with such a head says to an upstream but its first line, Host and length, joined by CRLF."""
-    lines = [line for line in head.forward if line[:15].lower() != b"content-length:"]
+def head_lines(head: RequestHead, tenant_lines: bytes, left_out: tuple[bytes, ...] = (b"content-length:",)) -> bytes:
+    """What every request with such a head says to an upstream but its first line and Host, joined by CRLF.
+
+    left_out: beginnings of the lines that are not sent, in lower case.
+    """
+    lines = [line for line in head.forward if not line.lower().startswith(left_out)]
     return b"\r\n".join((*lines, tenant_lines))
 
 

@@ -1,8 +1,8 @@
 """Routes marked deterministic: equal calls are made once, and their answer is kept for a while.
 
-Equal is what has the same method, line, body and the headers in `RELEVANT`, of the same tenant unless the route is
-`cache_shared`. Calls of different bands do not wait for one another: an urgent one would inherit the other's place in
-the queue.
+Equal is what has the same method, line, body and header fields as the upstream gets them, of the same tenant unless the
+route is `cache_shared`. What says who asks and not what for (`NOT_ASKED_FOR`) is not sent by a call that is made for
+all. Calls of different bands do not wait for one another: an urgent one would inherit the other's place in the queue.
 
 Theory of operation. The first call founds a flight and starts a `FlightCall`, which belongs to nobody; all callers wait
 as its members (state JOINED), each with its own deadline and free to leave. When nobody is left, it is given up. Its
@@ -28,20 +28,20 @@ from oriel_gateway.call_state import ANSWERING, COLLECT, DONE, JOINED, SENDING
 from oriel_gateway.cors import dressed
 from oriel_gateway.detached import DetachedCall
 from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.heads import head_lines
 from oriel_gateway.routing_state import KEPT_BYTES, KeptAnswer
 from oriel_policies.flights import Flight
 from oriel_wire.h1_response import ResponseHead
 
-__all__ = ["RELEVANT", "FlightCall", "answer_from", "answer_key", "join", "wants_its_own"]
+__all__ = ["NOT_ASKED_FOR", "VARYING", "FlightCall", "answer_from", "answer_key", "join", "wants_its_own"]
 
-RELEVANT = (
-    "accept",
-    "accept-encoding",
-    "accept-language",
-    "content-encoding",
-    "content-type",
-    "inference-header-content-length",
+NOT_ASKED_FOR = ("user-agent",)
+VARYING = frozenset(  # what a shared answer may vary by: fields that reach the upstream as the key has them
+    {"accept", "accept-encoding", "accept-language", "content-encoding", "content-type", "user-agent"}
+    | {"inference-header-content-length"}
 )
+_NOT_IN_KEY = frozenset({"content-length", *NOT_ASKED_FOR})
+_NOT_SENT = tuple(f"{name}:".encode() for name in ("content-length", *NOT_ASKED_FOR))
 _SMALL = 64 * 1024
 _TURN = 64  # members that are told in one turn of the loop, with answers of as many bytes at most:
 _TURN_BYTES = 1024 * 1024
@@ -55,11 +55,13 @@ def answer_key(call: Call, body: bytes) -> bytes | None:
     if wants_its_own(head.get("cache-control")):
         return None
     owner = "" if target.plan.cache_shared else call.tenant.name
-    if not owner and target.kind == "service":
-        # A body may name models: who may not use them gets no answer that was given to somebody who may.
-        owner = "\1".join(("", *call.tenant.models))
-    values = [head.get(name) or "" for name in RELEVANT]
-    known = "\0".join((owner, target.plan.name, target.pool, target.line.decode("ascii"), *values))
+    if target.kind == "service":
+        # A body may name models: who may not use them gets no answer that was given while somebody might.
+        owner = "\1".join((owner, *call.tenant.models))
+    # As sent, each name's values in their order; the order of the names means nothing to anybody.
+    sent = sorted((f for f in head.sent_on() if f[0] not in _NOT_IN_KEY), key=lambda field: field[0])
+    fields = [f"{name}:{value}" for name, value in sent]
+    known = "\0".join((owner, target.plan.name, target.pool, target.line.decode("ascii"), *fields))
     digest = blake2b(known.encode("latin-1"), digest_size=32)
     digest.update(b"\0\0")
     digest.update(body)
@@ -137,6 +139,7 @@ class FlightCall(DetachedCall):
             founder.mark,
             founder.received_s,
             founder.deadline,
+            head_lines(founder.head, gateway.tenant_lines(founder.tenant), _NOT_SENT),
         )
         self.stick = founder.stick
         self.founder = founder
@@ -306,7 +309,7 @@ def _shareable(head: ResponseHead) -> bool:
             return False
         if name == "cache-control" and not _NOT_FOR_OTHERS.isdisjoint(_words(field.value)):
             return False
-        if name == "vary" and not _words(field.value) <= set(RELEVANT):
+        if name == "vary" and not _words(field.value) <= VARYING:
             return False
         if name == "content-type" and field.value.lower().startswith("text/event-stream"):
             return False

@@ -193,6 +193,22 @@ async def test_slow_heads_bodies_readers_and_idlers_are_cut_while_others_are_ser
             slow.sock.close()
 
 
+async def test_keep_alive_without_a_request_ends_whatever_else_is_sent() -> None:
+    """Empty lines before a request are ignored: they do not begin one, so they do not prolong the wait for it."""
+    async with upstream() as up, gateway(documents([up.port]), limits=HttpLimits(idle_timeout_s=0.5)) as (port, core):
+        fresh = Slow(port)
+        used = Slow(port, b"GET /v2 HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\n\r\n" % GOLD.encode())
+        async with asyncio.timeout(60):
+            while not (fresh.cut and used.cut):
+                fresh.move(b"\r\n")
+                used.move(b"\r\n")
+                await asyncio.sleep(0.01)
+        assert not fresh.got and used.got.count(b"HTTP/1.1 ") == 1 and used.got.startswith(b"HTTP/1.1 200 ")
+        assert len(up.seen) == 1 and idle(core)
+        for slow in (fresh, used):
+            slow.sock.close()
+
+
 async def test_a_stranger_is_read_no_more_than_a_mebibyte() -> None:
     """R22: with no key, whatever is sent and however it is framed."""
     async with upstream() as up, gateway(documents([up.port])) as (port, core):

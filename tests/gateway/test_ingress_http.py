@@ -54,6 +54,14 @@ def idle(core: Gateway) -> bool:
     )
 
 
+@pytest.mark.parametrize("other", ["5", "9"])
+async def test_a_repeated_header_length_is_refused(up: Upstream, other: str) -> None:
+    async with gateway(documents([up.port])) as (port, _), Client(port) as client:
+        name = "inference-header-content-length"
+        reply = await client.ask(INFER, b'{"a"}123', headers=f"{name}: 5\r\n{name}: {other}\r\n")
+        assert reply.status == 400 and b"twice" in reply.body and not up.seen
+
+
 async def test_a_request_reaches_the_upstream_as_it_should(up: Upstream) -> None:
     async with gateway(documents([up.port])) as (port, core), Client(port) as client:
         reply = await client.ask(

@@ -168,6 +168,14 @@ async def test_equal_calls_are_made_once_and_kept() -> None:
         assert sum(series.count for series in it.core.stats.series.values()) == 7
 
 
+async def test_only_calls_with_equal_metadata_share_an_answer() -> None:
+    async with house('[[routes]]\nmodel = "*"\nname = "d"\npool = "p0"\ndeterministic = true\ncache_s = 60.0\n') as it:
+        for metadata, how in (({"x_lang": "de"}, "miss"), ({}, "miss"), ({"x_lang": "de"}, "hit"), ({}, "hit")):
+            _, trailing = await it.infer(**metadata)
+            assert trailing["x-oriel-cache"] == how, metadata
+        assert [seen[2].get("x-lang") for seen in it.backends[0].seen] == ["de", None]
+
+
 async def test_a_founder_that_leaves_fails_nobody_and_an_error_is_its_own() -> None:
     routes = '[[routes]]\nmodel = "*"\nname = "d"\npool = "p0"\ndeterministic = true\n'
     async with house(routes) as it:

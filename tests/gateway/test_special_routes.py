@@ -293,6 +293,59 @@ async def test_a_shared_answer_of_a_service_is_for_those_who_may_use_the_same_mo
 
 
 @pytest.mark.parametrize(
+    "more",
+    [
+        "connection: accept\r\n",
+        "connection: content-type\r\n",
+        "accept: text/html\r\n",
+        "x-lang: de\r\n",
+        "cookie: a=b\r\n",
+    ],
+)
+@pytest.mark.parametrize("cached", [True, False], ids=["kept", "flown"])
+async def test_only_calls_that_are_the_same_to_the_upstream_share_an_answer(more: str, cached: bool) -> None:
+    """A field that `Connection` names, that is repeated or that no list knows used to leave two requests equal."""
+    victim = "accept: text/plain\r\ncontent-type: application/json\r\n"
+    async with house(CACHED if cached else FLOWN) as it:
+        up = it.ups[0]
+
+        async def by_what_it_gets(seen: Seen) -> bytes:
+            await held.acquire()
+            fields = sorted(
+                line
+                for line in seen.head.lower().split("\r\n")
+                if line.startswith(("accept:", "content-type:", "x-lang:", "cookie:"))
+            )
+            return ok("; ".join(fields).encode())
+
+        held = asyncio.Semaphore(2 if cached else 0)
+        up.answer = by_what_it_gets
+        if cached:
+            await ask(it.port, headers=victim + more)
+            reply = await ask(it.port, headers=victim)
+        else:
+            calls = [asyncio.ensure_future(ask(it.port, headers=each)) for each in (victim + more, victim)]
+            await until(lambda: len(up.seen) == 2)
+            held.release()
+            held.release()
+            reply = (await asyncio.gather(*calls))[1]
+        assert reply.body == b"accept: text/plain; content-type: application/json"
+        assert reply.headers["x-oriel-cache"] == "miss" and len(up.seen) == 2
+
+
+async def test_who_asks_makes_no_difference_and_is_not_sent_on() -> None:
+    async with house(CACHED) as it:
+        headers = "accept: a/b\r\nContent-Type: c/d\r\n"
+        assert (await ask(it.port, headers=f"{headers}user-agent: one\r\n")).headers["x-oriel-cache"] == "miss"
+        again = "content-type: c/d\r\nuser-agent: two\r\nACCEPT:  a/b\r\n"
+        assert (await ask(it.port, headers=again)).headers["x-oriel-cache"] == "hit"
+        assert it.ups[0].seen[0].get("user-agent") is None and it.ups[0].seen[0].get("content-type") == "c/d"
+        alone = f"{headers}user-agent: one\r\ncache-control: no-cache\r\n"
+        await ask(it.port, headers=alone)
+        assert it.ups[0].seen[1].get("user-agent") == "one"
+
+
+@pytest.mark.parametrize(
     "answer",
     [
         ok(status="404 Not Found"),

@@ -288,6 +288,16 @@ async def test_mutated_requests_are_answered_or_refused_never_more(kept_http: ht
     assert seen == {200, 400}
 
 
+async def test_a_repeated_header_length_is_refused(kept_http: httpx.AsyncClient) -> None:
+    inputs = [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]
+    body = json.dumps({"inputs": inputs}).encode()
+    name, length = "inference-header-content-length", str(len(body))
+    assert (await kept_http.post(INFER, content=body, headers=[(name, length)])).status_code == 200
+    for other in (length, "0"):
+        answer = await kept_http.post(INFER, content=body, headers=[(name, length), (name, other)])
+        assert answer.status_code == 400 and "twice" in answer.json()["error"]
+
+
 @pytest.mark.parametrize(
     "tensor",
     [

@@ -27,6 +27,22 @@ def test_some_names_are_dropped_with_their_fields() -> None:
     assert head.forward == [b"x-7: 1"] and head.close
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("Inference-Header-Content-Length: 5", "inference-header-content-length: 9"),
+        ("Inference-Header-Content-Length: 5", "Inference-Header-Content-Length: 5"),
+        ("Inference-Header-Content-Length: 5", "connection: inference-header-content-length"),
+    ],
+)
+def test_where_the_json_part_ends_is_said_once_to_every_hop(lines: tuple[str, ...]) -> None:
+    """Of two values each server takes the one it likes, so a client could show one tensor and have another computed."""
+    with pytest.raises(BadMessage, match="twice|may not be dropped"):
+        parse_request_head(request(*lines), LineMemo())
+    head = parse_request_head(request(lines[0], "inference_header_content_length: 9"), LineMemo())
+    assert head.header_length == "5" and head.forward == [lines[0].encode()]
+
+
 def test_an_answer_has_no_more_fields_than_it_may() -> None:
     lines = ["HTTP/1.1 200 OK", *(f"x-{number}: 1" for number in range(257))]
     assert len(parse_response_head("\r\n".join(lines[:-1]).encode(), ResponseMemo()).fields) == 256

@@ -56,6 +56,7 @@ class Kind(IntEnum):
     FORWARDED = 16  # what proxies say of the client: true only from a proxy that is trusted
     DATE = 17
     TIER = 18
+    HEADER_LENGTH = 19  # where the JSON part of a v2 body ends
 
 
 _REQUEST_KINDS: dict[str, int] = {
@@ -87,6 +88,8 @@ _REQUEST_KINDS: dict[str, int] = {
     "x-request-timeout-ms": Kind.TIMEOUT,
     "x-request-tier": Kind.TIER,
     "content-encoding": Kind.CONTENT_ENCODING,
+    "inference-header-content-length": Kind.HEADER_LENGTH,
+    "inference_header_content_length": Kind.HOP,
     "forwarded": Kind.FORWARDED,
     "x-real-ip": Kind.FORWARDED,
     "endpoint-load-metrics-format": Kind.INTERNAL,  # how loaded a server is concerns no tenant
@@ -132,6 +135,7 @@ _INTERNAL = int(Kind.INTERNAL)
 _SERVER_TIMING = int(Kind.SERVER_TIMING)
 _COST = int(Kind.COST)
 _FORWARDED = int(Kind.FORWARDED)
+_HEADER_LENGTH = int(Kind.HEADER_LENGTH)
 _PER_REQUEST = frozenset({_CREDENTIAL, _TRACEPARENT, _TRACESTATE, _REQUEST_ID, _SERVER_TIMING, _COST})
 MAX_LINE, _MAX_NAMED = 256, 8  # bytes, names in one Connection line
 
@@ -317,6 +321,7 @@ class RequestHead:
     timeout: str | None = None
     tier: str | None = None
     content_encoding: str | None = None
+    header_length: str | None = None
     forwarded: list[Field] | None = None
     plan: Any = None
     known = False  # its connection has recognised it
@@ -370,6 +375,11 @@ class RequestHead:
     def items(self) -> list[tuple[str, str]]:
         """Every field as (lower-case name, value), in order."""
         return [(field.name, field.value) for field in self.fields]
+
+    def sent_on(self) -> list[tuple[str, str]]:
+        """Every field that a proxy passes on, as (lower-case name, value), in order: the fields behind `forward`."""
+        lines = set(self.forward)
+        return [(field.name, field.value) for field in self.fields if field.line in lines]
 
 
 def parse_request_head(block: bytes, memo: LineMemo, *, max_fields: int = 128) -> RequestHead:
@@ -456,6 +466,11 @@ def _note(head: RequestHead, field: Field) -> None:
     elif kind == _CONTENT_ENCODING:
         seen = head.content_encoding
         head.content_encoding = field.value if seen is None else f"{seen}, {field.value}"
+        head.forward.append(field.line)
+    elif kind == _HEADER_LENGTH:
+        if head.header_length is not None:
+            raise BadMessage("Inference-Header-Content-Length is given twice")
+        head.header_length = field.value
         head.forward.append(field.line)
     elif kind == _FORWARDED:
         if head.forwarded is None:

@@ -38,7 +38,7 @@ class HeadPlan:
         trace = self.context.trace
         self.parent_id = trace.span_id if trace is not None else 0
         self.accept_encoding = fields.get("accept-encoding", "")
-        self.header_length = fields.get("inference-header-content-length")
+        self.header_length = exchange.head.header_length
         self.load_form = report_form(fields.get(LOAD_FORMAT, ""))
 
 
