@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
+from oriel_logic.parameters import python_signature
+
 __all__ = ["BatchLimits", "WrongRows", "batched", "group_of", "limits_of", "merge", "rows_in", "size_of", "split"]
 
 MARK = "__oriel_batched__"
@@ -54,7 +56,7 @@ def batched(*, max_rows: int, max_delay_ms: float = 0.0) -> Callable[[F], F]:
     def mark(function: F) -> F:
         if not inspect.isfunction(function) or inspect.iscoroutinefunction(function) or "." in function.__qualname__:
             raise TypeError("@batched goes on a plain function at the top of a file: run it with `await ctx.run(...)`")
-        if len(inspect.signature(function).parameters) != 1:
+        if len(python_signature(function).parameters) != 1:
             raise TypeError(f"@batched: {function.__name__} must take one parameter, the rows")
         setattr(function, MARK, limits)
         return function

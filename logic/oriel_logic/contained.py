@@ -6,7 +6,6 @@ that a handler started has to be that task's failure. Install with `loop.set_tas
 
 import asyncio
 from collections.abc import Coroutine, Generator
-from contextvars import Context
 from typing import Any
 
 __all__ = ["TaskExited", "contained"]
@@ -52,6 +51,6 @@ def exited(error: BaseException) -> TaskExited:
     return TaskExited(f"a task ended by {type(error).__name__}: {error}"[:300])
 
 
-def contained(loop: asyncio.AbstractEventLoop, coroutine: Any, context: Context | None = None) -> "asyncio.Task[Any]":
-    """A task factory."""
-    return asyncio.Task(Contained(coroutine), loop=loop, context=context)
+def contained(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> "asyncio.Task[Any]":
+    """A task factory. options: of asyncio.Task, by keyword; which of them a loop passes differs between versions."""
+    return asyncio.Task(Contained(coroutine), loop=loop, **options)

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from typing import Any, Literal, TypeVar, cast, overload
 
+from oriel_logic.parameters import python_signature
 from oriel_logic.schemas import Schemas, schemas_of
 from oriel_logic.signature import NotAService, Output, Plan, Signature, plan_of, read
 
@@ -307,7 +308,7 @@ def method_of(target: type, name: str, argument: str) -> Callable[..., Any]:
 
 def takes_nothing(target: Callable[..., Any]) -> bool:
     try:
-        inspect.signature(target).bind()
+        python_signature(target).bind()
     except TypeError:
         return False
     return True

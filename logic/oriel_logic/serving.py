@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from oriel_logic.definition import Definition
 from oriel_logic.messages import Request
+from oriel_logic.parameters import python_signature
 from oriel_logic.signature import Form
 
 __all__ = ["Serving"]
@@ -28,7 +29,7 @@ class Serving:
         # One that a test defines inside a function is known to no worker.
         self.is_importable = "<" not in getattr(definition.target, "__qualname__", "<")
         post = self.functions.get("post")
-        self._takes_ctx = post is not None and "ctx" in inspect.signature(post).parameters
+        self._takes_ctx = post is not None and "ctx" in python_signature(post).parameters
         self.reader = None
         if definition.signature.body != "raw":
             from oriel_logic.decoding import Reader  # with msgspec and numpy, which raw services do without

@@ -19,6 +19,7 @@ from oriel_logic.bodies.audio import Audio
 from oriel_logic.bodies.tensors import Tensors
 from oriel_logic.bodies.upload import Upload
 from oriel_logic.messages import Answer
+from oriel_logic.parameters import python_signature
 
 __all__ = [
     "MISSING",
@@ -146,7 +147,8 @@ def read(function: Callable[..., Any], *, method: bool = False, given: str = "")
     method: the first parameter is `self`. given: name for the first parameter if the server fills it ("outputs" of a
     chain's `post`). Raises NotAService.
     """
-    found = list(inspect.signature(function).parameters.values())[1 if method else 0 :]
+    signature = python_signature(function)
+    found = list(signature.parameters.values())[1 if method else 0 :]
     if given:
         if not found or found[0].kind in (found[0].VAR_KEYWORD, found[0].KEYWORD_ONLY):
             raise NotAService(f"`{function.__name__}` must take {given}")
@@ -160,7 +162,7 @@ def read(function: Callable[..., Any], *, method: bool = False, given: str = "")
         raise NotAService(f"`{function.__name__}` takes {given}, and beside it only `ctx`, not '{inputs[0].name}'")
     alone = len(inputs) == 1 and inputs[0].form is Form.JSON and is_object(inputs[0].type)
     body: Literal["raw", "whole", "fields"] = "raw" if not inputs else "whole" if alone else "fields"
-    return Signature(parameters=parameters, output=output_of(function), body=body)
+    return Signature(parameters=parameters, output=output_of(function, signature.return_annotation), body=body)
 
 
 def parameter_of(function: Callable[..., Any], found: inspect.Parameter) -> Parameter:
@@ -191,8 +193,8 @@ def parameter_of(function: Callable[..., Any], found: inspect.Parameter) -> Para
     )
 
 
-def output_of(function: Callable[..., Any]) -> Output:
-    hint = getattr(function, "__annotations__", {}).get("return", MISSING)
+def output_of(function: Callable[..., Any], hint: Any) -> Output:
+    """hint: its return annotation, or MISSING."""
     generates = inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function)
     if hint is MISSING:
         return Output(form=Form.LINES if generates else Form.JSON)
@@ -208,7 +210,7 @@ def output_of(function: Callable[..., Any]) -> Output:
 
 
 def resolved(function: Callable[..., Any], name: str, hint: Any) -> Any:
-    """The annotation as an object: a string is looked up where the function was written."""
+    """The annotation as an object: a string or a forward reference is looked up where the function was written."""
     holder = types.SimpleNamespace(__annotations__={name: hint})
     try:
         found = typing.get_type_hints(

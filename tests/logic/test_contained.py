@@ -1,6 +1,8 @@
 """What a handler's tasks do wrong is their request's failure, and nobody else's."""
 
 import asyncio
+import sys
+from contextvars import copy_context
 from typing import Any
 
 import pytest
@@ -86,3 +88,19 @@ async def test_a_contained_task_is_a_task() -> None:
             await task
     with pytest.raises(TaskExited, match="SystemExit: 2"):
         await asyncio.create_task(leave())
+
+
+@pytest.mark.parametrize("eager", [None, False, True])
+async def test_whatever_a_loop_passes_to_a_task_is_taken(eager: bool | None) -> None:
+    """uvloop passes `eager_start` from Python 3.13 on, asyncio `name` from 3.13.3 on."""
+    options: dict[str, Any] = {"name": "mine", "context": copy_context()}
+    if sys.version_info >= (3, 12):
+        options["eager_start"] = eager
+
+    async def leave() -> None:
+        raise SystemExit(2)
+
+    task = contained(asyncio.get_running_loop(), leave(), **options)
+    assert task.get_name() == "mine"
+    with pytest.raises(TaskExited, match="SystemExit: 2"):
+        await task

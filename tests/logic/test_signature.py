@@ -1,3 +1,4 @@
+import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict
@@ -15,7 +16,7 @@ from oriel_logic.bodies.upload import Upload
 from oriel_logic.context import Context
 from oriel_logic.messages import Request
 from oriel_logic.models import Models
-from oriel_logic.signature import Form, plan_of, read
+from oriel_logic.signature import Form, NotAService, plan_of, read
 
 
 @dataclass
@@ -134,3 +135,39 @@ def test_the_outputs_of_a_chain_are_handed_in() -> None:
 
     found = read(Chain.post, method=True, given="outputs")
     assert found.body == "raw" and found.injects("ctx") and found.output.type is Item
+
+
+LATER = """
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from somewhere import Models, Missing
+
+async def handler(text: str, models: Models) -> str: ...
+async def reads(text: Missing, models: Models) -> str: ...
+async def gives(text: str, models: Models) -> list[Missing]: ...
+"""
+
+
+@pytest.fixture(
+    params=[
+        "from __future__ import annotations",
+        pytest.param("", marks=pytest.mark.skipif(sys.version_info < (3, 14), reason="evaluated at the definition")),
+    ]
+)
+def later(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Handlers with annotations that exist for type checkers only."""
+    names: dict[str, Any] = {}
+    exec(compile(f"{request.param}\n{LATER}", "later.py", "exec", dont_inherit=True), names)
+    return names
+
+
+def test_what_is_injected_may_be_annotated_for_type_checkers_only(later: dict[str, Any]) -> None:
+    signature = read(later["handler"])
+    assert [each.form for each in signature.inputs] == [Form.TEXT] and signature.output.form is Form.TEXT
+
+
+@pytest.mark.parametrize(("name", "where"), [("reads", "parameter 'text'"), ("gives", "answer")])
+def test_an_input_or_answer_that_cannot_be_looked_up_is_named(later: dict[str, Any], name: str, where: str) -> None:
+    with pytest.raises(NotAService, match=rf"the annotation of the {where} of `{name}` cannot be looked up: .*Missing"):
+        read(later[name])

@@ -21,6 +21,7 @@ from oriel_logic.graph.schema import input_of, output_of
 from oriel_logic.loading import BESIDE
 from oriel_logic.messages import Request
 from oriel_logic.models import Models
+from oriel_logic.parameters import python_signature
 from oriel_logic.workers.references import for_function
 
 __all__ = ["handler_of"]
@@ -72,7 +73,7 @@ def function_of(step: StepTable, module: ModuleType, where: str) -> Function:
     if not inspect.isfunction(found) or inspect.iscoroutinefunction(found) or inspect.isgeneratorfunction(found):
         raise GraphError(f"{where}: run: {match[2]} must be a plain `def`: it runs in a worker process")
     try:
-        bound = inspect.signature(found).bind(**dict.fromkeys(step.inputs))
+        bound = python_signature(found).bind(**dict.fromkeys(step.inputs))
     except TypeError as error:
         raise GraphError(f"{where}: inputs: {match[2]} cannot be called with them: {error}") from error
     bound.apply_defaults()

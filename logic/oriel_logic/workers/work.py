@@ -10,6 +10,7 @@ from typing import Any
 
 from oriel_logic.errors import LogicError, Outcome
 from oriel_logic.loading import one_line
+from oriel_logic.parameters import python_signature
 from oriel_logic.workers.frames import Frame, FrameTooLarge, Kind
 from oriel_logic.workers.link import Link
 from oriel_logic.workers.memory import MemoryBound
@@ -180,7 +181,7 @@ class Desk:
 def injected(function: Callable[..., Any], given: int) -> tuple[str, ...]:
     """Which of `models` and `ctx` a function takes beside its first `given` parameters."""
     try:
-        names = list(inspect.signature(function).parameters)
+        names = list(python_signature(function).parameters)
     except (TypeError, ValueError):  # a builtin
         return ()
     return tuple(name for name in names[given:] if name in ("models", "ctx"))
