@@ -45,12 +45,18 @@ def as_json(units: Sequence[Unit], models: Models, assets: DemoAssets | None, *,
 def as_text(units: Sequence[Unit], models: Models, assets: DemoAssets | None, *, traces: str, took_s: float) -> str:
     """The tables of units and models, and with `assets` three commands to try."""
     del traces
-    lines = ["", f"oriel {installed_version()} is up after {took_s:.1f} s", "", *_unit_lines(units)]
+    lines = ["", f"oriel {installed_version()} is up after {took_s:.1f} s", ""]
+    lines += [*_unit_lines(units), "", _pages(units[0])]
     if models:
         lines += ["", *_model_lines(models)]
     if assets is not None:
         lines += ["", "try, in another terminal:", *_commands(units[0], assets)]
     return "\n".join([*lines, "", "Ctrl-C stops everything."])
+
+
+def _pages(gateway: Unit) -> str:
+    base = f"{gateway.spec.scheme}://{gateway.spec.addresses['http']}"
+    return f"what the gateway serves, to read and to try: {base}/docs (start page {base}/)"
 
 
 def _unit_lines(units: Sequence[Unit]) -> list[str]:

@@ -87,14 +87,23 @@ def with_retry_after(lines: list[bytes], status: int, said: str | None) -> list[
     return [*others, b"retry-after: %d" % seconds]
 
 
-def small_answer(status: int, headers: list[tuple[str, str]], body: bytes, date_line: bytes, *, close: bool) -> bytes:
-    """A whole JSON answer."""
+def small_answer(
+    status: int,
+    headers: list[tuple[str, str]],
+    body: bytes,
+    date_line: bytes,
+    *,
+    close: bool,
+    content_type: str = "application/json",
+    head_only: bool = False,
+) -> bytes:
+    """A whole answer. head_only: without its body."""
     lines = [f"HTTP/1.1 {status} {reason_phrase(status)}"]
     if status != 204:
         lines.append(f"content-length: {len(body)}")
     if body:
-        lines.append("content-type: application/json")
+        lines.append(f"content-type: {content_type}")
     lines += [f"{name}: {value}" for name, value in headers]
     if close:
         lines.append("connection: close")
-    return b"%b\r\n%b\r\n%b" % ("\r\n".join(lines).encode("latin-1"), date_line, body)
+    return b"%b\r\n%b\r\n%b" % ("\r\n".join(lines).encode("latin-1"), date_line, b"" if head_only else body)

@@ -194,12 +194,15 @@ async def _serve(
             settings.host,
             grpc.port,
         )
+        shown = f"[{settings.host}]" if ":" in settings.host else settings.host
+        _log.info("what is served, to read and to try: http%s://%s:%d/docs", "s" * http.secure, shown, http.port)
         control_stop = asyncio.Event()
         reloader = Reloader(gateway, source, lambda: load(settings, compiler), seen=seen)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _ask, reloader, mirror)
         async with asyncio.TaskGroup() as group:
             group.create_task(serve_control(admin_app(gateway, token=token), admin_socket, control_stop))
             watching = [group.create_task(reloader.run())]
+            watching.append(group.create_task(gateway.api_docs.published.run(gateway)))
             if mirror is not None:
                 watching.append(group.create_task(mirror.run()))
             if certificates is not None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from mypy_extensions import mypyc_attr
 
 from oriel_gateway.access_log import AccessLog
+from oriel_gateway.api_docs.pages import ApiDocs
 from oriel_gateway.decisions import NOT_REACHED, Decisions
 from oriel_gateway.documents import DocumentsInForce
 from oriel_gateway.errors import Outcome, Refused
@@ -93,6 +94,7 @@ class Gateway:
         self.decisions = Decisions()
         self.access_log: AccessLog | None = None
         self.documents = DocumentsInForce()
+        self.api_docs = ApiDocs()
         self.tokens: Tokens | None = None
         self.tokens_refused: dict[str, int] = {}
         self.key_sets: KeySets | None = None

@@ -6,6 +6,8 @@ from time import monotonic
 from typing import cast
 
 from oriel_gateway.answers import STATUS, refusal_bytes, small_answer
+from oriel_gateway.api_docs.document import SERVICES
+from oriel_gateway.api_docs.pages import KEYED, PATHS, Page
 from oriel_gateway.call import Call
 from oriel_gateway.core import Gateway
 from oriel_gateway.cors import answer_lines, is_preflight, preflight_lines
@@ -104,6 +106,9 @@ class ClientConnection(ServerConnection):
                 line = head.line
                 if line.path.startswith("/v2/health/"):
                     self._health(head)
+                    return
+                if line.path in PATHS:
+                    self._page(head)
                     return
                 key = gateway.identify_fields(head.credentials, self.memo)
                 tenant = key.tenant
@@ -325,21 +330,51 @@ class ClientConnection(ServerConnection):
 
     def _health(self, head: RequestHead) -> None:
         """Liveness and readiness without a key: load balancers have none. Raises Refused."""
-        path, method = head.line.path, head.line.method
+        path = head.line.path
         if path not in ("/v2/health/live", "/v2/health/ready"):
             raise Refused(Outcome.NOT_FOUND, "nothing is served at this path")
-        if method not in ("GET", "HEAD"):
-            allow = (("allow", "GET, HEAD"),)
-            raise Refused(Outcome.METHOD_NOT_ALLOWED, f"this path takes GET, HEAD, not {method}", headers=allow)
+        _only_read(head)
         if path == "/v2/health/ready" and not self.gateway.ready:
             why = "it is shutting down" if self.gateway.draining else "it has not yet asked its upstreams"
             raise Refused(Outcome.NOT_READY, f"the gateway is not ready: {why}", retry_after_s=1)
+        self._answer(head, Page("", b"", ()))
+
+    def _page(self, head: RequestHead) -> None:
+        """A page of the gateway's own: what it says of services and models follows the key. Raises Refused."""
+        gateway, path = self.gateway, head.line.path
+        _only_read(head)
+        tenant = None
+        if path in KEYED and (head.credentials or path == SERVICES):
+            tenant = gateway.identify_fields(head.credentials, self.memo).tenant
+        accept = head.get("accept") or ""
+        self._answer(head, gateway.api_docs.page(path, accept, tenant, gateway.snapshot, gateway.routes))
+
+    def _answer(self, head: RequestHead, page: Page) -> None:
+        """Answer with status 200 what does not become a call."""
         self.unwanted(head)
         mark = self.gateway.mark(head.request_id, None, None)
         headers = [
+            *page.headers,
             ("x-request-id", mark.request_id),
             ("traceresponse", mark.traceresponse()),
             ("server-timing", _NOT_QUEUED),
         ]
-        self._write(small_answer(200, headers, b"", self.server.date_line, close=self.must_close))
+        answer = small_answer(
+            200,
+            headers,
+            page.body,
+            self.server.date_line,
+            close=self.must_close,
+            content_type=page.content_type,
+            head_only=head.line.method == "HEAD",
+        )
+        self._write(answer)
         self.answered(close=False)
+
+
+def _only_read(head: RequestHead) -> None:
+    """Raises Refused METHOD_NOT_ALLOWED for a request that does not read."""
+    method = head.line.method
+    if method not in ("GET", "HEAD"):
+        allow = (("allow", "GET, HEAD"),)
+        raise Refused(Outcome.METHOD_NOT_ALLOWED, f"this path takes GET, HEAD, not {method}", headers=allow)

@@ -21,7 +21,7 @@ from oriel_logic.ingress import Dispatch
 from oriel_logic.listing import Listing, read_listing
 from oriel_logic.loading import load, setup_problem
 from oriel_logic.metrics import Metrics
-from oriel_logic.openapi import DOCS, OPENAPI, Description
+from oriel_logic.openapi import Description
 from oriel_logic.pipeline import Pipeline
 from oriel_logic.registry import Registry
 from oriel_logic.rehearsal import that_come_up
@@ -35,6 +35,7 @@ from oriel_logic.watchdog import Watchdog
 from oriel_logic.workers.launch import ForkServer
 from oriel_logic.workers.pool import PoolLimits, WorkerPool
 from oriel_logic.workers.references import Services
+from oriel_wire.engine.api_page import DOCS, OPENAPI
 from oriel_wire.engine.control import health_routes, serve_control
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.peers import TrustedPeers

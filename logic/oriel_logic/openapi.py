@@ -1,42 +1,17 @@
-"""What this server serves, as an OpenAPI 3.1 document and as a page to try it on.
+"""What this server serves, as an OpenAPI 3.1 document and as a page to try it on, which reads the document."""
 
-The page is one file without anything from elsewhere: its Content-Security-Policy allows its own script and style, by
-their hashes, and connections to this server. It reads the document.
-"""
-
-import base64
-import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from oriel_logic.definition import Definition
 from oriel_logic.replies import Reply
+from oriel_wire.engine.api_page import ERROR, HTML, SAFE, page
 
-__all__ = ["DOCS", "OPENAPI", "Description", "document"]
+__all__ = ["Description", "document"]
 
-OPENAPI, DOCS = "/openapi.json", "/docs"
-PAGE = Path(__file__).with_name("docs.html")
-ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "reason", "request_id"],
-            "properties": {
-                "message": {"type": "string", "description": "a sentence for people"},
-                "reason": {"type": "string", "description": "for programs: one of docs/errors.md"},
-                "request_id": {"type": "string"},
-                "field": {"type": "string", "description": "path of the field at fault, like $.items[2].price"},
-                "stage": {"type": "string", "description": "what ran out of time"},
-            },
-        }
-    },
-}
 REFUSALS = {
     "406": "none of the media types in Accept is given",
     "413": "the body is larger than what is read",
@@ -52,7 +27,6 @@ class Description:
 
     def __init__(self, definitions: Callable[[], Iterable[Definition]]) -> None:
         self._definitions = definitions
-        self._page: Reply | None = None
 
     async def openapi(self, inbound: object, visit: object) -> Reply:
         """`GET /openapi.json`. Made afresh: services come and go."""
@@ -60,27 +34,8 @@ class Description:
 
     async def docs(self, inbound: object, visit: object) -> Reply:
         """`GET /docs`."""
-        if self._page is None:
-            text = PAGE.read_bytes()
-            headers = (*SAFE, ("content-security-policy", policy(text)))
-            self._page = Reply(status=200, body=text, content_type="text/html; charset=utf-8", headers=headers)
-        return self._page
-
-
-SAFE = (("cache-control", "no-cache"), ("x-content-type-options", "nosniff"))
-
-
-def policy(page: bytes) -> str:
-    """The Content-Security-Policy of a page: nothing from elsewhere, no script or style but those in it."""
-
-    def hashes(tag: bytes) -> str:
-        found = re.findall(rb"<%s>(.*?)</%s>" % (tag, tag), page, re.DOTALL)
-        return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(each).digest()).decode()}'" for each in found)
-
-    return (
-        f"default-src 'none'; script-src {hashes(b'script')}; style-src {hashes(b'style')}; connect-src 'self'; "
-        "img-src 'self' blob: data:; media-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
+        text, headers = page()
+        return Reply(status=200, body=text, content_type=HTML, headers=tuple(headers))
 
 
 def document(definitions: Iterable[Definition]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ documents decides. A route that asks for headers may or may not fit a call, so t
 in order, and at last one that does not.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from oriel_policies.documents import Route
 from oriel_policies.documents.promises import fits
@@ -19,20 +19,20 @@ class _Patterns:
     """Routes of one kind by their pattern."""
 
     def __init__(self) -> None:
-        self._exact: dict[str, list[tuple[int, Route]]] = {}
+        self.exact: dict[str, list[tuple[int, Route]]] = {}
         self._by_prefix: dict[str, list[tuple[int, Route, str]]] = {}
         self._lengths: list[int] = []
 
     def add(self, order: int, pattern: str, route: Route) -> None:
         prefix, star, _ = pattern.partition("*")
         if not star:
-            self._exact.setdefault(pattern, []).append((order, route))
+            self.exact.setdefault(pattern, []).append((order, route))
             return
         self._by_prefix.setdefault(prefix, []).append((order, route, pattern))
         self._lengths = sorted({len(prefix) for prefix in self._by_prefix})
 
     def fitting(self, name: str) -> list[Route]:
-        found = list(self._exact.get(name, ()))
+        found = list(self.exact.get(name, ()))
         for length in self._lengths:
             if length > len(name):
                 break
@@ -56,6 +56,11 @@ class RouteTable:
                 self._models.add(order, route.model, route)
             elif route.service is not None:
                 self._services.add(order, route.service, route)
+
+    @property
+    def service_names(self) -> Collection[str]:
+        """Services that a route names without `*`."""
+        return self._services.exact.keys()
 
     def for_model(self, name: str, version: str = "") -> tuple[Route, ...]:
         """Routes that may fit, in order; all but the last ask for headers. version: "" when the call names none."""

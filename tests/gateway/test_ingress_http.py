@@ -126,7 +126,7 @@ async def test_how_loaded_an_upstream_is_concerns_no_tenant(up: Upstream) -> Non
         ("/v2/repository/index", GOLD, "", "POST", 404, "not_found"),
         ("/v2/models/stats", GOLD, "", "GET", 404, "not_found"),
         ("/v1/services/other", BRONZE, "", "POST", 404, "not_found"),
-        ("/", GOLD, "", "GET", 404, "not_found"),
+        ("/nothing", GOLD, "", "GET", 404, "not_found"),
         (INFER, GOLD, "", "DELETE", 405, "method_not_allowed"),
         (INFER, GOLD, "x-request-timeout-ms: soon\r\n", "POST", 400, "bad_request"),
         (INFER, GOLD, "x-request-timeout-ms: 0\r\n", "POST", 400, "bad_request"),

@@ -7,6 +7,7 @@ import pytest
 
 from oriel_gateway import app, core, decisions, guard, queues, routing_state, top_tenants, unread
 from oriel_gateway.answers import STATUS
+from oriel_gateway.api_docs import document, pages, published, reading
 from oriel_gateway.errors import Outcome
 from oriel_gateway.ingress_grpc import _CODES
 from oriel_gateway.limits import courier, words
@@ -68,6 +69,13 @@ def test_every_limit_names_a_test_that_there_is_and_stands_once(heading: str) ->
         ("calls under way at SIGTERM", (app.DRAIN_S,)),
         ("lines of the access log", (lines.MAX_QUEUED, lines.CLOSE_S)),
         ("spans that wait", (spans.MAX_QUEUED_SPANS, spans.CLOSE_S)),
+        (
+            "descriptions of pools",
+            (published.MAX_POOLS, published.MAX_ENDPOINTS, published.ANSWER_S, 512, published.EVERY_S),
+        ),
+        ("services, models described", (reading.MAX_NAMES,) * 2 + (published.MAX_METADATA, published.AGAIN)),
+        ("nesting of a described", (reading.MAX_DEPTH, reading.MAX_TEXT, reading.MAX_TENSORS, document.MAX_EXAMPLE)),
+        ("documents of tenants", (pages.MAX_KEPT_BYTES >> 20,)),
         ("admin token", (guard.MIN_TOKEN, guard.MAX_TOKEN)),
         ("admin port", (control.MAX_CONCURRENCY, control.MAX_HEAD_BYTES // 1024)),
     ],

@@ -15,7 +15,8 @@ from oriel_logic.bodies.audio import Audio
 from oriel_logic.bodies.tensors import Tensors
 from oriel_logic.bodies.upload import Upload
 from oriel_logic.definition import Definition, NotAService, define, describe, options_of
-from oriel_logic.openapi import PAGE, document, policy
+from oriel_logic.openapi import document
+from oriel_wire.engine.api_page import PAGE, policy
 
 
 @dataclass

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from time import monotonic
 
 from oriel_wire.engine.upstream import Endpoint, UpstreamConnection
-from oriel_wire.errors import UpstreamBroken, UpstreamError, UpstreamTimedOut
+from oriel_wire.errors import UpstreamError, UpstreamTimedOut
 from oriel_wire.h1_response import ResponseHead
 
 __all__ = ["HttpClient", "HttpResponse"]
@@ -34,7 +34,7 @@ class HttpResponse:
 class _Waiter:
     """One request's ResponseSink: gathers the answer into a future."""
 
-    __slots__ = ("_head", "_parts", "_request", "_size", "connection", "ended", "future")
+    __slots__ = ("_head", "_parts", "_request", "connection", "ended", "future")
 
     def __init__(self, request: Sequence[bytes | memoryview], future: "asyncio.Future[HttpResponse]") -> None:
         self._request = request
@@ -43,7 +43,6 @@ class _Waiter:
         self.ended = False  # the endpoint will not call again
         self._head: ResponseHead | None = None
         self._parts: list[bytes] = []
-        self._size = 0
 
     def connected(self, connection: UpstreamConnection) -> None:
         self.connection = connection
@@ -64,14 +63,9 @@ class _Waiter:
 
     def response_data(self, data: bytes, complete: bool) -> None:
         self._parts.append(data)
-        self._size += len(data)
         assert self._head is not None
         if complete:
             self._end(HttpResponse(self._head, b"".join(self._parts)))
-        elif self._size > _MAX_BODY:
-            assert self.connection is not None
-            self.connection.abandon()
-            self.failed(UpstreamBroken("the upstream's answer is too large"))
 
     def _end(self, response: HttpResponse) -> None:
         self.connection = None
@@ -97,10 +91,11 @@ class HttpClient:
     """Unary requests to one endpoint over keep-alive connections.
 
     max_connections bounds requests under way; further callers wait their turn under their own deadline.
+    max_response_bytes: of one answer's body.
     """
 
-    def __init__(self, *, host: str, port: int, max_connections: int = 64) -> None:
-        self.endpoint = Endpoint(host, port)
+    def __init__(self, *, host: str, port: int, max_connections: int = 64, max_response_bytes: int = _MAX_BODY) -> None:
+        self.endpoint = Endpoint(host, port, max_response_bytes=max_response_bytes)
         self._host_line = f"HTTP/1.1\r\n{self.endpoint.host_line.decode()}\r\n"
         self._places = asyncio.Semaphore(max_connections)
 

@@ -1,0 +1,374 @@
+"""The gateway's OpenAPI 3.1 document: what every gateway has, and the services and models one tenant may use. Pure.
+
+Without a tenant the document is the same for every gateway: it tells nobody what is served.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from math import prod
+from typing import Any
+
+import msgspec
+
+from oriel_gateway.answers import STATUS
+from oriel_gateway.api_docs.published import PoolFacts
+from oriel_gateway.api_docs.reading import MAX_NAMES, ModelFacts, ServiceFacts, Tensor
+from oriel_policies.documents import Tenant
+from oriel_policies.routing import RouteTable
+from oriel_wire.engine.api_page import DOCS, ERROR, OPENAPI
+
+__all__ = ["SERVICES", "Listed", "common_document", "document", "listed"]
+
+SERVICES = "/v1/services"
+MAX_EXAMPLE = 1024  # elements of one tensor of an example
+_JSON = "application/json"
+_TITLE = "Oriel gateway"
+_STRANGERS = (
+    "Send a key or token (Authorization: Bearer KEY, or x-api-key: KEY) to see the services and models it may use."
+)
+_KNOWN = "What this key may use. Whatever else there is answers like what does not exist."
+_V2_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {"type": "string", "description": "a sentence for people"},
+        "reason": {"type": "string", "description": "for programs: one of docs/errors.md"},
+        "request_id": {"type": "string"},
+    },
+}
+_TENSORS = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "required": ["name", "shape", "datatype"],
+        "properties": {
+            "name": {"type": "string"},
+            "shape": {"type": "array", "items": {"type": "integer"}},
+            "datatype": {"type": "string", "examples": ["FP32", "INT64", "BYTES"]},
+            "parameters": {"type": "object"},
+            "data": {"type": "array", "description": "the elements, flat or nested as the shape"},
+        },
+    },
+}
+_INFER = {
+    "type": "object",
+    "required": ["inputs"],
+    "properties": {
+        "id": {"type": "string"},
+        "parameters": {"type": "object"},
+        "inputs": _TENSORS,
+        "outputs": {
+            "type": "array",
+            "items": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}},
+        },
+    },
+}
+_INFERRED = {
+    "type": "object",
+    "required": ["model_name", "outputs"],
+    "properties": {
+        "id": {"type": "string"},
+        "model_name": {"type": "string"},
+        "model_version": {"type": "string"},
+        "outputs": _TENSORS,
+    },
+}
+_WHY = {
+    400: "The request cannot be read, or carries two credentials.",
+    401: "There is no key or token, or it does not count. `WWW-Authenticate` names the fault of a token that its "
+    "issuer has signed (RFC 6750).",
+    403: "Not an answer of the gateway: what a key may not use is answered 404. A server behind it may give it.",
+    404: "There is nothing at this path for this key, whether it exists or not.",
+    406: "None of the media types in Accept is given.",
+    413: "The body is larger than what is read.",
+    415: "A body of this media type is not read.",
+    422: "The input cannot be served as it is.",
+    429: "A limit of this key's tenant is reached; `Retry-After` is the true wait.",
+    502: "The server behind the gateway cannot be reached, or broke off.",
+    503: "There is no room now, or the service cannot run; `Retry-After` says when to come back.",
+    504: "The time ran out: the tier's, or what `x-request-timeout-ms` allows.",
+}
+_HEADERS = {
+    401: {"WWW-Authenticate": "Bearer"},
+    429: {
+        "Retry-After": "seconds",
+        "RateLimit": "what is left of the limits",
+        "RateLimit-Policy": "the limits",
+    },
+    502: {"Retry-After": "seconds, 1 to 60"},
+    503: {"Retry-After": "seconds, 1 to 60"},
+}
+_COMMON = (400, 401, 403, 404, 413, 429, 502, 503, 504)
+_OF_SERVICES = (*_COMMON, 406, 415, 422)
+_DEADLINE = {
+    "name": "x-request-timeout-ms",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "integer", "minimum": 1},
+    "description": "the deadline of this request, at most the tier's own",
+}
+_OPENAI: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "embeddings": ("/v1/embeddings", "Embeddings, as the OpenAI API has them", {"input": "text"}),
+    "completions": ("/v1/completions", "A completion, as the OpenAI API has it", {"prompt": "text", "max_tokens": 16}),
+    "chat.completions": (
+        "/v1/chat/completions",
+        "An answer in a chat, as the OpenAI API has it",
+        {"messages": [{"role": "user", "content": "text"}], "max_tokens": 16},
+    ),
+}
+_MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+_VERSION = {"name": "version", "in": "path", "required": True, "schema": {"type": "string"}}
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """A row of `GET /v1/services`."""
+
+    name: str
+    path: str
+    description: str = ""
+
+
+def listed(tenant: Tenant, routes: RouteTable, pools: Mapping[str, PoolFacts]) -> list[Listed]:
+    """The services that this tenant may use."""
+    rows = [
+        Listed(name=name, path=f"{SERVICES}/{name}", description=facts.summary if facts is not None else "")
+        for name, facts in _services(tenant, routes, pools).items()
+    ]
+    return sorted(rows, key=lambda row: row.name)
+
+
+def common_document() -> bytes:
+    """What every gateway has, for a caller without a key."""
+    paths = {**_own_paths(), **_service_template(), **_openai_paths(list(_OPENAI), "MODEL"), **_model_templates()}
+    return _document(paths, {}, _STRANGERS)
+
+
+def document(tenant: Tenant, routes: RouteTable, pools: Mapping[str, PoolFacts]) -> bytes:
+    """The services and models that this tenant may use, and what every gateway has."""
+    paths: dict[str, Any] = {}
+    components: dict[str, Any] = {}
+    for name, facts in _services(tenant, routes, pools).items():
+        paths[f"{SERVICES}/{name}"] = {"post": _service(name, facts)}
+        if facts is not None:
+            components |= facts.components
+    served = [name for name in _OPENAI if tenant.may_use_service(name) and routes.for_service(name)]
+    paths |= _openai_paths(served, next((each for each in tenant.models if "*" not in each), "MODEL"))
+    for name, model in _models(tenant, routes, pools).items():
+        paths |= _model(name, model)
+    if routes.for_model("") and tenant.models:
+        paths |= _model_templates()
+    return _document(paths | _own_paths(), components, _KNOWN)
+
+
+def _document(paths: Mapping[str, Any], components: Mapping[str, Any], about: str) -> bytes:
+    schemas = {"Error": ERROR, "ErrorV2": _V2_ERROR, "InferRequest": _INFER, "InferResponse": _INFERRED, **components}
+    return msgspec.json.encode(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": _TITLE, "version": "1", "description": about},
+            "servers": [{"url": "/", "description": "the gateway that this document comes from"}],
+            "security": [{"bearer": []}, {"apiKey": []}],
+            "tags": [{"name": name} for name in ("Services", "OpenAI", "Models", "Gateway")],
+            "paths": paths,
+            "components": {
+                "securitySchemes": {
+                    "bearer": {"type": "http", "scheme": "bearer", "description": "a key, or a token (JWT)"},
+                    "apiKey": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "a key"},
+                },
+                "schemas": schemas,
+                "responses": {
+                    **{str(status): _refusal(status, "Error") for status in _WHY},
+                    **{f"v2-{status}": _refusal(status, "ErrorV2") for status in _COMMON},
+                },
+            },
+        }
+    )
+
+
+def _refusal(status: int, schema: str) -> dict[str, Any]:
+    reasons = ", ".join(f"`{outcome.value}`" for outcome, each in STATUS.items() if each == status)
+    made: dict[str, Any] = {
+        "description": _WHY[status] + (f" Reasons of the gateway: {reasons}." if reasons else ""),
+        "content": {_JSON: {"schema": {"$ref": f"#/components/schemas/{schema}"}}},
+    }
+    if status in _HEADERS:
+        made["headers"] = {
+            name: {"description": what, "schema": {"type": "string"}} for name, what in _HEADERS[status].items()
+        }
+    return made
+
+
+def _refusals(statuses: Sequence[int], prefix: str = "") -> dict[str, Any]:
+    return {str(status): {"$ref": f"#/components/responses/{prefix}{status}"} for status in statuses}
+
+
+def _json(schema: Mapping[str, Any] | None = None, description: str = "the answer") -> dict[str, Any]:
+    return {"description": description, "content": {_JSON: {"schema": schema or {}}}}
+
+
+# What every gateway has -------------------------------------------------------------------------------------------
+
+
+def _own_paths() -> dict[str, Any]:
+    def own(summary: str, answer: Mapping[str, Any], *, needs_key: bool = False, **more: Any) -> dict[str, Any]:
+        made = {"tags": ["Gateway"], "summary": summary, "responses": {"200": answer, **more}}
+        return {"get": made if needs_key else made | {"security": []}}
+
+    row = {
+        "type": "object",
+        "required": ["name", "path"],
+        "properties": {each: {"type": "string"} for each in ("name", "path", "description")},
+    }
+    page = {"description": "a page", "content": {"text/html": {}}}
+    services = {"type": "object", "properties": {"services": {"type": "array", "items": row}}}
+    return {
+        SERVICES: own("The services this key may use", _json(services), needs_key=True, **_refusals((400, 401, 503))),
+        OPENAPI: own(
+            "This document: with a key, what that key may use", _json({"type": "object"}), **_refusals((401,))
+        ),
+        DOCS: own("A page to try it on", page),
+        "/v2/health/live": own("Whether the gateway runs", {"description": "it runs"}),
+        "/v2/health/ready": own(
+            "Whether the gateway takes calls", {"description": "it does"}, **_refusals((503,), "v2-")
+        ),
+    }
+
+
+def _service_template() -> dict[str, Any]:
+    parameters = [{"name": "service", "in": "path", "required": True, "schema": {"type": "string"}}, _DEADLINE]
+    return {f"{SERVICES}/{{service}}": {"post": _service("", None) | {"parameters": parameters}}}
+
+
+def _model_templates() -> dict[str, Any]:
+    """The v2 protocol of any model."""
+    found: dict[str, Any] = {"/v2": {"get": _of_model("What the servers of the models are", None)}}
+    for base, parameters in (
+        ("/v2/models/{model}", [_MODEL]),
+        ("/v2/models/{model}/versions/{version}", [_MODEL, _VERSION]),
+    ):
+        for verb, summary in {
+            "": "Inputs and outputs of a model",
+            "/ready": "Whether a model is ready",
+            "/config": "A model's configuration",
+            "/stats": "A model's statistics",
+        }.items():
+            found[base + verb] = {"get": _of_model(summary, None) | {"parameters": parameters}}
+        for verb, summary in {
+            "/infer": "Run a model",
+            "/generate": "Run a model, plain JSON in and out",
+            "/generate_stream": "Run a model, answers as server-sent events",
+        }.items():
+            schema = {"$ref": "#/components/schemas/InferRequest"} if verb == "/infer" else {"type": "object"}
+            made = _of_model(summary, schema)
+            if verb == "/generate_stream":
+                made["responses"]["200"]["content"] = {"text/event-stream": {}}
+            found[base + verb] = {"post": made | {"parameters": [*parameters, _DEADLINE]}}
+    return found
+
+
+def _of_model(summary: str, takes: Mapping[str, Any] | None) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "tags": ["Models"],
+        "summary": summary,
+        "responses": {"200": _json({"type": "object"}), **_refusals(_COMMON, "v2-")},
+    }
+    if takes is not None:
+        made["requestBody"] = {"required": True, "content": {_JSON: {"schema": takes}}}
+    return made
+
+
+# What a tenant may use --------------------------------------------------------------------------------------------
+
+
+def _services(tenant: Tenant, routes: RouteTable, pools: Mapping[str, PoolFacts]) -> dict[str, ServiceFacts | None]:
+    """By name; None for one that a route names and its pool does not describe."""
+    found: dict[str, ServiceFacts | None] = {}
+    for pool, facts in pools.items():
+        for name in facts.services or ():
+            if tenant.may_use_service(name) and any(route.pool == pool for route in routes.for_service(name)):
+                assert facts.services is not None
+                found.setdefault(name, facts.services[name])
+    for name in islice(routes.service_names, MAX_NAMES):
+        if name not in found and name not in _OPENAI and name != "models" and tenant.may_use_service(name):
+            if all(pools[route.pool].services is None for route in routes.for_service(name) if route.pool in pools):
+                found[name] = None
+    return found
+
+
+def _models(tenant: Tenant, routes: RouteTable, pools: Mapping[str, PoolFacts]) -> dict[str, ModelFacts | None]:
+    found: dict[str, ModelFacts | None] = {}
+    for pool, facts in pools.items():
+        for name, model in (facts.models or {}).items():
+            if tenant.may_use_model(name) and any(route.pool == pool for route in routes.for_model(name)):
+                found.setdefault(name, model)
+    return found
+
+
+def _service(name: str, facts: ServiceFacts | None) -> dict[str, Any]:
+    made: dict[str, Any] = {"tags": ["Services"]}
+    if facts is None:
+        made["summary"] = name or "Call a service"
+        made["requestBody"] = {"content": {"*/*": {}}}
+        made["responses"] = {"200": {"description": "the answer", "content": {"*/*": {}}}}
+    else:
+        made |= msgspec.json.decode(facts.operation)
+    if name:
+        made["operationId"] = f"service-{name}"
+        made["parameters"] = [*made.get("parameters", ()), _DEADLINE]
+    made["responses"] |= _refusals(_OF_SERVICES)
+    return made
+
+
+def _openai_paths(names: Sequence[str], model: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in names:
+        path, summary, body = _OPENAI[name]
+        fields: dict[str, Any] = {each: {} for each in body}
+        schema = {
+            "type": "object",
+            "required": ["model", next(iter(body))],
+            "properties": {"model": {"type": "string"}, **fields},
+        }
+        found[path] = {
+            "post": {
+                "tags": ["OpenAI"],
+                "summary": summary,
+                "requestBody": {
+                    "required": True,
+                    "content": {_JSON: {"schema": schema, "example": {"model": model, **body}}},
+                },
+                "responses": {"200": _json({"type": "object"}), **_refusals(_COMMON)},
+            }
+        }
+    return found
+
+
+def _model(name: str, facts: ModelFacts | None) -> dict[str, Any]:
+    infer = _of_model(f"Run {name}", {"$ref": "#/components/schemas/InferRequest"})
+    infer["operationId"] = f"model-{name}"
+    infer["parameters"] = [_DEADLINE]
+    infer["responses"]["200"] = _json({"$ref": "#/components/schemas/InferResponse"})
+    if facts is not None:
+        infer["description"] = f"takes {_shown(facts.inputs)}; gives {_shown(facts.outputs)}"
+        example = [_example(each) for each in facts.inputs]
+        if all(example):
+            infer["requestBody"]["content"][_JSON]["example"] = {"inputs": example}
+    return {
+        f"/v2/models/{name}/infer": {"post": infer},
+        f"/v2/models/{name}": {"get": _of_model(f"Inputs and outputs of {name}", None)},
+    }
+
+
+def _shown(tensors: Sequence[Tensor]) -> str:
+    return ", ".join(f"{each.name} {each.datatype} {each.shape}" for each in tensors) or "nothing"
+
+
+def _example(tensor: Tensor) -> dict[str, Any] | None:
+    """One element along every axis of any size; None if it would be too long."""
+    shape = [size if size > 0 else 1 for size in tensor.shape]
+    elements = prod(shape)
+    if elements > MAX_EXAMPLE:
+        return None
+    kind = tensor.datatype
+    one: Any = "text" if kind == "BYTES" else False if kind == "BOOL" else 0.0 if kind.startswith(("FP", "BF")) else 0
+    return {"name": tensor.name, "shape": shape, "datatype": kind, "data": [one] * elements}

@@ -1,0 +1,193 @@
+"""Asks the pools, beside the calls, what they serve: services by their OpenAPI document, models by the v2 protocol.
+
+Of each pool that a route names for services or models up to `MAX_ENDPOINTS` usable endpoints are asked, one after the
+other on connections of their own, every `EVERY_S` seconds (sooner while a pool has never answered). Answers are bounded
+in bytes, time and count. A pool that does not answer keeps what it said last.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from random import uniform
+from time import monotonic
+from typing import Protocol
+
+from oriel_gateway.api_docs.reading import (
+    MAX_ANSWER_BYTES,
+    MAX_NAMES,
+    MODEL_NAME,
+    ModelFacts,
+    ServiceFacts,
+    read_index,
+    read_model,
+    read_services,
+)
+from oriel_gateway.discovery import Address
+from oriel_gateway.pools import PoolGate
+from oriel_policies.documents import Route, Snapshot
+from oriel_wire.engine.api_page import OPENAPI
+from oriel_wire.engine.client import HttpClient
+from oriel_wire.errors import UpstreamError
+
+__all__ = ["EVERY_S", "MAX_ENDPOINTS", "MAX_METADATA", "MAX_POOLS", "PoolFacts", "Published"]
+
+_log = logging.getLogger(__name__)
+EVERY_S = 10.0
+SOONEST_S = 0.5
+ANSWER_S = 2.0
+MAX_POOLS = 32
+MAX_ENDPOINTS = 4
+MAX_METADATA = 32  # new models of an endpoint whose metadata is asked for in one turn
+AGAIN = 4  # models that are asked for again
+_INDEX, _READY = "/v2/repository/index", b'{"ready":true}'
+
+
+@dataclass(slots=True, kw_only=True)
+class PoolFacts:
+    """What one pool said. services, models: None as long as it did not say; a model that is only known by name is None.
+
+    versions: of the models whose facts are known, when they were asked for. misses: turns in a row without an answer.
+    """
+
+    services: Mapping[str, ServiceFacts] | None = None
+    models: Mapping[str, ModelFacts | None] | None = None
+    versions: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    misses: int = 0
+    due_s: float = 0.0
+
+
+class Gates(Protocol):
+    """What is needed here of the gateway."""
+
+    snapshot: Snapshot
+    pools: dict[str, PoolGate]
+
+
+class Published:
+    """pools: by name, what they said. changes: counts up whenever that is something else. Single writer: the loop."""
+
+    def __init__(self) -> None:
+        self.pools: dict[str, PoolFacts] = {}
+        self.changes = 0
+        self._documents: dict[Address, tuple[bytes, Mapping[str, ServiceFacts]]] = {}  # as they were last read
+
+    async def run(self, gates: Gates) -> None:
+        """Ask whoever is due until cancelled."""
+        while True:
+            try:
+                await self.ask(gates)
+            except Exception:
+                # The edge of a task that must live: descriptions may never end the gateway.
+                _log.exception("the descriptions of the pools cannot be read")
+            await asyncio.sleep(SOONEST_S)
+
+    async def ask(self, gates: Gates) -> None:
+        """One turn: ask every pool that is due."""
+        wanted = _wanted(gates.snapshot.routes)
+        if self.pools.keys() - wanted.keys():
+            self.pools = {name: facts for name, facts in self.pools.items() if name in wanted}
+            self.changes += 1
+        for name, (services, models) in wanted.items():
+            gate, facts = gates.pools.get(name), self.pools.setdefault(name, PoolFacts())
+            if gate is None or facts.due_s > monotonic():
+                continue
+            answered = await self._ask(gate, facts, services, models)
+            facts.misses = 0 if answered else facts.misses + 1
+            never = facts.services is None and facts.models is None and not answered
+            wait_s = min(EVERY_S, SOONEST_S * 2.0 ** min(facts.misses, 8)) if never else EVERY_S
+            facts.due_s = monotonic() + wait_s * uniform(0.9, 1.1)
+
+    async def _ask(self, gate: PoolGate, facts: PoolFacts, services: bool, models: frozenset[str] | None) -> bool:
+        """Whether anybody answered. models: those that routes name, asked for where there is no index; None: none."""
+        found: dict[str, ServiceFacts] = {}
+        known: dict[str, ModelFacts | None] = {}
+        said_services = said_models = False
+        for endpoint in gate.endpoints.usable[:MAX_ENDPOINTS]:
+            client = HttpClient(
+                host=endpoint.host, port=endpoint.port, max_connections=1, max_response_bytes=MAX_ANSWER_BYTES
+            )
+            try:
+                if services and (each := await self._services(client, endpoint.address)) is not None:
+                    said_services = True
+                    found = {**each, **found}
+                if models is not None and (rows := await self._models(client, facts, models)) is not None:
+                    said_models = True
+                    known = {**rows, **known}
+            except UpstreamError:
+                continue
+            finally:
+                await client.close()
+        if said_services and found != facts.services:
+            facts.services = dict(sorted(found.items())[:MAX_NAMES])
+            self.changes += 1
+        if said_models and known != facts.models:
+            facts.models = dict(sorted(known.items())[:MAX_NAMES])
+            facts.versions = {name: each for name, each in facts.versions.items() if name in known}
+            self.changes += 1
+        return said_services or said_models
+
+    async def _services(self, client: HttpClient, address: Address) -> Mapping[str, ServiceFacts] | None:
+        """None if this server describes none. Raises UpstreamError."""
+        answer = await client.request("GET", OPENAPI, (), deadline=monotonic() + ANSWER_S)
+        if answer.status != 200:
+            return None
+        before = self._documents.get(address)
+        if before is not None and before[0] == answer.body:
+            return before[1]
+        try:
+            services = await asyncio.to_thread(read_services, answer.body)
+        except ValueError:
+            return None
+        if len(self._documents) >= MAX_POOLS * MAX_ENDPOINTS:
+            self._documents.clear()
+        self._documents[address] = answer.body, services
+        return services
+
+    async def _models(
+        self, client: HttpClient, facts: PoolFacts, named: frozenset[str]
+    ) -> Mapping[str, ModelFacts | None] | None:
+        """None if this server does not speak of models. Raises UpstreamError."""
+        body = [("content-type", "application/json")]
+        answer = await client.request("POST", _INDEX, body, _READY, deadline=monotonic() + ANSWER_S)
+        listed: Mapping[str, tuple[str, ...]] = dict.fromkeys(sorted(named), ())
+        if answer.status == 200:
+            try:
+                listed = read_index(answer.body)
+            except ValueError:
+                return None
+        elif not named:
+            return None
+        known: dict[str, ModelFacts | None] = {name: (facts.models or {}).get(name) for name in listed}
+        changed = [name for name, versions in listed.items() if facts.versions.get(name) != versions]
+        # What is known longest is asked for again: a model may be loaded anew in the same version.
+        oldest = [name for name in facts.versions if name in known and name not in changed]
+        for name in changed[:MAX_METADATA] + oldest[:AGAIN]:
+            metadata = await client.request("GET", f"/v2/models/{name}", (), deadline=monotonic() + ANSWER_S)
+            facts.versions.pop(name, None)
+            if metadata.status != 200:
+                del known[name]
+                continue
+            try:
+                known[name] = read_model(metadata.body, name)
+            except ValueError:
+                known[name] = None
+            facts.versions[name] = listed[name]
+        return known
+
+
+def _wanted(routes: Iterable[Route]) -> dict[str, tuple[bool, frozenset[str] | None]]:
+    """Of the first pools that routes name: whether they may have services, and models, with those that are named."""
+    services: dict[str, None] = {}
+    models: dict[str, set[str]] = {}
+    for route in routes:
+        if route.model is None:
+            services[route.pool] = None
+            continue
+        named = models.setdefault(route.pool, set())
+        if MODEL_NAME.match(route.model) and len(named) < MAX_NAMES:
+            named.add(route.model)
+    found = {}
+    for name in list(dict.fromkeys([*services, *models]))[:MAX_POOLS]:
+        found[name] = name in services, frozenset(models[name]) if name in models else None
+    return found
