@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 HERE := $(shell pwd | cksum | cut -d' ' -f1)
 export PYTHON VENV
 
-.PHONY: run test test-openvino test-redis62 test-compiled test-embeddings test-terraform test-images compiled demo-embeddings wheel images push-images setup \
+.PHONY: run test test-long test-openvino test-redis62 test-compiled test-embeddings test-terraform test-images compiled demo-embeddings wheel images push-images setup \
 	lint lock proto bench \
 	bench-inference soak fuzz clean
 
@@ -27,6 +27,10 @@ test-embeddings: $(VENV)/.dev-$(HERE) $(VENV)/.minilm-$(HERE)
 test: $(VENV)/.dev-$(HERE) build/stores/.made-$(HERE)
 	@exec $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
+# What takes minutes of a core: compiling the hot path, installing images, mistakes that the tests of Terraform have to notice.
+test-long: $(VENV)/.dev-$(HERE) build/stores/.made-$(HERE)
+	@exec $(BIN)/python -m pytest -n $(JOBS) -m long $(ARGS)
+
 # Two distributions of ONNX Runtime cannot share an environment: OpenVINO's has its own.
 test-openvino:
 	@$(MAKE) --no-print-directory VENV=build/openvino build/openvino/.test-openvino-$(HERE)
@@ -39,7 +43,7 @@ test-redis62: $(VENV)/.dev-$(HERE)
 
 # The images of OpenVINO and CUDA as well (3 GB of wheels), and all of them with a container engine where ENGINE names one.
 test-images: $(VENV)/.dev-$(HERE)
-	@ORIEL_TEST_IMAGES=1 ORIEL_TEST_ENGINE="$(ENGINE)" exec $(BIN)/python -m pytest tests/images -rA $(ARGS)
+	@ORIEL_TEST_IMAGES=1 ORIEL_TEST_ENGINE="$(ENGINE)" exec $(BIN)/python -m pytest -m "" tests/images -rA $(ARGS)
 
 # podman and buildah leave HEALTHCHECK out of their own format.
 export BUILDAH_FORMAT = docker
@@ -75,7 +79,7 @@ test-compiled: build/compiled-test/.wheel-$(HERE)
 
 # The .tf files: the real terraform (skipped where it is missing) against stand-ins with the providers' real schemas.
 test-terraform: $(VENV)/.dev-$(HERE)
-	@exec $(BIN)/python -m pytest -n 2 tests/terraform $(ARGS)
+	@exec $(BIN)/python -m pytest -m "" -n 2 tests/terraform $(ARGS)
 
 setup: $(VENV)/.dev-$(HERE)
 

@@ -9,6 +9,8 @@ import tomllib
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("wire", "policies", "gateway", "logic", "inference", "cli")
 GENERATE = "import sys; from mypyc.build import mypycify; mypycify(sys.argv[2:], target_dir=sys.argv[1])"
@@ -27,6 +29,7 @@ def test_the_list_is_of_sources_in_order() -> None:
     assert rooms == sorted(rooms, key=ROOMS.index)
 
 
+@pytest.mark.long
 def test_what_is_listed_compiles(tmp_path: Path) -> None:
     """As far as C; its compiler would find nothing that is ours."""
     command = [sys.executable, "-c", GENERATE, str(tmp_path), *listed()]

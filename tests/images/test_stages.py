@@ -20,6 +20,8 @@ import pytest
 from dockerfile import Dockerfile, parse
 from image_stages import Root, RunFailed
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 SEALED = Path(__file__).with_name("sealed.py")
 # name -> unit, target, the stage that installs
