@@ -56,8 +56,10 @@ def answer_key(call: Call, body: bytes) -> bytes | None:
         return None
     owner = "" if target.plan.cache_shared else call.tenant.name
     if target.kind == "service":
-        # A body may name models: who may not use them gets no answer that was given while somebody might.
-        owner = "\1".join((owner, *call.tenant.models))
+        # A body may name models: who may not use them gets no answer that was given while somebody might. And a
+        # service may answer each tier in its own way.
+        tier = call.tenant.tier.name if owner else ""
+        owner = "\1".join((owner, tier, *call.tenant.models))
     # As sent, each name's values in their order; the order of the names means nothing to anybody.
     sent = sorted((f for f in head.sent_on() if f[0] not in _NOT_IN_KEY), key=lambda field: field[0])
     fields = [f"{name}:{value}" for name, value in sent]

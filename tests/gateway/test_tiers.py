@@ -152,6 +152,29 @@ async def test_deadline_limits_and_counters_are_those_of_the_effective_tier() ->
         }  # fmt: skip
 
 
+async def test_an_answer_of_a_service_is_kept_for_the_tier_that_got_it() -> None:
+    """A service may answer gold with more than bronze; a model does not see the tier."""
+
+    async def answer(seen: Seen) -> bytes:
+        tier = (seen.get("x-oriel-tier") or "").encode()
+        return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(tier), tier)
+
+    kept = '[[routes]]\nKIND = "kept"\npool = "p"\ndeterministic = true\ncache_s = 60.0\n'
+    routes = kept.replace("KIND", "service") + kept.replace("KIND", "model")
+    async with upstream() as up:
+        text = files([up.port])["all.toml"].decode().replace("[[routes]]", f"{routes}[[routes]]", 1)
+        async with gateway({"all.toml": text.encode()}) as (port, _), Client(port) as client:
+            up.answer = answer
+            for target, expected in (
+                ("/v1/services/kept", [b"gold", b"bronze"] * 2),
+                ("/v2/models/kept/infer", [b"gold"] * 4),
+            ):
+                tiers = ["gold", "bronze"] * 2
+                replies = [await client.ask(target, b"{}", headers=f"x-request-tier: {tier}\r\n") for tier in tiers]
+                assert [reply.body for reply in replies] == expected
+    assert len(up.seen) == 3
+
+
 async def test_calls_of_one_tenant_wait_by_the_tier_of_each() -> None:
     order: list[str] = []
     release = asyncio.Event()
