@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tritonclient.grpc import service_pb2
 
 from oriel_gateway.core import Gateway
 from oriel_policies.documents import compile_documents
+from oriel_policies.explain import Asked, explain
 
 from .stack import BRONZE, GOLD, Client, Reply, Seen, digest, documents, gateway, upstream
 from .test_ingress_grpc import Backend, stack
@@ -126,7 +128,7 @@ async def test_what_a_client_says_in_our_own_headers_decides_nothing() -> None:
 
 async def test_a_route_that_headers_choose_brings_its_tier_along() -> None:
     async with upstream() as up, gateway(files([up.port])) as (port, _), Client(port) as client:
-        for team, expected in (("blue", "bronze"), ("red", "gold"), ("blue", "bronze"), ("blue", "bronze")):
+        for team, expected in (("blue", "bronze"), ("red", "gold"), *[("blue", "bronze")] * 4):
             await client.ask("/v2/models/m/infer", b"{}", headers=f"x-team: {team}\r\n")
             assert up.seen[-1].get("x-oriel-tier") == expected
         for model, key, expected in (
@@ -209,6 +211,22 @@ async def until(check: Any) -> None:
     async with asyncio.timeout(60):
         while not check():
             await asyncio.sleep(0.001)
+
+
+async def test_what_explain_says_is_what_happens() -> None:
+    async with upstream() as up, gateway(files([up.port])) as (port, core), Client(port) as client:
+        asked_for = (None, "gold", "silver", "bronze", "platinum")
+        for key, model, asked in product((GOLD, BRONZE), ("digits", "pinned", "urgent"), asked_for):
+            headers = {} if asked is None else {"x-request-tier": asked}
+            stored = core.snapshot.keys[bytes.fromhex(digest(key))]
+            steps = explain(core.snapshot, stored, Asked(model=model, headers=headers), now=0.0)
+            lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+            reply = await client.ask(f"/v2/models/{model}/infer", b"{}", key=key, headers=lines)
+            if steps[-1].refused:
+                assert reason(reply)[:2] == (403, steps[-1].refused)
+            else:
+                said = [step.says for step in steps if step.room == "tier" and not step.says.startswith("stays")]
+                assert up.seen[-1].get("x-oriel-tier") == said[-1].partition(":")[0]
 
 
 async def test_new_documents_change_the_tier_of_a_key_on_an_open_connection() -> None:
