@@ -19,6 +19,7 @@ __all__ = [
     "MODELS",
     "PRIORITY",
     "REQUEST_ID",
+    "SERVICES",
     "TENANT",
     "TIER",
     "TIMEOUT_MS",
@@ -39,9 +40,10 @@ TIER = "x-oriel-tier"
 PRIORITY = "x-oriel-priority"
 TENANT = "x-oriel-tenant"
 MODELS = "x-oriel-models"
+SERVICES = "x-oriel-services"
 COST_US = "x-oriel-cost-us"
 REQUEST_ID = "x-request-id"
-INTERNAL = frozenset({TIMEOUT_MS, TIER, PRIORITY, TENANT, MODELS, COST_US})
+INTERNAL = frozenset({TIMEOUT_MS, TIER, PRIORITY, TENANT, MODELS, SERVICES, COST_US})
 
 MAX_TIMEOUT_S = 24 * 3600.0
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}\Z")  # a dot at the beginning means a path to some

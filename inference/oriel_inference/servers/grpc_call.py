@@ -5,10 +5,10 @@ from typing import Any, NoReturn
 
 import grpc.aio
 
-from oriel_inference.errors import InferenceError
+from oriel_inference.errors import InferenceError, UnknownModel
 from oriel_inference.servers.statuses import grpc_status
 from oriel_inference.servers.surface import Surface
-from oriel_wire.context import CallContext, ContextPlan, from_headers, read_headers
+from oriel_wire.context import TENANT, CallContext, ContextPlan, from_headers, read_headers
 from oriel_wire.engine.peers import address_of_grpc_peer
 from oriel_wire.orca import LOAD_FORMAT
 
@@ -85,7 +85,12 @@ class ContextPlans:
 
 
 async def abort(context: Context, error: InferenceError) -> NoReturn:
-    """End the call; its trailing metadata also says why in one word. Raises AbortError."""
+    """End the call; its trailing metadata also says why in one word. Raises AbortError.
+
+    The near name of an unknown model is not for a tenant's call: over gRPC nothing says which names it may know.
+    """
+    if isinstance(error, UnknownModel) and TENANT not in metadata_of(context):
+        error = error.with_near_name(lambda name: True)
     context.set_trailing_metadata((*(context.trailing_metadata() or ()), ("x-oriel-reason", error.outcome.value)))
     # An error that a frame of its own traceback holds keeps the whole message until the collector comes.
     error.__traceback__ = error.__context__ = error.__cause__ = None
