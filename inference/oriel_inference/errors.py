@@ -96,11 +96,15 @@ class Outcome(Enum):
 
 
 class InferenceError(Exception):
-    """Root of what ends one request. `message` is a sentence for its sender, at most MAX_TEXT characters."""
+    """Root of what ends one request. `message` is a sentence for its sender, at most MAX_TEXT characters.
+
+    detail: what only the log may have, in place of the message.
+    """
 
     outcome = Outcome.BACKEND
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, detail: str = "") -> None:
+        self.detail = detail
         self.message = message if len(message) <= MAX_TEXT else message[: MAX_TEXT - 3] + "..."
         super().__init__(self.message)
 

@@ -54,7 +54,8 @@ _MAX_BAND = 255
 class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     """One request's promise. deadline: absolute `time.monotonic()` seconds; band: 0 is the most urgent.
 
-    trusted: whether the `x-oriel-*` headers of who sent it count.
+    trusted: whether the `x-oriel-*` headers of who sent it count. connection: the one it came by, as address and port;
+    "" if nobody wants to know.
     """
 
     request_id: str
@@ -65,6 +66,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[str, ...]
     trace: TraceContext
     trusted: bool = False
+    connection: str = ""
 
     def remaining_s(self, now: float) -> float:
         """Seconds left; negative once the deadline has passed."""
@@ -106,7 +108,7 @@ class ContextPlan(msgspec.Struct, frozen=True):
     sample: bool
     trusted: bool
 
-    def at(self, now: float, default_timeout_s: float) -> CallContext:
+    def at(self, now: float, default_timeout_s: float, connection: str = "") -> CallContext:
         """The context of a request that came at `now`."""
         timeout_s = default_timeout_s if self.timeout_s is None else self.timeout_s
         if self.asked_s is not None and self.asked_s < timeout_s:
@@ -120,6 +122,7 @@ class ContextPlan(msgspec.Struct, frozen=True):
             models=self.models,
             trace=self.trace or new_trace(self.sample),
             trusted=self.trusted,
+            connection=connection,
         )
 
 

@@ -104,9 +104,9 @@ def select_versions(config: pb.ModelConfig, available: Sequence[int], file: str)
 
 
 def fallback_versions(config: pb.ModelConfig, available: Sequence[int], selected: Sequence[int]) -> list[int]:
-    """The versions that may serve in place of `selected` ones that cannot be loaded, newest first, at most MAX_FALLBACKS.
+    """The versions that may serve in place of `selected` ones that cannot be loaded, newest first.
 
-    Only with the policy `latest`: the other two name every version that may serve.
+    At most MAX_FALLBACKS. Only with the policy `latest`: the other two name every version that may serve.
     """
     if config.version_policy.WhichOneof("policy_choice") not in (None, "latest"):
         return []

@@ -32,11 +32,12 @@ class HeadPlan:
     header_length: of the JSON part, None if all of it is JSON.
     """
 
-    __slots__ = ("accept_encoding", "context", "header_length", "load_form", "parent_id")
+    __slots__ = ("accept_encoding", "connection", "context", "header_length", "load_form", "parent_id")
 
     def __init__(self, surface: Surface, exchange: Exchange) -> None:
         fields = exchange.head.by_name()
         self.context = read_headers(fields.get, trusted=exchange.peer in surface.peers, sample=False)
+        self.connection = exchange.connection
         trace = self.context.trace
         self.parent_id = trace.span_id if trace is not None else 0
         self.accept_encoding = fields.get("accept-encoding", "")
@@ -50,7 +51,7 @@ def begin(surface: Surface, exchange: Exchange) -> tuple[HeadPlan, CallContext, 
     plan: HeadPlan = head.plan or HeadPlan(surface, exchange)
     head.plan = plan
     received_s = exchange.received_s
-    ctx = plan.context.at(received_s, surface.default_timeout_s)
+    ctx = plan.context.at(received_s, surface.default_timeout_s, plan.connection)
     trail = Trail(
         ctx,
         received_s,

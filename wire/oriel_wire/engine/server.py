@@ -65,6 +65,7 @@ class ServerConnection(ServerHooks):
         "limits",
         "memo",
         "peer",
+        "peer_name",
         "server",
         "state",
         "transport",
@@ -77,7 +78,7 @@ class ServerConnection(ServerHooks):
         self.memo = server.memo
         self.state = HEAD
         self.head: RequestHead | None = None
-        self.peer = ""
+        self.peer = self.peer_name = ""
         self.due = 0.0
         self._buffer = b""  # bytes of the next request, from `_start` on
         self._start = 0
@@ -127,6 +128,7 @@ class ServerConnection(ServerHooks):
         server.connections.add(self)
         peer = self.transport.get_extra_info("peername")
         self.peer = str(peer[0]) if isinstance(peer, tuple) else "unix"
+        self.peer_name = f"{self.peer} {peer[1]}" if isinstance(peer, tuple) else f"unix {id(self)}"
         self.due = monotonic() + self.limits.idle_timeout_s
 
     def connection_lost(self, exc: Exception | None) -> None:
