@@ -29,6 +29,7 @@ from oriel_policies.documents import ApiKey, Pool, Tenant
 from oriel_wire.engine import grpc_drain
 from oriel_wire.engine.large_messages import READ_AHEAD
 from oriel_wire.engine.process import connection_places
+from oriel_wire.engine.pulse import GrpcPulse
 from oriel_wire.engine.tls import Certificates
 from oriel_wire.errors import BadMessage
 
@@ -113,6 +114,7 @@ class GrpcIngress(_GenericHandler):
         self._special = GrpcSpecial(gateway, self._forward)
         self._reads = Reads()
         self._arrivals = grpc_drain.Arrivals()
+        self._pulse = GrpcPulse(asyncio.get_running_loop())
         self._age_ms = int(GrpcLimits.AGE_S * 1000)
         self._server: aio.Server | None = None
         self.port = 0
@@ -155,6 +157,7 @@ class GrpcIngress(_GenericHandler):
         """Let in nobody new, let calls in flight finish, close: see `grpc_drain`."""
         if self._server is not None:
             await grpc_drain.drain(self._server, self.port, self._arrivals, grace_s=grace_s, age_ms=self._age_ms)
+        self._pulse.close()
         await self._special.close()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes]":
@@ -308,7 +311,9 @@ class GrpcIngress(_GenericHandler):
         return name if wait_s <= 0.0 else None
 
     def _arrived(self, context: "Context") -> "_Caller":
-        received_s = monotonic()
+        received_s = now = monotonic()
+        if now >= self._pulse.fresh_until:
+            received_s -= self._pulse.call_age_s(context.peer(), now)
         given = context.invocation_metadata() or ()
         size_bytes = sum([len(key) + len(value) + 32 for key, value in given])  # as RFC 9113, 6.5.2 counts
         pairs = [(str(key), value) for key, value in given if isinstance(value, str)]

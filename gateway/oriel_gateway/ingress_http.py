@@ -88,7 +88,7 @@ class ClientConnection(ServerConnection):
         if self._again(head):
             return
         gateway = self.gateway
-        received_s = monotonic()
+        received_s = self.arrived_s
         lines: bytes | None = None
         mark: Mark | None = None
         tenant: Tenant | None = None
@@ -125,11 +125,12 @@ class ClientConnection(ServerConnection):
             bound = gate.pool.max_body_bytes
             if head.content_length is not None and head.content_length > bound:
                 raise Refused(Outcome.TOO_LARGE, f"the body is larger than {bound} bytes")
-            if deadline - received_s < gate.slow_s:
-                gate.judge(target, head.content_length or 0, deadline - received_s)
+            if 0.0 < (left_s := deadline - received_s - self.late_s) < gate.slow_s:
+                gate.judge(target, head.content_length or 0, left_s)
             grant = None
             if target.allowances:
-                grant = gateway.limiter.take(tenant, target, head.content_length or 0, received_s)
+                now = received_s + self.late_s
+                grant = gateway.limiter.take(tenant, target, head.content_length or 0, now)
         except Refused as refused:
             self._turn_away(refused, head, mark, tenant, target, received_s)
             return
@@ -181,9 +182,10 @@ class ClientConnection(ServerConnection):
             or (head.content_length or 0) > judged.max_body_bytes
             or judged.snapshot is not gateway.snapshot
             or judged.give_up_s < judged.gate.slow_s
+            or self.late_s
         ):
             return False
-        now, tenant, target, lines = monotonic(), judged.tenant, judged.target, judged.lines
+        now, tenant, target, lines = self.arrived_s, judged.tenant, judged.target, judged.lines
         if head.request_id is None and head.traceparent is None:
             mark = gateway.fresh_mark()
         else:

@@ -227,6 +227,8 @@ async def open_unit(
                 drain_s=settings.drain_s,
                 options=settings.grpc_options,
             )
+        else:
+            grpc_frontend.pulse.close()
         encodings = Encodings(settings.max_body_bytes)
         large_json = LargeJson(clock, settings.max_body_bytes)
         frontend, http_server = HttpFrontend(surface, encodings, large_json), None

@@ -238,10 +238,7 @@ def _switch(text: str) -> bool:
 
 
 def _readiness(text: str) -> bool | Literal["any"]:
-    try:
-        return "any" if text.lower() == "any" else _switch(text)
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is neither true, false nor any") from error
+    return "any" if text.lower() == "any" else _switch(text)
 
 
 def _level(text: str) -> int:

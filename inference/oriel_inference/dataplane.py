@@ -217,7 +217,6 @@ class Dataplane:
             emit=emit,
             source=(request, ctx) if serving.wants_source else None,
             request_id=ctx.request_id,
-            caller=ctx.tenant or ctx.connection,
         )
 
 

@@ -114,12 +114,11 @@ class ServiceConnection(ServerConnection):
 
     def _begin(self, head: RequestHead, body: Body) -> None:
         envelope = self._envelope
-        now = monotonic()
         plan = head.plan
         if plan is None:
             plan = head.plan = envelope.plan(head.by_name(), trusted=self.peer in self._peers)
             self.authenticated(head)
-        visit = envelope.visit(plan, now)
+        visit = envelope.visit(plan, self.arrived_s)
         line, size = head.line, head.content_length
         inbound = Inbound(
             method=line.method,

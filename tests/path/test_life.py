@@ -1,5 +1,6 @@
 """Starting, dying, coming back and stopping, with real processes."""
 
+import contextlib
 import json
 import os
 import signal
@@ -9,9 +10,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import httpx
 import pytest
-from stacks import Stack, command, key, picture, started
+from paused import LAIN_S, TIMEOUT_MS, Caller, Door, executions, stopped
+from stacks import EXAMPLES, Stack, command, key, picture, started
+
+from oriel_wire.v2.proto import v2_pb2
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks processes up in /proc")
 
@@ -80,6 +85,80 @@ def test_a_killed_unit_comes_back_and_the_path_serves_again(own: Stack, unit: st
     while processes_of(own, unit) in ([], [before]) or not serves(own):
         time.sleep(0.05)
     assert len(own.processes()) <= MOST_PROCESSES
+
+
+def doors(own: Stack) -> dict[str, Door]:
+    tensors = (EXAMPLES / "digits" / "7.v2.json").read_bytes()
+    gold = f"authorization: {key('gold')['authorization']}\r\n"
+    service, infer = "/v1/services/digits", "/v2/models/digits/infer"
+    image = "content-type: image/png\r\n"
+    return {
+        "gateway": Door(unit="gateway", path=infer, timeout="x-request-timeout-ms", fields=gold, body=tensors),
+        "logic": Door(unit="logic", path=service, timeout="x-oriel-timeout-ms", fields=image, body=picture(7)),
+        "inference": Door(unit="inference", path=infer, timeout="x-oriel-timeout-ms", fields="", body=tensors),
+    }
+
+
+@pytest.mark.parametrize("unit", ["gateway", "logic", "inference"])
+def test_what_expired_while_a_unit_was_stopped_is_not_executed(own: Stack, unit: str) -> None:
+    """R11b: calls that lay in its sockets past their deadlines, or whose callers left, run no model when it goes on."""
+    door, address = doors(own)[unit], own.address(unit, "http")
+    with contextlib.ExitStack() as closing:
+
+        def connected() -> Caller:
+            return closing.enter_context(Caller(address))
+
+        kept = [connected() for _ in range(5)]
+        for caller in kept * 3:  # more than once: a gateway recognises a head that it has judged before
+            caller.send(door.request(60_000))
+            assert caller.answer()[0] == 200
+        before = executions(own)
+        with stopped(own.unit(unit)["pid"]):
+            callers = kept + [connected() for _ in range(5)]
+            late, leaving, patient = callers[1::2], callers[::2], connected()
+            for caller in late:
+                caller.send(door.request(TIMEOUT_MS))
+            for caller in (*leaving, patient):
+                caller.send(door.request(60_000))
+            late[0].hears_nothing_for(LAIN_S)
+            for caller in leaving:
+                caller.close()
+        assert patient.answer()[0] == 200  # it came while the unit was stopped as well, and has time left
+        for caller in late:
+            status, body = caller.answer()
+            assert status == 504 and b"deadline" in body, body
+        late[0].send(door.request(100 * TIMEOUT_MS))
+        assert late[0].answer()[0] == 200
+        assert executions(own) == before + 2
+    while not serves(own):
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("unit", ["gateway", "inference"])
+def test_what_expired_over_grpc_while_a_unit_was_stopped_is_not_executed(own: Stack, unit: str) -> None:
+    gold = ("authorization", key("gold")["authorization"])
+    timeout = "x-request-timeout-ms" if unit == "gateway" else "x-oriel-timeout-ms"
+    request = v2_pb2.ModelInferRequest(model_name="digits")
+    tensor = request.inputs.add(name="image", datatype="FP32", shape=[1, 64])
+    tensor.contents.fp32_contents.extend([0.0] * 64)
+    message, address = request.SerializeToString(), own.address(unit, "grpc")
+    options = [("grpc.use_local_subchannel_pool", 1)]  # of two channels each has a connection of its own
+    with grpc.insecure_channel(address, options) as one, grpc.insecure_channel(address, options) as other:
+        waiting, leaving = (each.unary_unary("/inference.GRPCInferenceService/ModelInfer") for each in (one, other))
+        for infer in (waiting, leaving):
+            infer(message, metadata=[gold], timeout=60)
+        before = executions(own)
+        with stopped(own.unit(unit)["pid"]):
+            short = [gold, (timeout, str(TIMEOUT_MS))]
+            late = [waiting.future(message, metadata=short, timeout=60) for _ in range(5)]
+            late += [leaving.future(message, metadata=[gold], timeout=TIMEOUT_MS / 1e3) for _ in range(5)]
+            with pytest.raises(grpc.FutureTimeoutError):
+                late[0].result(timeout=LAIN_S)
+        assert {call.code() for call in late} == {grpc.StatusCode.DEADLINE_EXCEEDED}
+        waiting(message, metadata=[gold], timeout=60)
+    assert executions(own) == before + 1
+    while not serves(own):
+        time.sleep(0.05)
 
 
 def test_every_busy_port_is_named_in_one_line_and_nothing_starts(state_folder: Path) -> None:

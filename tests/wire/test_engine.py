@@ -344,3 +344,29 @@ async def test_upstream_answers_of_every_shape(answer: bytes, expected: bytes | 
     await client.close()
     server.close()
     await server.wait_closed()
+
+
+async def test_answers_that_only_the_kernel_holds_stall_a_connection_too() -> None:
+    """R20: a client pipelines, never reads and sends no more; its answers fit into the sockets' own buffers."""
+    answer = bytes(1000)
+    limits = HttpLimits(write_stall_s=1.0, idle_timeout_s=3600.0)
+    answered = 0
+
+    def respond(exchange: Exchange) -> None:
+        nonlocal answered
+        answered += 1
+        exchange.respond(200, [], answer)
+
+    server = await serve(respond, bound(), limits=limits)
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", server.port))
+        client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 200)
+        async with asyncio.timeout(60):
+            while answered < 200:
+                await asyncio.sleep(0.001)
+            (connection,) = server.connections
+            assert connection.transport.get_write_buffer_size() == 0 and connection.keeps_up
+            while server.connections:
+                await asyncio.sleep(0.01)
+    await server.drain(0.0)

@@ -1,5 +1,6 @@
 """v2 over gRPC: generic handlers under the service's wire names, on grpc.aio."""
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from oriel_inference.servers.stream import StreamFrontend
 from oriel_inference.servers.surface import EXTENSIONS, SERVER_VERSION, Surface
 from oriel_wire.engine import grpc_drain
 from oriel_wire.engine.large_messages import LargeMessages
+from oriel_wire.engine.pulse import GrpcPulse
 from oriel_wire.errors import BadMessage, StartFailed
 from oriel_wire.v2.grpc import HEALTH_METHODS, HEALTH_SERVICE, METHODS, SERVICE
 from oriel_wire.v2.metadata import metadata_message
@@ -38,14 +40,15 @@ _Handler = Callable[[Any, Context], Awaitable[Message]]
 
 
 class GrpcFrontend:
-    """The methods. They raise InferenceError or BadMessage; `_guarded` tells the client."""
+    """The methods. They raise InferenceError or BadMessage; `_guarded` tells the client. pulse: to be closed."""
 
     def __init__(self, surface: Surface) -> None:
         self._surface = surface
+        self.pulse = GrpcPulse(asyncio.get_running_loop())
         self._large = LargeMessages()
-        self._streams = StreamFrontend(surface, self._large)
+        self._streams = StreamFrontend(surface, self._large, self.pulse)
         self._watch = HealthWatch(surface)
-        self._infer = GrpcInfer(surface, self._large)
+        self._infer = GrpcInfer(surface, self._large, self.pulse)
 
     def handlers(self) -> list["grpc.GenericRpcHandler[Any, Any]"]:
         """Everything to register with a server."""
@@ -126,15 +129,21 @@ class GrpcFrontend:
 class GrpcServer:
     """A started server. Build with `open_grpc`, end with `drain`."""
 
-    def __init__(self, server: grpc.aio.Server, port: int, arrivals: grpc_drain.Arrivals, age_ms: int) -> None:
+    def __init__(
+        self, server: grpc.aio.Server, port: int, arrivals: grpc_drain.Arrivals, age_ms: int, pulse: GrpcPulse
+    ) -> None:
         self.port = port
+        self._pulse = pulse
         self._server = server
         self._arrivals = arrivals
         self._age_ms = age_ms
 
     async def drain(self, grace_s: float) -> None:
         """Let in nobody new, let calls in flight finish, close: see `grpc_drain`."""
-        await grpc_drain.drain(self._server, self.port, self._arrivals, grace_s=grace_s, age_ms=self._age_ms)
+        try:
+            await grpc_drain.drain(self._server, self.port, self._arrivals, grace_s=grace_s, age_ms=self._age_ms)
+        finally:
+            self._pulse.close()
 
 
 async def open_grpc(
@@ -172,7 +181,7 @@ async def open_grpc(
             f"port {port} on {host} cannot be opened (inference gRPC): free it or pass --grpc-port N"
         ) from error
     await server.start()
-    return GrpcServer(server, bound, arrivals, settings[grpc_drain.MAX_AGE])
+    return GrpcServer(server, bound, arrivals, settings[grpc_drain.MAX_AGE], frontend.pulse)
 
 
 def _generic(

@@ -24,6 +24,7 @@ from oriel_inference.servers.surface import Surface
 from oriel_inference.servers.trail import Trail
 from oriel_wire.context import CallContext
 from oriel_wire.engine.large_messages import LARGE_BYTES, LargeMessages
+from oriel_wire.engine.pulse import GrpcPulse
 from oriel_wire.errors import BadMessage
 from oriel_wire.orca import report_form
 from oriel_wire.v2.grpc import decode_infer, encode_infer
@@ -56,8 +57,9 @@ class _Known:
 class GrpcInfer:
     """Handles ModelInfer."""
 
-    def __init__(self, surface: Surface, large: LargeMessages) -> None:
+    def __init__(self, surface: Surface, large: LargeMessages, pulse: GrpcPulse) -> None:
         self._surface = surface
+        self._pulse = pulse
         self._large = large
         self._messages = InferMessages()
         self._plans = ContextPlans(surface)
@@ -83,7 +85,9 @@ class GrpcInfer:
 
     async def _infer(self, data: bytes, context: Context) -> bytes:
         surface = self._surface
-        received_s = time.monotonic()
+        received_s = now = time.monotonic()
+        if now >= self._pulse.fresh_until:
+            received_s -= self._pulse.call_age_s(context.peer(), now)
         ctx, parent_id, load_format = self._plans.read(context, received_s)
         trail = Trail(
             ctx,

@@ -27,6 +27,7 @@ from oriel_inference.servers.surface import Surface
 from oriel_inference.servers.trail import Trail
 from oriel_wire.context import COST_US, REQUEST_ID
 from oriel_wire.engine.large_messages import LargeMessages
+from oriel_wire.engine.pulse import GrpcPulse
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import quoted
 from oriel_wire.v2.grpc import SERVICE, decode_infer, encode_infer
@@ -51,8 +52,9 @@ _Response = v2_pb2.ModelStreamInferResponse
 class StreamFrontend:
     """The method, and every stream that is open."""
 
-    def __init__(self, surface: Surface, large: LargeMessages) -> None:
+    def __init__(self, surface: Surface, large: LargeMessages, pulse: GrpcPulse) -> None:
         self._surface = surface
+        self._pulse = pulse
         self._large = large
         self._open: set[_Stream] = set()
         self._last_s = inf
@@ -70,7 +72,7 @@ class StreamFrontend:
             stream.stop(self._last_s)
 
     async def _infer(self, _: AsyncIterator[bytes], context: Context) -> None:
-        stream = _Stream(self._surface, self._large, context)
+        stream = _Stream(self._surface, self._large, context, self._pulse)
         stream.stop(self._last_s)
         self._open.add(stream)
         error: InferenceError | None
@@ -118,8 +120,9 @@ class _Slot:
 class _Stream:
     """One open stream: a task reads, the handler's own writes, the loop's callbacks put responses in between."""
 
-    def __init__(self, surface: Surface, large: LargeMessages, context: Context) -> None:
+    def __init__(self, surface: Surface, large: LargeMessages, context: Context, pulse: GrpcPulse) -> None:
         self._surface = surface
+        self._pulse = pulse
         self._large = large
         self._context = context
         metadata = metadata_of(context)
@@ -192,7 +195,9 @@ class _Stream:
     # Requests -----------------------------------------------------------------------------------------------------
 
     def _begin(self, data: bytes) -> None:
-        received_s = self._heard_s = time.monotonic()
+        received_s = self._heard_s = now = time.monotonic()
+        if now >= self._pulse.fresh_until:
+            received_s -= self._pulse.call_age_s(self._context.peer(), now)
         slot = _Slot(len(data))
         self._slots.add(slot)
         deadline = received_s + self._timeout_s
@@ -209,7 +214,7 @@ class _Stream:
             size_bytes=len(data),
         )
         try:
-            if received_s >= self._last_s:
+            if now >= self._last_s:
                 raise ServerStopping
             request = self._decode(data, slot)
             serving = self._surface.catalog.get(request.model_name, request.model_version)

@@ -4,7 +4,6 @@ import asyncio
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import monotonic
 
 import msgspec
 import numpy as np
@@ -76,11 +75,6 @@ class Exchange:
         self.aborted = False
         self.started = False
 
-    @property
-    def connection(self) -> str:
-        """A name of the client's connection, no other open one has it; "" once the answer has ended."""
-        return self._connection.peer_name if self._connection is not None else ""
-
     def respond(self, status: int, headers: Headers, body: bytes | Sequence[bytes | memoryview] = b"") -> None:
         """Answer, exactly once, from the loop's thread. Nothing happens when the client has left.
 
@@ -141,7 +135,6 @@ class _Buffered(ServerConnection):
         "_handler",
         "_in_place",
         "_parts",
-        "_received_s",
         "_refuse_head",
         "_views",
     )
@@ -158,10 +151,8 @@ class _Buffered(ServerConnection):
         self._explain = explain
         self._parts: list[bytes | memoryview] = []
         self._exchange: Exchange | None = None
-        self._received_s = 0.0
 
     def on_head(self, head: RequestHead) -> None:
-        self._received_s = monotonic()
         if head is self._seen.head and head.plan is not None and not head.expect_continue:
             if not self._whole:
                 self._make_room(head)
@@ -182,7 +173,7 @@ class _Buffered(ServerConnection):
     def on_body(self, data: bytes) -> None:
         head = self.head
         assert head is not None
-        self._exchange = exchange = Exchange(self, head, data, self._received_s)
+        self._exchange = exchange = Exchange(self, head, data, self.arrived_s)
         self._handler(exchange)
 
     def _make_room(self, head: RequestHead) -> None:
@@ -227,14 +218,14 @@ class _Buffered(ServerConnection):
         assert head is not None
         if self._body is not None:
             placed, self._body = self._body, None
-            self._exchange = Exchange(self, head, placed.toreadonly(), self._received_s)
+            self._exchange = Exchange(self, head, placed.toreadonly(), self.arrived_s)
             self._handler(self._exchange)
             return
         if len(parts) > _INLINE_PARTS:
             self._join_apart(head, parts)
             return
         body = b"".join(parts) if len(parts) > 1 else bytes(parts[0]) if parts else b""
-        self._exchange = Exchange(self, head, body, self._received_s)
+        self._exchange = Exchange(self, head, body, self.arrived_s)
         self._handler(self._exchange)
 
     def _join_apart(self, head: RequestHead, parts: list[bytes | memoryview]) -> None:
@@ -248,7 +239,7 @@ class _Buffered(ServerConnection):
         def joined(done: "asyncio.Future[bytes]") -> None:
             # The client may have left meanwhile, or the server cut it.
             if not done.cancelled() and self.state == WAIT and self.head is head:
-                self._exchange = Exchange(self, head, done.result(), self._received_s)
+                self._exchange = Exchange(self, head, done.result(), self.arrived_s)
                 self._handler(self._exchange)
 
         self.server.loop.run_in_executor(self.server.joiner, join).add_done_callback(joined)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from oriel_wire.engine.greeting import Greeting, SecureListener
 from oriel_wire.engine.limits import HttpLimits
+from oriel_wire.engine.pulse import Pulse
 from oriel_wire.h1 import LineMemo
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class HttpServer:
         self.date = self.date_line = b""  # without and with its CRLF
         self.port = 0
         self.loop = asyncio.get_running_loop()
+        self.pulse = Pulse(self.loop)
         self.joiner = ThreadPoolExecutor(1, thread_name_prefix="oriel-bodies")  # has no thread until it is used
         self._server: asyncio.Server | None = None
         self._factory: Callable[[], asyncio.Protocol]
@@ -64,6 +66,9 @@ class HttpServer:
         With `tls` a connection begins when its handshake is done, within head_timeout_s.
         """
         self._tick()
+        if hasattr(socket, "TCP_USER_TIMEOUT") and sock.family in (socket.AF_INET, socket.AF_INET6):
+            # Connections inherit it: what the kernel has taken and the client does not read stalls a write as well.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self.limits.write_stall_s * 1000))
         self.secure = tls is not None
         self._factory, self._socket = factory, sock
         if tls is not None:
@@ -149,6 +154,7 @@ class HttpServer:
             connection.transport.abort()
         if self._timer is not None:
             self._timer.cancel()
+        self.pulse.close()
         self.joiner.shutdown(wait=False, cancel_futures=True)
         await asyncio.sleep(0)
 

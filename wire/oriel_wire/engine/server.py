@@ -27,7 +27,7 @@ from mypy_extensions import mypyc_attr
 
 from oriel_wire.chunked import ChunkedDecoder
 from oriel_wire.engine.hooks import ServerHooks
-from oriel_wire.engine.kernel import closed_behind_unread
+from oriel_wire.engine.kernel import arrival, closed_behind_unread
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.recognition import Recognition
 from oriel_wire.errors import BadMessage, TooLarge
@@ -56,16 +56,18 @@ class ServerConnection(ServerHooks):
         "_kept",
         "_left",
         "_paused",
+        "_pulse",
         "_seen",
         "_stalled_at",
         "_start",
         "_whole",
+        "arrived_s",
         "due",
         "head",
+        "late_s",
         "limits",
         "memo",
         "peer",
-        "peer_name",
         "server",
         "state",
         "transport",
@@ -76,9 +78,12 @@ class ServerConnection(ServerHooks):
         self.server = server
         self.limits = server.limits
         self.memo = server.memo
+        self._pulse = server.pulse
         self.state = HEAD
+        self.arrived_s = 0.0  # when the last bytes of the current head came, monotonic
+        self.late_s = 0.0  # how long they then lay unread because the loop did not poll
         self.head: RequestHead | None = None
-        self.peer = self.peer_name = ""
+        self.peer = ""
         self.due = 0.0
         self._buffer = b""  # bytes of the next request, from `_start` on
         self._start = 0
@@ -120,15 +125,13 @@ class ServerConnection(ServerHooks):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are not registered as such
         server = self.server
-        full = len(server.connections) >= self.limits.max_connections and not server.evict_idle()
-        if full:
+        if len(server.connections) >= self.limits.max_connections and not server.evict_idle():
             self.state = CLOSED
             self.transport.abort()
             return
         server.connections.add(self)
         peer = self.transport.get_extra_info("peername")
         self.peer = str(peer[0]) if isinstance(peer, tuple) else "unix"
-        self.peer_name = f"{self.peer} {peer[1]}" if isinstance(peer, tuple) else f"unix {id(self)}"
         self.due = monotonic() + self.limits.idle_timeout_s
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -161,6 +164,10 @@ class ServerConnection(ServerHooks):
     def data_received(self, data: bytes) -> None:
         state = self.state
         if state == HEAD and not self._stalled_at:
+            self.arrived_s = now = monotonic()
+            self.late_s = 0.0
+            if now >= self._pulse.fresh_until and not self._judge_age(now):
+                return
             if self._buffer:
                 data = self._buffer[self._start :] + data
                 self._buffer = b""
@@ -182,6 +189,15 @@ class ServerConnection(ServerHooks):
             self._drained += len(data)
             if self._drained > self.limits.drain_bytes:
                 self.transport.abort()
+
+    def _judge_age(self, now: float) -> bool:
+        """The loop has paused: what was just read may have come long ago. False: its sender has left meanwhile."""
+        if (found := arrival(self.transport)) is not None and found.gone:
+            self.evict()
+            return False
+        self.late_s = self._pulse.age_s(found, now)
+        self.arrived_s -= self.late_s
+        return True
 
     # What a subclass calls -------------------------------------------------------------------------------------
 
@@ -230,7 +246,7 @@ class ServerConnection(ServerHooks):
     @property
     def departed(self) -> bool:
         """Whether the client has closed behind bytes that are not read: the kernel is asked, where it tells (Linux)."""
-        return self._paused and closed_behind_unread(self.transport)
+        return (self._paused or monotonic() >= self._pulse.fresh_until) and closed_behind_unread(self.transport)
 
     @property
     def must_close(self) -> bool:
@@ -265,6 +281,7 @@ class ServerConnection(ServerHooks):
     def _next(self) -> None:
         if self.state == HEAD and self._buffer and not self._stalled_at:
             data, self._buffer = self._buffer, b""
+            self.arrived_s, self.late_s = monotonic(), 0.0
             if self._kept:
                 self._count_kept(0)
             self._read_head(data, self._start)

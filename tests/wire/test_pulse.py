@@ -1,0 +1,118 @@
+"""What counts as a pause of a loop, and how old it makes what is read."""
+
+import socket
+from collections.abc import Callable
+from math import inf
+from typing import Any, cast
+
+import pytest
+
+from oriel_wire.engine.kernel import Arrival, PeerSockets
+from oriel_wire.engine.pulse import BEAT_S, DOUBT_S, PAUSE_S, UNKNOWN_S, Pulse
+
+
+class Loop:
+    """A clock, and the timer that is set. It polls when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self._timer: tuple[float, Callable[[], None]] = (0.0, lambda: None)
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> "Loop":
+        self._timer = (self.now + delay_s, callback)
+        return self
+
+    def cancel(self) -> None:
+        self._timer = (inf, lambda: None)
+
+    def pass_(self, seconds: float, *, polling: bool = True) -> None:
+        """Time goes by; a loop that does not poll runs what is due only afterwards."""
+        ends = self.now + seconds
+        while polling and self._timer[0] <= ends:
+            self.now = self._timer[0]
+            self._timer[1]()
+        self.now = ends
+
+    def resume(self) -> None:
+        if self._timer[0] <= self.now:
+            self._timer[1]()
+
+
+@pytest.fixture
+def loop() -> Loop:
+    return Loop()
+
+
+@pytest.fixture
+def pulse(loop: Loop) -> Pulse:
+    return Pulse(cast(Any, loop), clock=lambda: loop.now)
+
+
+def fresh(pulse: Pulse, loop: Loop) -> bool:
+    return loop.now < pulse.fresh_until
+
+
+def test_a_loop_that_polls_asks_nobody(loop: Loop, pulse: Pulse) -> None:
+    for _ in range(200):
+        loop.pass_(0.013)
+        assert fresh(pulse, loop)
+    assert pulse.pauses == 0
+
+
+def test_a_callback_or_a_collection_of_60_ms_is_no_pause(loop: Loop, pulse: Pulse) -> None:
+    for _ in range(50):
+        loop.pass_(0.060, polling=False)
+        assert fresh(pulse, loop)
+        loop.resume()
+        assert fresh(pulse, loop)
+    assert pulse.pauses == 0
+
+
+@pytest.mark.parametrize("timers_first", [True, False])
+def test_after_a_pause_the_kernel_says_how_old_what_is_read_is(loop: Loop, pulse: Pulse, timers_first: bool) -> None:
+    loop.pass_(2.7, polling=False)
+    if timers_first:
+        loop.resume()
+    assert not fresh(pulse, loop)
+    assert pulse.age_s(Arrival(gone=False, age_s=2.5), loop.now) == 2.5
+    assert pulse.age_s(Arrival(gone=False, age_s=0.0), loop.now) == 0.0  # it came just now: it is not refused
+    loop.resume()
+    loop.pass_(DOUBT_S - 2 * BEAT_S)
+    assert not fresh(pulse, loop)
+    loop.pass_(3 * BEAT_S)
+    assert fresh(pulse, loop) and pulse.pauses == 1
+
+
+def test_without_the_kernel_only_what_is_read_at_once_after_a_long_pause_is_old(loop: Loop, pulse: Pulse) -> None:
+    loop.pass_(UNKNOWN_S - 0.1, polling=False)
+    assert pulse.age_s(None, loop.now) == 0.0  # a busy loop refuses nothing by a guess
+    loop.resume()
+    loop.pass_(2 * BEAT_S)
+    loop.pass_(2.7, polling=False)
+    assert pulse.age_s(None, loop.now) == pytest.approx(2.7, abs=BEAT_S)
+    loop.resume()
+    loop.pass_(2 * BEAT_S)
+    assert pulse.age_s(None, loop.now) == 0.0
+
+
+def test_a_closed_pulse_doubts_nothing(loop: Loop, pulse: Pulse) -> None:
+    pulse.close()
+    loop.pass_(10 * PAUSE_S, polling=False)
+    assert fresh(pulse, loop)
+
+
+def test_a_connection_is_found_by_its_peer_and_says_that_it_has_gone() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        accepted, (host, port) = server.accept()
+        with accepted:
+            sockets = PeerSockets()
+            client.sendall(b"x")
+            here = sockets.arrival(host, port, 1.0)
+            assert here is not None and not here.gone
+            client.close()
+            assert accepted.recv(8) == b"x" and accepted.recv(8) == b""
+            gone = sockets.arrival(host, port, 1.0)
+            assert gone is not None and gone.gone
+            assert sockets.arrival(host, server.getsockname()[1], 1.01) is None  # nobody; and not searched again yet
+        assert sockets.arrival(host, port, 2.0) is None

@@ -1,0 +1,141 @@
+"""Notices that a loop did not poll for a while, because its process was stopped or its machine was.
+
+A deadline counts from when a request came, which a server knows only as the moment of reading. While a loop polls, the
+two are the same. After a pause everything that came meanwhile is read at once, and would be given the whole time to
+live that its sender asked for, although that sender may have given up long ago.
+
+A timer beats every `BEAT_S`. The loop has paused when `PAUSE_S` have passed without a beat; a collection of garbage or
+a slow callback is no pause. From then on, and for `DOUBT_S` after the loop has resumed, the age of whatever is read is
+asked of the kernel: Linux keeps, for each TCP connection, when data last came. A request is thereby never judged older
+than it is, and one that came after the pause is judged new. Where the kernel does not say (other systems, Unix
+sockets), what is read before the next beat, after a pause of at least `UNKNOWN_S`, counts as old as the pause.
+
+In the normal case a reader compares two numbers and makes no system call.
+
+gRPC reads its connections on threads of its own and counts `grpc-timeout` from then on; `GrpcPulse` corrects that by
+how long a call had lain unread when the process resumed. Only a pause counts in which the process hardly computed:
+while the loop alone is held up, those threads go on. A call's connection is found by the address of its peer. It
+carries many calls: where bytes came before and after the process resumed, it is not known which were the call's, and
+the rule for what the kernel does not say holds.
+"""
+
+import asyncio
+from collections.abc import Callable
+from math import inf
+from time import monotonic, process_time
+
+from oriel_wire.engine.kernel import Arrival, PeerSockets
+from oriel_wire.engine.peers import address_of_grpc_peer
+
+__all__ = ["GrpcPulse", "Pulse"]
+
+BEAT_S = 0.05
+PAUSE_S = 0.15
+DOUBT_S = 1.0
+UNKNOWN_S = 0.5
+
+
+class Pulse:
+    """Of one loop. Single writer: that loop.
+
+    fresh_until: what is read before this monotonic time has come just now; for later readings see `age_s`.
+    pauses: how many there were.
+    """
+
+    __slots__ = (
+        "_beat_at",
+        "_clock",
+        "_just_resumed",
+        "_loop",
+        "_paused_s",
+        "_resumed_at",
+        "_timer",
+        "fresh_until",
+        "pauses",
+    )
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, clock: Callable[[], float] = monotonic) -> None:
+        self._loop = loop
+        self._clock = clock
+        self._beat_at = clock()
+        self._paused_s = 0.0
+        self._just_resumed = False
+        self._resumed_at = -inf
+        self.pauses = 0
+        self.fresh_until = self._beat_at + PAUSE_S
+        self._timer: asyncio.TimerHandle | None = loop.call_later(BEAT_S, self._beat)
+
+    def close(self) -> None:
+        """Stop the timer; everything that is read counts as new from here on."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.fresh_until = inf
+
+    def age_s(self, arrival: Arrival | None, now: float) -> float:
+        """Seconds since what is read `now` has come. arrival: what the kernel knows, None if nothing.
+
+        To be asked only from `fresh_until` on: the loop may have resumed without having come to its timers yet.
+        """
+        if now - self._beat_at >= PAUSE_S:
+            self._resume(now)
+        if arrival is not None:
+            return arrival.age_s
+        return self._unknown_s()
+
+    def _unknown_s(self) -> float:
+        return self._paused_s if self._just_resumed and self._paused_s >= UNKNOWN_S else 0.0
+
+    def _resume(self, now: float) -> None:
+        self.pauses += 1
+        self._paused_s = now - self._beat_at
+        self._resumed_at = self._beat_at = now
+        self._just_resumed = True
+        self.fresh_until = -inf
+
+    def _beat(self) -> None:
+        now = self._clock()
+        self._timer = self._loop.call_later(BEAT_S, self._beat)
+        if now - self._beat_at >= PAUSE_S:
+            self._resume(now)
+        elif now - self._resumed_at >= BEAT_S:
+            self._just_resumed = False
+        self._beat_at = now
+        self.fresh_until = now + PAUSE_S if now - self._resumed_at >= DOUBT_S else -inf
+
+
+class GrpcPulse(Pulse):
+    """The same for calls that gRPC has read."""
+
+    __slots__ = ("_cpu_s", "_sockets")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self._cpu_s = process_time()
+        self._sockets = PeerSockets()
+
+    def call_age_s(self, peer: str, now: float) -> float:
+        """Seconds that a call from `peer` (as gRPC writes it), begun `now`, lay unread before the process resumed.
+
+        To be asked only from `fresh_until` on.
+        """
+        if now - self._beat_at >= PAUSE_S:
+            self._resume(now)
+        port = peer.rpartition(":")[2]
+        if now < self.fresh_until or not port.isdecimal():
+            return 0.0
+        found = self._sockets.arrival(address_of_grpc_peer(peer), int(port), now)
+        if found is None:
+            return 0.0  # a connection that was accepted since; its client has waited for our settings
+        before_s = found.age_s - (now - self._resumed_at)
+        return before_s if before_s > 0.0 else self._unknown_s()
+
+    def _resume(self, now: float) -> None:
+        if process_time() - self._cpu_s < (now - self._beat_at) / 2:
+            super()._resume(now)
+        else:
+            self._beat_at, self.fresh_until = now, now + PAUSE_S
+
+    def _beat(self) -> None:
+        super()._beat()
+        self._cpu_s = process_time()
