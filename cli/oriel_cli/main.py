@@ -1,6 +1,7 @@
 """`oriel <command>`: looks the command up in a table and imports only what that command needs."""
 
 import argparse
+import difflib
 import importlib
 import sys
 from collections.abc import Sequence
@@ -57,7 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = " ".join(words[:2]) if " ".join(words[:2]) in COMMANDS else words[0]
     entry = COMMANDS.get(name)
     if entry is None:
-        return _refuse(f"there is no command {words[0]!r}: 'oriel --help' lists them", 2)
+        return _refuse(f"there is no command {words[0][:64]!r}{_near(words)} ('oriel --help' lists them)", 2)
+    if name == words[0] and words[1:] and not words[1].startswith("-") and (near := _near(words, under=name)):
+        return _refuse(f"there is no command {' '.join(words[:2])[:64]!r}{near}", 2)
     try:
         command = cast(_Command, importlib.import_module(entry.module))
         parser = Parser(prog=f"oriel {name}", description=f"{entry.summary}.", epilog=_beside(name))
@@ -90,6 +93,16 @@ def _beside(name: str) -> str | None:
     """What a command's help says of the commands under it."""
     under = [f"oriel {each}: {entry.summary}" for each, entry in COMMANDS.items() if each.startswith(f"{name} ")]
     return f"Beside it: {'; '.join(under)}." if under else None
+
+
+def _near(words: Sequence[str], under: str = "") -> str:
+    """What was probably meant. under: the command that is right, where the word after it is not one of its own."""
+    near: list[str] = []
+    if not under:
+        near = difflib.get_close_matches(words[0], [name for name in COMMANDS if " " not in name], n=1)
+    beside = [name for name in COMMANDS if " " in name and name.startswith(under)]
+    near = difflib.get_close_matches(" ".join(words[:2]), beside, n=1, cutoff=0.75) or near
+    return f", did you mean {near[0]!r}?" if near else ""
 
 
 def _missing(package: str) -> str:

@@ -1,10 +1,18 @@
 """The functions of checked_digit.toml. A dict is a step's outputs by name."""
 
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from digits import prepare as eight_by_eight  # the file beside this one
 
 from oriel_logic import Request, images
+
+
+class Digit(TypedDict):
+    """What is answered; `probabilities` to callers of the tier gold."""
+
+    label: int
+    confidence: float
+    probabilities: NotRequired[list[float]]
 
 
 def prepare(request: Request) -> dict[str, Any]:
@@ -14,8 +22,8 @@ def prepare(request: Request) -> dict[str, Any]:
     return {"contrast": contrast, "image": eight_by_eight(grey) if contrast > 0.2 else None}
 
 
-def describe(label: Any, probabilities: Any, tier: str) -> dict[str, Any]:
-    answer: dict[str, Any] = {"label": int(label[0, 0]), "confidence": float(probabilities.max())}
+def describe(label: Any, probabilities: Any, tier: str) -> Digit:
+    answer: Digit = {"label": int(label[0, 0]), "confidence": float(probabilities.max())}
     if tier == "gold":
-        answer["probabilities"] = probabilities[0]
+        answer["probabilities"] = probabilities[0].tolist()
     return answer

@@ -437,6 +437,8 @@ def _tenant_lines(tenant: Tenant) -> bytes:
     if tenant.models != ("*",):
         # Without the line all models may be used: a tenant that may use none is given a pattern that no name fits.
         lines += f"\r\nx-oriel-models: {','.join(tenant.models) or '!'}"
+    if tenant.services != ("*",):  # for the near name of a misspelt one
+        lines += f"\r\nx-oriel-services: {','.join(tenant.services) or '!'}"
     return lines.encode("ascii")
 
 

@@ -14,6 +14,7 @@ from oriel_gateway.choices import Choices, Make, first_target, side_name
 from oriel_gateway.errors import Outcome, Refused
 from oriel_policies.documents import Allowance, Route, Split, Tenant
 from oriel_policies.routing import RouteTable
+from oriel_wire.near_names import did_you_mean
 
 __all__ = ["ByTier", "Kind", "Target", "absent", "check_model", "resolve", "resolve_grpc"]
 
@@ -93,7 +94,7 @@ def check_model(tenant: Tenant, name: str, version: str) -> None:
     """Raises Refused NOT_FOUND if these name no model, or one that this tenant may not use. version: may be ""."""
     valid = _ONLY_NAME.match(name) is not None and (not version or _ONLY_VERSION.match(version) is not None)
     if not valid or not tenant.may_use_model(name):
-        raise absent("model", name)
+        raise absent("model", name, tenant)
 
 
 def resolve(
@@ -108,17 +109,16 @@ def resolve(
     kind: Kind = "model"
     name, verb = "", None
     found: tuple[Route, ...] = ()
+    missing: Refused | None = None
     match: re.Match[str] | None = None
     if match := _SERVICE.match(path):
         kind, name, allowed = "service", match["name"], frozenset({"GET", "POST"})
         if tenant.may_use_service(name):
             found = routes.for_service(name)
-        missing = absent(kind, name)
     elif path in _OPENAI or _LISTED.match(path):
         kind, (name, allowed) = "service", _OPENAI.get(path, _OPENAI["/v1/models"])
         if tenant.may_use_service(name):
             found = routes.for_service(name)
-        missing = absent(kind, name)
     elif path == "/v2":
         kind, allowed, missing = "server", _GET, _nothing()
         found = routes.for_model("")
@@ -131,11 +131,10 @@ def resolve(
         name, verb, allowed = match["name"], match["verb"], _VERBS[match["verb"]]
         if tenant.may_use_model(name):
             found = routes.for_model(name, match["version"] or "")
-        missing = absent(kind, name)
     else:
         raise _nothing()
     if not found:
-        raise missing
+        raise missing or absent(kind, name, tenant)
     if method not in allowed:
         allow = ", ".join(sorted(allowed))
         raise Refused(Outcome.METHOD_NOT_ALLOWED, f"this path takes {allow}, not {method}", headers=(("allow", allow),))
@@ -172,7 +171,7 @@ def resolve_grpc(
     """The same for a gRPC method; name: of a model this tenant may use, or ""."""
     found = routes.for_model(name, version)
     if not found:
-        raise absent(kind, name)
+        raise absent(kind, name, tenant)
 
     def make(route: Route, side: Split | None) -> Target:
         return _target(
@@ -249,9 +248,11 @@ def _target(
     )
 
 
-def absent(kind: Kind, name: str) -> Refused:
-    """What is said of something this key cannot see, whether it is there or not."""
-    return Refused(Outcome.NOT_FOUND, f"there is no {kind} {name[:128]!r} here for this key")
+def absent(kind: Kind, name: str, tenant: Tenant | None = None) -> Refused:
+    """What is said of something this key cannot see, whether it is there or not; a near name is one of `tenant`'s."""
+    granted = () if tenant is None else tenant.models if kind == "model" else tenant.services
+    near = did_you_mean(name, (each for each in granted if "*" not in each))
+    return Refused(Outcome.NOT_FOUND, f"there is no {kind} {name[:128]!r} here for this key{near}")
 
 
 def _nothing() -> Refused:

@@ -238,7 +238,10 @@ def _switch(text: str) -> bool:
 
 
 def _readiness(text: str) -> bool | Literal["any"]:
-    return "any" if text.lower() == "any" else _switch(text)
+    try:
+        return "any" if text.lower() == "any" else _switch(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is neither true, false nor any") from error
 
 
 def _level(text: str) -> int:

@@ -36,6 +36,7 @@ from oriel_inference.repository.survey import Look, Repositories, Repository
 from oriel_inference.rollout import Rollout
 from oriel_inference.stores import ModelStore
 from oriel_inference.stores.local import LocalStore
+from oriel_wire.near_names import did_you_mean
 from oriel_wire.v2.datatypes import quoted
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
@@ -218,7 +219,8 @@ class ModelControl:
         self._catalog.required.discard(name)
         self._asked.discard(name)
         if not await self._rollout.unload(name) and name not in await self._stored():
-            raise UnknownModel(f"unknown model: {quoted(name)} is not loaded")
+            near = did_you_mean(name, self._catalog.names())
+            raise UnknownModel(f"unknown model: {quoted(name)} is not loaded{near}")
         while parts:
             part = parts.pop()
             if part not in self._asked and not self._rollout.users(part):
@@ -249,7 +251,8 @@ class ModelControl:
             except LoadFailed as failure:
                 raise LoadRefused(f"failed to load {quoted(name)}: {failure.reason}") from failure
             if not where:
-                raise UnknownModel(f"failed to load {quoted(name)}: no model repository has it")
+                near = did_you_mean(name, sorted(self._repositories.names()))
+                raise UnknownModel(f"failed to load {quoted(name)}: no model repository has it{near}")
             failure_text = await self._load_from(name, where, config)
         if failure_text:
             raise LoadRefused(f"failed to load {quoted(name)}: {failure_text}")

@@ -217,6 +217,7 @@ class Dataplane:
             emit=emit,
             source=(request, ctx) if serving.wants_source else None,
             request_id=ctx.request_id,
+            caller=ctx.tenant or ctx.connection,
         )
 
 

@@ -28,9 +28,11 @@ LoadFailed                  a model version cannot serve; the text is for the op
 └── TooManyObjects          more lie below a prefix than are listed
 """
 
+from collections.abc import Callable, Collection
 from enum import Enum
 from typing import ClassVar
 
+from oriel_wire.near_names import did_you_mean
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
 __all__ = [
@@ -94,11 +96,15 @@ class Outcome(Enum):
 
 
 class InferenceError(Exception):
-    """Root of what ends one request. `message` is a sentence for its sender, at most MAX_TEXT characters."""
+    """Root of what ends one request. `message` is a sentence for its sender, at most MAX_TEXT characters.
+
+    detail: what only the log may have, in place of the message.
+    """
 
     outcome = Outcome.BACKEND
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, detail: str = "") -> None:
+        self.detail = detail
         self.message = message if len(message) <= MAX_TEXT else message[: MAX_TEXT - 3] + "..."
         super().__init__(self.message)
 
@@ -116,9 +122,19 @@ class RequestTooLarge(InferenceError):
 
 
 class UnknownModel(InferenceError):
-    """No model, or no version of it, has that name."""
+    """No model, or no version of it, has that name. asked: the name; known: those that there are."""
 
     outcome = Outcome.UNKNOWN_MODEL
+
+    def __init__(self, message: str, *, asked: str = "", known: Collection[str] = ()) -> None:
+        super().__init__(message)
+        self._asked = asked
+        self._known = known
+
+    def with_near_name(self, may_see: Callable[[str], bool]) -> "UnknownModel":
+        """The same, naming the model that was probably meant. may_see: whether the caller may know that name."""
+        near = did_you_mean(self._asked, (name for name in self._known if may_see(name)))
+        return UnknownModel(f"{self.message}{near}") if near else self
 
 
 class ModelNotReady(InferenceError):

@@ -26,6 +26,7 @@ from oriel_logic.pipeline import Pipeline
 from oriel_logic.registry import Registry
 from oriel_logic.rehearsal import that_come_up
 from oriel_logic.releases import Deployment, Pool, Release
+from oriel_logic.samples import with_shown_sample
 from oriel_logic.server import open_server
 from oriel_logic.settings import Settings
 from oriel_logic.totals import Totals
@@ -225,8 +226,10 @@ class Unit:
                 if problem:
                     failed.append((loaded.name, problem))
                 elif loaded.definition is not None:
-                    source = self._listing.sources.get(file.origin)
-                    definition = source.config.applied(loaded.definition) if source is not None else loaded.definition
+                    definition, source = loaded.definition, self._listing.sources.get(file.origin)
+                    if source is not None:
+                        applied = source.config.applied(definition)
+                        definition = await asyncio.to_thread(with_shown_sample, source, applied)
                     releases.append(Release(definition, file, self._together))
             self.registry.publish(file.origin, releases)
             for name, problem in failed:

@@ -209,7 +209,7 @@ class Reader:
         try:
             return msgspec.convert(fields, self._type, strict=False, dec_hook=converted)
         except msgspec.ValidationError as error:
-            raise invalid(error) from error
+            raise invalid(error, self._type) from error
 
     def _ordered(self, value: Any, more: Mapping[str, Any] | None = None) -> tuple[Any, ...]:
         if more is None:

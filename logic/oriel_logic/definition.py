@@ -92,6 +92,7 @@ class Definition:
 
     is_named: the decorator gave the name. facts: by stage: "" for a function, "predict" for a class, "pre" and
     "post" for a chain. signature: of what reads the request, with the output of what answers. plan: how that is called.
+    shown: media type and bytes of the sample file that descriptions offer, if there is one.
     """
 
     name: str
@@ -106,6 +107,7 @@ class Definition:
     schemas: Schemas
     facts: Mapping[str, StageFacts]
     options: Options = field(default_factory=Options)
+    shown: tuple[str, bytes] | None = None
     offers: tuple[str, ...] = field(init=False)
     is_streamed: bool = field(init=False)
     reads_stream: bool = field(init=False)

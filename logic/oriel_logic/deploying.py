@@ -37,7 +37,7 @@ from oriel_logic.loading import forget, load_file, one_line
 from oriel_logic.pipeline import Pipeline
 from oriel_logic.releases import Deployment, Release
 from oriel_logic.replies import Reply
-from oriel_logic.samples import Sample, find_sample
+from oriel_logic.samples import Sample, find_sample, with_shown_sample
 from oriel_logic.sources import HandlerFile
 from oriel_logic.stages import Ledger
 from oriel_logic.workers.launch import ForkServer
@@ -136,7 +136,8 @@ class Deployer:
             deployment = Deployment([source.file], trial.pool, self._make_pipeline(services, trial.pool))
             trial.deployment = deployment
             for definition in definitions.values():
-                Release(source.config.applied(definition), source.file, deployment)
+                shown = await asyncio.to_thread(with_shown_sample, source, source.config.applied(definition))
+                Release(shown, source.file, deployment)
             if try_it:
                 for release in deployment.releases:
                     await self.try_sample(source, release)

@@ -14,6 +14,7 @@ from oriel_logic.registry import Registry
 from oriel_logic.releases import Release
 from oriel_logic.replies import Reply, body_of, error_body, reply_of
 from oriel_logic.streaming import Streamed, ended_well
+from oriel_wire.context import SERVICES
 
 __all__ = ["Dispatch", "Handler", "read_body"]
 
@@ -56,7 +57,7 @@ class Dispatch:
                 self._named[path] = named
         name, version = named
         if method == "POST":
-            release = self._registry.find(name, version, visit.call.request_id)
+            release = self._registry.find(name, version, visit.call.request_id, inbound.headers.get(SERVICES))
             visit.begin(release)
             return await self.serve(release, inbound, visit)
         if method == "GET":

@@ -1,14 +1,17 @@
 """What this server serves, as an OpenAPI 3.1 document and as a page to try it on, which reads the document."""
 
 import re
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from oriel_logic.definition import Definition
+from oriel_logic.definition import Definition, Options
 from oriel_logic.replies import Reply
-from oriel_wire.engine.api_page import ERROR, HTML, SAFE, page
+from oriel_logic.samples import SHOWN_BYTES
+from oriel_wire.engine.api_page import ERROR, HTML, SAFE, SAMPLE, page
 
 __all__ = ["Description", "document"]
 
@@ -91,9 +94,23 @@ def content(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_sample(definition: Definition) -> dict[str, Any]:
+    """The media types it takes, with its sample: an example where that is JSON, else `SAMPLE`."""
     made = content(definition.schemas.input)
-    options = definition.options
-    if options.sample is not None and not isinstance(options.sample, bytes):
-        if options.sample_type in made or "*/*" in made:
-            made.setdefault(options.sample_type, {})["example"] = options.sample
+    media, body = definition.shown or sample_of(definition.options)
+    if not body or len(body) > SHOWN_BYTES or not (media in made or "*/*" in made):
+        return made
+    if media == "application/json":
+        with suppress(msgspec.MsgspecError):
+            made.setdefault(media, {})["example"] = msgspec.json.decode(body)
+    else:
+        made.setdefault(media, {})[SAMPLE] = b64encode(body).decode()
     return made
+
+
+def sample_of(options: Options) -> tuple[str, bytes]:
+    """Media type and bytes of the sample that the decorator names; no bytes without one."""
+    if options.sample is None:
+        return "", b""
+    return options.sample_type, options.sample if isinstance(options.sample, bytes) else msgspec.json.encode(
+        options.sample
+    )

@@ -11,6 +11,8 @@ from oriel_logic.errors import LogicError, ServiceBroken, ServiceUnknown
 from oriel_logic.releases import Release
 from oriel_logic.sources import HandlerFile, natural
 from oriel_logic.weights import Shares
+from oriel_policies.documents.promises import fits
+from oriel_wire.near_names import did_you_mean
 
 __all__ = ["Registry"]
 
@@ -85,14 +87,16 @@ class Registry:
         self._services: dict[str, Service] = {}
         self.news: Callable[[HandlerFile, str, str], None] = no_news
 
-    def find(self, name: str, version: str = "", key: str = "") -> Release:
-        """The release for a request. version: "" for the one that the weights give to `key`, its id.
+    def find(self, name: str, version: str = "", key: str = "", patterns: str | None = None) -> Release:
+        """The release for a request. version: "" for the one that the weights give to `key`, its id. patterns: of the
+        services whose names the caller may know, between commas; None: all.
 
         Raises ServiceUnknown or ServiceBroken.
         """
         service = self._services.get(name)
         if service is None:
-            raise ServiceUnknown(f"there is no service {name[:128]!r}: GET /v1/services lists them")
+            near = did_you_mean(name, (each for each in self._services if patterns is None or allows(patterns, each)))
+            raise ServiceUnknown(f"there is no service {name[:128]!r}{near or ': GET /v1/services lists them'}")
         found = service.only
         if version:
             found = service.releases.get(version)
@@ -256,6 +260,10 @@ class Registry:
         if updates:
             facts["update"] = updates[0] if len(updates) == 1 else updates
         return facts
+
+
+def allows(patterns: str, name: str) -> bool:
+    return any(fits(pattern.strip(), name) for pattern in patterns.split(","))
 
 
 def is_update(service: Service, failure: Failure) -> bool:

@@ -5,7 +5,7 @@ file beside the handler, `sample.<kind>` in a service's own folder, `<service>.s
 """
 
 import mimetypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -14,8 +14,9 @@ from oriel_logic.definition import Definition
 from oriel_logic.folder_config import BadConfig
 from oriel_logic.listing import Source
 
-__all__ = ["Sample", "find_sample"]
+__all__ = ["SHOWN_BYTES", "Sample", "find_sample", "with_shown_sample"]
 
+SHOWN_BYTES = 64 * 1024
 KINDS = {".npy": "application/x-npy", ".ndjson": "application/x-ndjson", ".jsonl": "application/x-ndjson"}
 
 
@@ -50,6 +51,15 @@ def find_sample(source: Source, definition: Definition, *, limit_bytes: int) -> 
                         raise BadConfig(f"{path.name} is no regular file: a sample has to be one")
                     return read_sample(path, limit_bytes)
     return None
+
+
+def with_shown_sample(source: Source, definition: Definition) -> Definition:
+    """The definition with the sample that descriptions offer; as it is if that is too large or cannot be read."""
+    try:
+        sample = find_sample(source, definition, limit_bytes=SHOWN_BYTES)
+    except (BadConfig, OSError):
+        return definition
+    return definition if sample is None else replace(definition, shown=(sample.content_type, sample.body))
 
 
 def read_sample(path: Path, limit_bytes: int) -> Sample:

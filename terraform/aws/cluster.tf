@@ -30,9 +30,16 @@ resource "aws_eks_cluster" "this" {
   name     = var.name
   role_arn = aws_iam_role.cluster.arn
   version  = var.cluster.kubernetes_version
+  # EKS itself refuses to delete it, whoever asks.
+  deletion_protection = var.cluster.deletion_protection
   # The add-ons below bring them, with our settings; these can't be changed once they are there.
   bootstrap_self_managed_addons = false
   enabled_cluster_log_types     = ["api", "audit", "authenticator"]
+
+  # No extended support at six times the price: when a version's standard support ends, EKS takes the control plane to the next.
+  upgrade_policy {
+    support_type = "STANDARD"
+  }
 
   access_config {
     authentication_mode                         = "API"

@@ -31,9 +31,6 @@ locals {
   # Of a /16: a /18 per zone for nodes and pods (each pod has an address of the network), the last /18 for the rest.
   private_cidrs = { for i, zone in local.zones : zone => cidrsubnet(var.network_cidr, 2, i) }
   public_cidrs  = { for i, zone in local.zones : zone => cidrsubnet(var.network_cidr, 8, 192 + i) }
-  # Who calls what without the NAT gateway: nodes that join (ec2, ecr, eks), the CNI and the disks' driver (ec2),
-  # the autoscaler (autoscaling, ec2, eks), pods' identities (eks-auth, sts), log shippers (logs).
-  endpoints = toset(["autoscaling", "ec2", "ecr.api", "ecr.dkr", "eks", "eks-auth", "logs", "sts"])
 }
 
 resource "aws_vpc" "this" {

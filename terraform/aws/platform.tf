@@ -3,7 +3,8 @@
 locals {
   carrier_chart = "${path.module}/../modules/platform/chart"
 
-  # A network load balancer on the addresses of dns.tf, one per public subnet in the same order.
+  # A network load balancer on the addresses of dns.tf, one per public subnet in the same order. `nlb` is the controller built
+  # into EKS's control plane, which the AWS Load Balancer Controller replaces (README.md: how).
   gateway_annotations = {
     "service.beta.kubernetes.io/aws-load-balancer-type"            = "nlb"
     "service.beta.kubernetes.io/aws-load-balancer-eip-allocations" = join(",", [for zone in local.zones : aws_eip.gateway[zone].allocation_id])

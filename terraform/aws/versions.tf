@@ -3,7 +3,7 @@ terraform {
   required_providers {
     aws = {
       source  = "hashicorp/aws"
-      version = ">= 5.100, < 7"
+      version = ">= 6.9, < 7"
     }
     helm = {
       source  = "hashicorp/helm"

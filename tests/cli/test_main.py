@@ -67,7 +67,22 @@ def test_a_flag_of_a_subcommand_is_not_taken_for_unknown(capsys: pytest.CaptureF
 
 def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     code, line = refused(capsys, "fly")
-    assert code == 2 and "'fly'" in line and "--help" in line
+    assert code == 2 and "'fly'" in line and "--help" in line and "did you mean" not in line
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("versoin", "version"),
+        ("plicies check", "policies"),
+        ("logic nwe x", "logic new"),
+        ("logic deb .", "logic dev"),
+        ("loigc new x", "logic new"),
+    ],
+)
+def test_a_misspelt_command_gets_the_nearest(capsys: pytest.CaptureFixture[str], words: str, meant: str) -> None:
+    code, line = refused(capsys, *words.split())
+    assert code == 2 and f"did you mean '{meant}'?" in line
 
 
 @pytest.mark.parametrize(

@@ -115,3 +115,24 @@ async def test_anothers_model_is_answered_in_the_same_words() -> None:
                 answers.append((reply.status, reply.body.replace(name.encode(), b"NAME"), headers))
             assert answers[0] == answers[1] and answers[0][0] == 404
         assert not up.seen
+
+
+async def test_a_near_name_is_one_of_the_tenants_own() -> None:
+    mine = f"""
+[tenants.mine]
+tier = "gold"
+models = ["digits", "team-*"]
+services = ["sentiment"]
+keys = [{{ sha256 = "{digest("mine")}" }}]
+"""
+    async with upstream() as up, gateway(documents([up.port], extra=OTHER + mine)) as (port, _), Client(port) as client:
+        for path, near in (
+            ("/v2/models/digist/infer", b"did you mean 'digits'?"),
+            ("/v1/services/sentimnet", b"did you mean 'sentiment'?"),
+            ("/v2/models/secret-model-x/infer", b""),
+            ("/v1/services/secret-service-x", b""),
+            ("/v1/services/digist", b""),
+        ):
+            answer = await client.ask(path, key="mine")
+            assert answer.status == 404 and near in answer.body and (near != b"" or b"did you mean" not in answer.body)
+        assert not up.seen

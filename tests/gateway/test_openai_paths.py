@@ -33,8 +33,10 @@ keys = [{{ sha256 = "{digest("one")}" }}]
         async with gateway(documents([up.port], extra=extra)) as (port, _), Client(port) as client:
             assert (await client.ask(path, b"", method=method, key="one")).status == 200
             assert up.seen[-1].head.split(" ")[:2] == [method, path] and up.seen[-1].get("x-oriel-models") == "a-*,b"
+            assert up.seen[-1].get("x-oriel-services") == name
             assert (await client.ask(path, b"", method=method, key=GOLD)).status == 200
             assert up.seen[-1].get("x-oriel-models") is None, "all models"
+            assert up.seen[-1].get("x-oriel-services") is None, "all services"
             for other, elsewhere, theirs in OPENAI:
                 if theirs != name:
                     assert (await client.ask(elsewhere, b"", method=other, key="one")).status == 404
@@ -53,6 +55,7 @@ keys = [{{ sha256 = "{digest("none")}" }}]
     async with gateway(documents([up.port], extra=extra)) as (port, _), Client(port) as client:
         assert (await client.ask("/v1/embeddings", key="none", headers="x-oriel-models: *\r\n")).status == 200
         assert up.seen[-1].get("x-oriel-models") == "!"
+        assert up.seen[-1].get("x-oriel-services") is None
         assert (await client.ask("/v1/embeddings", key=LIMITED)).status == 404, "no services at all"
 
 

@@ -1,6 +1,7 @@
 """Both public ports over TLS, and certificates that change while they are served."""
 
 import asyncio
+import json
 import logging
 import shutil
 import socket
@@ -117,7 +118,7 @@ async def test_both_ports_serve_over_tls_and_change_to_a_new_certificate(files: 
             assert (await old.ask(INFER, b"y")).status == 200  # open connections go on
 
 
-async def test_old_versions_of_tls_and_plain_http_are_cut(files: Pair) -> None:
+async def test_old_versions_of_tls_are_cut_and_plain_http_is_answered_in_plain_http(files: Pair) -> None:
     server = HttpServer(HttpLimits())
     core = Gateway(compile_documents(documents([1])), limiter=EmbeddedLimiter(), sink=ListSink())
     await server.open(
@@ -130,14 +131,22 @@ async def test_old_versions_of_tls_and_plain_http_are_cut(files: Pair) -> None:
     old.set_ciphers("ALL:@SECLEVEL=0")
     with pytest.raises((ssl.SSLError, ConnectionError)):
         await asyncio.open_connection("localhost", server.port, ssl=old, family=socket.AF_INET)
+    for request in (b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n", b"PATCH / HTTP/1.1\r\n" + b"x" * 100_000, b"P"):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(request)
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n") and b"this port speaks HTTPS only" in answer
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert json.loads(body)["error"]["request_id"].encode() in head
+        writer.close()
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    writer.write(b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n")
+    writer.write(b"\x80\x01nothing that anybody speaks")
     try:
         assert b"HTTP" not in await reader.read()
     except ConnectionError:
         pass
     writer.close()
-    await settle(lambda: not server.connections)
+    await settle(lambda: not server.connections and not server.greetings)
     await server.drain(0.0)
     await core.close()
 

@@ -1,6 +1,6 @@
 """Doubles and builders the inference tests share."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,10 @@ from oriel_inference.batching.call import Answer, Call
 from oriel_inference.batching.cores import Cores
 from oriel_inference.batching.workers import ManualWorkers
 from oriel_inference.clock import VirtualClock
-from oriel_inference.errors import InferenceError
+from oriel_inference.errors import InferenceError, InvalidRequest
 from oriel_inference.model import ModelSpec, QueueRules, TensorInfo, TensorSpec
 from oriel_policies.batch import BatchBounds, ServiceCurve
+from oriel_wire.v2.messages import Array
 
 X = TensorInfo(name="x", datatype="INT64", shape=(-1, -1))
 Y = TensorInfo(name="y", datatype="INT64", shape=(-1, -1))
@@ -55,6 +56,21 @@ class Linear(ServiceCurve):
         pass
 
 
+class Picky(FakeSession):
+    """Refuses batches with a row that is full of one of these numbers. runs: what each run was of, refused or not."""
+
+    def __init__(self, bad: Collection[int]) -> None:
+        super().__init__((X,), (Y,), gate=Gate())
+        self._bad = bad
+        self.runs: list[list[int]] = []
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        self.runs.append(list(dict.fromkeys(inputs["x"][:, 0].tolist())))
+        if found := sorted(set(self.runs[-1]) & set(self._bad)):
+            raise InvalidRequest(f"the model refuses {found}")
+        return super().run(inputs, outputs)
+
+
 class Bench:
     """A batcher in virtual time over fake sessions; its jobs run when the test says so."""
 
@@ -62,7 +78,8 @@ class Bench:
         self.clock = VirtualClock()
         self.workers = ManualWorkers()
         self.cores = Cores(cores)
-        self.sessions = [FakeSession((X,), (Y,), gate=Gate()) for _ in range(sessions or model.instances)]
+        self.bad: set[int] = set()  # numbers of calls with which every batch fails
+        self.sessions = [Picky(self.bad) for _ in range(sessions or model.instances)]
         options.setdefault("inline_s", 0.0)
         self.batcher = Batcher(
             model, self.sessions, clock=self.clock, cores=self.cores, workers=self.workers, **options
@@ -83,6 +100,7 @@ class Bench:
         give_up_s: float | None = None,
         delays: bool = False,
         level: int = 0,
+        caller: str = "",
     ) -> int:
         """Submit a call whose rows are full of its own number; returns the number."""
         number = len(self.calls)
@@ -101,6 +119,7 @@ class Bench:
             band=band,
             tenant=tenant,
             size_bytes=size_bytes,
+            caller=caller,
         )
         self.calls.append(call)
         self.batcher.submit(call)
@@ -129,6 +148,11 @@ class Bench:
         (reply,) = self.replies[number]
         assert isinstance(reply, InferenceError), reply
         return reply
+
+    @property
+    def runs(self) -> list[list[int]]:
+        """The numbers of the calls of every execution, also of those that failed."""
+        return [run for session in self.sessions for run in session.runs]
 
     @property
     def batches(self) -> Sequence[int]:

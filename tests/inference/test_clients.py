@@ -35,6 +35,8 @@ def exercise(module: Any, client: Any) -> None:
     assert result.as_numpy("row").ravel().tolist() == [b"5.000000:1:right"]
     with pytest.raises(InferenceServerException, match="unknown model"):
         client.infer("absent", [given])
+    with pytest.raises(InferenceServerException, match="'duoble' is not found, did you mean 'double'?"):
+        client.infer("duoble", [given])
     with pytest.raises(InferenceServerException, match="expected \\[-1, 4\\]"):
         given.set_shape([4, 2])
         client.infer("double", [given])

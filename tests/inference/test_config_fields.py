@@ -456,7 +456,8 @@ ROWS = [
     refused("", "\n\nflux: 3", 'line 3, column 1: "ModelConfig" has no field named "flux"'),
     refused("", "optimization { flux: 3 }", 'has no field named "flux"'),
     refused("", "max_batch_size: many", "Couldn't parse integer: many", alone=True),
-    refused("", group("kind: KIND_TPU"), "has no value named KIND_TPU"),
+    refused("", group("kind: KIND_TPU"), "has no value named KIND_TPU, it is one of KIND_AUTO, KIND_GPU, KIND_CPU"),
+    refused("", "max_batch_sise: 3", "did you mean 'max_batch_size'?"),
 ]
 
 

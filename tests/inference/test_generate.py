@@ -112,6 +112,7 @@ async def test_failure_before_the_first_event_is_plain_and_after_it_an_event(
     assert answer.status_code == 200
     found = events(answer.text)
     assert [event.get("text_output") for event in found] == ["one", "two", None]
+    assert found[2].pop("request_id") == answer.headers["x-request-id"]
     assert found[2] == {"error": "the fake backend was told to fail", "reason": "backend_failed"}
 
 

@@ -127,6 +127,42 @@ async def test_refusal_carries_identity_and_its_reason(kept_http: httpx.AsyncCli
 # --- deadlines ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v2/models/absent/infer"),
+        ("POST", INFER),
+        ("GET", "/v2/models/absent"),
+        ("GET", INFER),
+        ("GET", "/v2/nothing"),
+        ("GET", "/v2/systemsharedmemory/status"),
+        ("POST", "/v2/models/double/generate"),
+        ("POST", "/v2/repository/models/double/load"),
+    ],
+)
+async def test_every_error_names_its_request(kept_http: httpx.AsyncClient, method: str, path: str) -> None:
+    for headers in ({}, {"x-request-id": "mine-1"}):
+        answer = await kept_http.request(method, path, content=b"{}", headers=headers)
+        said = answer.json()
+        assert answer.status_code >= 400 and isinstance(said["error"], str)
+        assert said["request_id"] == answer.headers["x-request-id"] == headers.get("x-request-id", said["request_id"])
+
+
+async def test_a_misspelt_model_gets_a_near_name_among_those_the_caller_may_use(kept_http: httpx.AsyncClient) -> None:
+    async def told(path: str, method: str = "POST", **headers: str) -> str:
+        answer = await kept_http.request(method, path, content=b"{}", headers=headers)
+        assert answer.status_code == 404
+        return str(answer.json()["error"])
+
+    asked = "/v2/models/duoble"
+    assert await told(f"{asked}/infer") == "unknown model: 'duoble' is not found, did you mean 'double'?"
+    assert "did you mean 'double'?" in await told(asked, "GET")
+    assert "did you mean 'double'?" in await told(f"{asked}/infer", **{"x-oriel-models": "x, dou*"})
+    for patterns in ("echo,lookup", "!", ""):
+        assert "did you mean" not in await told(f"{asked}/infer", **{"x-oriel-models": patterns}), patterns
+    assert "did you mean" not in await told("/v2/models/nothing-like-it/infer")
+
+
 async def test_expired_deadline_of_a_trusted_peer_is_504(kept_http: httpx.AsyncClient) -> None:
     answer = await kept_http.post(INFER, json=ONES, headers={"x-oriel-timeout-ms": "0"})
     assert answer.status_code == 504

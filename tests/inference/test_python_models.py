@@ -174,7 +174,9 @@ async def test_an_error_of_one_request_is_its_own(http: httpx.AsyncClient) -> No
     words = ["size", "error NOT_FOUND", "size", "none"]
     answers = await asyncio.gather(*(ask(http, word) for word in [*words, *words]))
     assert [answer.status_code for answer in answers] == [200, 404, 200, 500] * 2
-    assert answers[1].json() == {"error": "it is NOT_FOUND", "reason": "model_says_not_found"}
+    said = answers[1].json()
+    assert said.pop("request_id") == answers[1].headers["x-request-id"]
+    assert said == {"error": "it is NOT_FOUND", "reason": "model_says_not_found"}
     assert "for this one it returned None" in answers[3].json()["error"]
 
 

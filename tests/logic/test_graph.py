@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+from base64 import b64decode, b64encode
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openapi_spec_validator import OpenAPIV31SpecValidator
 from PIL import Image
 
 from oriel_logic.errors import HandlerFailed
@@ -16,6 +18,10 @@ from oriel_logic.graph.document import GraphError, parse
 from oriel_logic.graph.plan import Plan, Progress, plan_of
 from oriel_logic.graph.references import Condition, Fixed, Reference, parse_condition, parse_source
 from oriel_logic.graph.schema import input_of, output_of
+from oriel_logic.listing import Source
+from oriel_logic.openapi import document
+from oriel_logic.samples import with_shown_sample
+from oriel_logic.schemas import Writer
 from oriel_logic.testing import AsyncClient, Client, FakeClock, FakeModels
 from oriel_logic.testing.client import loaded_file
 
@@ -309,7 +315,8 @@ def test_its_fields_are_in_the_openapi_document(shop: Path) -> None:
     assert input_of(plan) == {
         "application/json": {"schema": {"type": "object", "properties": {"text": {}}, "required": ["text"]}}
     }
-    refused, ranked = output_of(plan)["application/json"]["schema"]["anyOf"]
+    refused, ranked = output_of(plan, {}, Writer("shop"))["application/json"]["schema"]["anyOf"]
+    assert refused["properties"]["refused"] == {"const": True} and ranked["properties"]["score"] == {}
     assert (refused["required"], ranked["required"]) == (["refused", "why"], ["score", "tier"])
     (loaded,) = loaded_file(shop)
     assert loaded.definition is not None and loaded.definition.schemas.input == input_of(plan)
@@ -317,6 +324,37 @@ def test_its_fields_are_in_the_openapi_document(shop: Path) -> None:
     schema = (input_of(deep) or {})["application/json"]["schema"]
     assert schema["properties"]["a"] == {"type": "object", "properties": {"b": {}}, "required": ["b"]}
     assert input_of(planned(CHAIN.replace("request.json.x", "request.text"))) is None
+
+
+def test_the_example_is_described_as_what_it_takes_and_gives() -> None:
+    """Its schema is what it reads, and the sample that is offered is one that it answers."""
+    path = EXAMPLES / "services" / "checked_digit.toml"
+    (loaded,) = loaded_file(path)
+    assert loaded.definition is not None
+    source = Source(file=loaded.file, homes=(path.parent,))
+    made = document([with_shown_sample(source, loaded.definition)])
+    OpenAPIV31SpecValidator(made).validate()
+    post = made["paths"]["/v1/services/checked_digit"]["post"]
+    takes = post["requestBody"]["content"]
+    assert list(takes) == ["image/png", "image/jpeg", "application/json"]
+    blank, digit = post["responses"]["200"]["content"]["application/json"]["schema"]["anyOf"]
+    assert blank["properties"] == {"blank": {"const": True}, "reason": {"const": "the picture is empty"}}
+    digit = made["components"]["schemas"][digit["$ref"].rpartition("/")[2]]
+    assert set(digit["properties"]) == {"label", "confidence", "probabilities"}
+    assert sorted(digit["required"]) == ["confidence", "label"]
+    outputs = {"label": [[3]], "probabilities": [[0.0, 0.1, 0.1, 0.8]]}
+    client = Client(path, models=FakeModels({"digits": outputs}))
+    sample = b64decode(takes["image/png"]["x-oriel-sample"])
+    answer = client.post(content=sample, headers={"content-type": "image/png"}).json()
+    assert answer == {"label": 3, "confidence": 0.8}
+    (field,) = takes["application/json"]["schema"]["required"]
+    assert client.post(json={field: b64encode(sample).decode()}).json() == answer
+
+
+@pytest.mark.parametrize("takes", ['"no media" = {}', '"image/png" = 3'])
+def test_what_it_takes_is_checked(takes: str) -> None:
+    with pytest.raises(GraphError, match=r"p\.toml: .*takes"):
+        parse(f"{CHAIN}\n[takes]\n{takes}\n".encode(), "p.toml")
 
 
 def test_what_a_step_does_not_give_is_said(shop: Path) -> None:

@@ -1,6 +1,7 @@
 import re
+from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
@@ -16,7 +17,8 @@ from oriel_logic.bodies.tensors import Tensors
 from oriel_logic.bodies.upload import Upload
 from oriel_logic.definition import Definition, NotAService, define, describe, options_of
 from oriel_logic.openapi import document
-from oriel_wire.engine.api_page import PAGE, policy
+from oriel_logic.samples import SHOWN_BYTES
+from oriel_wire.engine.api_page import PAGE, SAMPLE, policy
 
 
 @dataclass
@@ -124,6 +126,27 @@ def test_a_sample_is_the_example() -> None:
     assert post["requestBody"]["content"]["application/json"]["example"] == {"text": "hi"}
 
 
+def test_a_sample_that_is_no_json_is_offered_as_its_bytes() -> None:
+    """Whatever its media type is, if the service takes it; one that is too large is not."""
+    content = content_of(seen, ("image/png", b"\x89PNG"))
+    assert b64decode(content["image/png"][SAMPLE]) == b"\x89PNG" and SAMPLE not in content["image/jpeg"]
+    assert SAMPLE not in str(content_of(seen, ("audio/wav", b"RIFF")))
+    assert SAMPLE not in str(content_of(seen, ("image/png", b"x" * (SHOWN_BYTES + 1))))
+    assert content_of(raw, ("text/plain", b"hi"))["text/plain"] == {SAMPLE: b64encode(b"hi").decode()}
+    assert content_of(text, ("application/json", b'"hi"'))["application/json"]["example"] == "hi"
+    assert "example" not in content_of(text, ("application/json", b"{"))["application/json"]
+    options = options_of({"sample": b"\x89PNG", "sample_type": "image/png"})
+    post = document([define(seen, "", options)])["paths"]["/v1/services/seen"]["post"]
+    assert b64decode(post["requestBody"]["content"]["image/png"][SAMPLE]) == b"\x89PNG"
+
+
+def content_of(handler: Any, shown: tuple[str, bytes]) -> dict[str, Any]:
+    """What the service takes, with that sample beside it."""
+    definition = replace(define(handler), shown=shown)
+    (post,) = [item["post"] for item in document([definition])["paths"].values()]
+    return dict(post["requestBody"]["content"])
+
+
 def test_the_page_needs_nothing_from_elsewhere() -> None:
     page = PAGE.read_text()
     assert not re.findall(r"""(?:src|href|url|import|fetch)\s*[=(]\s*["'`]?(?:https?:)?//""", page)
@@ -133,6 +156,15 @@ def test_the_page_needs_nothing_from_elsewhere() -> None:
     assert rules["default-src"] == "'none'" and rules["connect-src"] == "'self'"
     for name in ("script-src", "style-src"):
         assert re.fullmatch(r"'sha256-[A-Za-z0-9+/]{43}='", rules[name])
+
+
+async def test_a_sample_beside_the_handler_is_offered(stack: Any, services: Any) -> None:
+    source = "from oriel_logic import service\n@service\nasync def hello(name: str) -> str:\n    return name\n"
+    folder = services(hello=source)
+    (folder / "hello.sample.json").write_text('{"name": "Ada"}')
+    logic = await stack(folder)
+    post = (await logic.client.get("/openapi.json")).json()["paths"]["/v1/services/hello"]["post"]
+    assert post["requestBody"]["content"]["application/json"]["example"] == {"name": "Ada"}
 
 
 @pytest.mark.parametrize("path", ["/openapi.json", "/docs"])

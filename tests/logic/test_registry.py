@@ -53,6 +53,12 @@ async def test_a_service_is_found_by_name_and_version() -> None:
     assert registry.find("digits") is registry.find("digits", "1", "any") is one
     with pytest.raises(ServiceUnknown, match="there is no service 'other'"):
         registry.find("other")
+    with pytest.raises(ServiceUnknown, match="there is no service 'digist', did you mean 'digits'?"):
+        registry.find("digist")
+    for patterns, near in (("dig*,x", True), ("x, y", False), ("!", False)):
+        with pytest.raises(ServiceUnknown) as error:
+            registry.find("digist", patterns=patterns)
+        assert ("digits" in error.value.message) is near, "only what the caller may use"
     with pytest.raises(ServiceUnknown, match="has no version '2', it has 1"):
         registry.find("digits", "2")
 

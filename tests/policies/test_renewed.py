@@ -130,7 +130,7 @@ def test_a_bad_line_among_many_is_named_without_the_others() -> None:
     wrong = wrong_lines(before, files(lines), rest)
     assert [str(each) for each in wrong] == [
         "t.ndjson:9: not JSON: Input data was truncated",
-        "t.ndjson:8: tenants.t7.tier: no tier is named 'silver'",
+        "t.ndjson:8: tenants.t7.tier: no tier is named 'silver': there are free, gold",
     ]
     assert wrong_lines(before, files(many()), rest) == []
     with patch.object(module, "_MANY", 1):

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -163,7 +163,8 @@ class Workspace:
     edit: Callable[[Path], None] | None = None
     tree: Path = field(default_factory=default_tree)
     schemas: Mapping[str, str] = field(default_factory=dict)  # {"aws": "aws-5"}: not the newest version
-    mirror: Path | None = None  # real providers from this filesystem mirror, and no stand-in
+    mirror: Path | None = None  # a filesystem mirror of real providers
+    real: Collection[str] = ()  # providers that are taken from it; the others are stand-ins all the same
     calls: list[Call] = field(default_factory=list)  # of the last command
     history: list[Call] = field(default_factory=list)  # of all commands
     path: Path = field(init=False)  # where the commands run
@@ -180,13 +181,12 @@ class Workspace:
             shutil.copytree(self.root, self.path, dirs_exist_ok=True)
         if self.edit is not None:
             self.edit(self.folder)
-        served = [] if self.mirror else providers(self.folder, dict(self.schemas), self.rules)
-        self._servers = Servers(served)
+        self._servers = Servers(providers(self.folder, dict(self.schemas), self.rules, without=self.real))
         self._environment = dict(self._servers.environment)
         if self.mirror is not None:
             config = self.folder / "mirror.tfrc"
             config.write_text(f'provider_installation {{ filesystem_mirror {{ path = "{self.mirror}" }} }}\n')
-            self._environment = {"TF_CLI_CONFIG_FILE": str(config)}
+            self._environment["TF_CLI_CONFIG_FILE"] = str(config)
 
     def __enter__(self) -> "Workspace":
         return self
@@ -238,8 +238,10 @@ class Workspace:
             self._infrastructure = json.dumps(own, sort_keys=True)
         return self.plan(**variables, deploy_platform=True)
 
-    def destroy(self, **variables: Any) -> State:
-        self._run("destroy", "-json", "-input=false", "-auto-approve", *self._given(variables))
+    def destroy(self, *, refresh: bool = True, **variables: Any) -> State:
+        """Raises TerraformFailed. Without refresh nothing is read before, data sources included."""
+        only = [] if refresh else ["-refresh=false"]
+        self._run("destroy", "-json", "-input=false", "-auto-approve", *only, *self._given(variables))
         self._infrastructure = None
         return self.state()
 
@@ -313,6 +315,19 @@ class Workspace:
         )
 
 
+def without_version_six(folder: Path) -> None:
+    """Take out of a copy of the tree what only version 6.9 of the AWS provider and later has, and ask for any."""
+    for file, text, instead in (
+        ("cluster.tf", r"(?m)^  deletion_protection +=.*\n", ""),
+        ("versions.tf", r'(source += "hashicorp/aws"\n +version += )".*"', r'\1">= 5"'),
+    ):
+        path = folder / "aws" / file
+        changed, count = re.subn(text, instead, path.read_text())
+        if count != 1:
+            raise ValueError(f"{file}: {text} is there {count} times")
+        path.write_text(changed)
+
+
 def name_of(address: str) -> str:
     """The address without keys of instances: module.platform.helm_release.base, aws_subnet.private."""
     return re.sub(r"\[[^]]*\]", "", address)
@@ -328,12 +343,17 @@ def used_types(folder: Path) -> set[str]:
 
 
 def providers(
-    folder: Path, versions: dict[str, str], more: Mapping[str, dict[str, Any]] | None = None
+    folder: Path,
+    versions: dict[str, str],
+    more: Mapping[str, dict[str, Any]] | None = None,
+    without: Collection[str] = (),
 ) -> list[schema.Provider]:
-    """All providers, each with the types that the files use; the rest would only have to be sent at every command."""
+    """All providers but some, each with the types that the files use; the rest would be sent at every command."""
     used = used_types(folder)
     extra = json.dumps(dict(more)) if more else ""
-    return [_provider(versions.get(name, name), name, frozenset(used), extra) for name in PROVIDERS]
+    return [
+        _provider(versions.get(name, name), name, frozenset(used), extra) for name in PROVIDERS if name not in without
+    ]
 
 
 @cache

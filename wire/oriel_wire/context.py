@@ -19,6 +19,7 @@ __all__ = [
     "MODELS",
     "PRIORITY",
     "REQUEST_ID",
+    "SERVICES",
     "TENANT",
     "TIER",
     "TIMEOUT_MS",
@@ -39,9 +40,10 @@ TIER = "x-oriel-tier"
 PRIORITY = "x-oriel-priority"
 TENANT = "x-oriel-tenant"
 MODELS = "x-oriel-models"
+SERVICES = "x-oriel-services"
 COST_US = "x-oriel-cost-us"
 REQUEST_ID = "x-request-id"
-INTERNAL = frozenset({TIMEOUT_MS, TIER, PRIORITY, TENANT, MODELS, COST_US})
+INTERNAL = frozenset({TIMEOUT_MS, TIER, PRIORITY, TENANT, MODELS, SERVICES, COST_US})
 
 MAX_TIMEOUT_S = 24 * 3600.0
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}\Z")  # a dot at the beginning means a path to some
@@ -52,7 +54,8 @@ _MAX_BAND = 255
 class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     """One request's promise. deadline: absolute `time.monotonic()` seconds; band: 0 is the most urgent.
 
-    trusted: whether the `x-oriel-*` headers of who sent it count.
+    trusted: whether the `x-oriel-*` headers of who sent it count. connection: the one it came by, as address and port;
+    "" if nobody wants to know.
     """
 
     request_id: str
@@ -63,6 +66,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[str, ...]
     trace: TraceContext
     trusted: bool = False
+    connection: str = ""
 
     def remaining_s(self, now: float) -> float:
         """Seconds left; negative once the deadline has passed."""
@@ -104,7 +108,7 @@ class ContextPlan(msgspec.Struct, frozen=True):
     sample: bool
     trusted: bool
 
-    def at(self, now: float, default_timeout_s: float) -> CallContext:
+    def at(self, now: float, default_timeout_s: float, connection: str = "") -> CallContext:
         """The context of a request that came at `now`."""
         timeout_s = default_timeout_s if self.timeout_s is None else self.timeout_s
         if self.asked_s is not None and self.asked_s < timeout_s:
@@ -118,6 +122,7 @@ class ContextPlan(msgspec.Struct, frozen=True):
             models=self.models,
             trace=self.trace or new_trace(self.sample),
             trusted=self.trusted,
+            connection=connection,
         )
 
 

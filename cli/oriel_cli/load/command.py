@@ -20,6 +20,7 @@ from oriel_cli.load.plot import as_html
 from oriel_cli.load.report import as_document, as_text, progress_line
 from oriel_cli.load.scenario import Phase, Scenario, Stream, checked, read
 from oriel_cli.load.senders import GrpcSender, HttpSender, Sender
+from oriel_wire.allowed import with_values
 from oriel_wire.distribution import installed_version
 from oriel_wire.engine.upstream import Endpoint
 
@@ -123,7 +124,7 @@ def _converted(found: dict[str, Any]) -> Scenario:
     try:
         return msgspec.convert(found, Scenario, from_attributes=True)
     except msgspec.ValidationError as wrong:
-        raise CommandFailed(str(wrong)) from wrong
+        raise CommandFailed(with_values(wrong, Scenario)) from wrong
 
 
 def _header(line: str) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from oriel_cli.errors import CommandFailed
 from oriel_cli.load.arrivals import trace_offsets
+from oriel_wire.allowed import with_values
 
 __all__ = ["Phase", "Scenario", "Stream", "address", "checked", "read", "trace_of"]
 
@@ -86,8 +87,10 @@ def read(path: Path) -> Scenario:
         found = msgspec.convert(tomllib.loads(path.read_text()), Scenario)
     except (OSError, UnicodeDecodeError) as refused:
         raise CommandFailed(f"{path}: cannot be read ({refused})") from refused
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as wrong:
+    except tomllib.TOMLDecodeError as wrong:
         raise CommandFailed(f"{path}: {wrong}") from wrong
+    except msgspec.ValidationError as wrong:
+        raise CommandFailed(f"{path}: {with_values(wrong, Scenario)}") from wrong
     for index, stream in enumerate(found.stream):
         if stream.name == "load" and len(found.stream) > 1:
             stream.name = f"stream-{index + 1}"

@@ -57,6 +57,8 @@ _TINY = bytes.fromhex(
 )
 _REFUSALS = (ort.capi.onnxruntime_pybind11_state.InvalidArgument,)
 _SEVERITY_ERROR = 3
+# It would print every failed run on standard error. What failed is in the exceptions, and the batcher logs it.
+_SEVERITY_FATAL = 4
 _ONNX_BFLOAT16 = 16
 _PREFIX = re.compile(r"\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
 
@@ -107,10 +109,10 @@ class OnnxRuntimeSession:
             else:
                 results = self._session.run(outputs, inputs, self._settings)
         except _REFUSALS as error:
-            raise InvalidRequest(f"the model refuses the inputs{_for_clients(error)}") from error
+            raise InvalidRequest(f"the model refuses the inputs{_for_clients(error)}", _plain(error)) from error
         except Exception as error:
             # ONNX Runtime has no root of its own below Exception.
-            raise BackendFailed(f"the model could not be executed{_for_clients(error)}") from error
+            raise BackendFailed(f"the model could not be executed{_for_clients(error)}", _plain(error)) from error
         return [_from_text(array) for array in results] if self._text_outputs else results
 
     def _run_values(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
@@ -137,7 +139,7 @@ def _open(path: Path, options: EngineOptions) -> Any:
     settings.intra_op_num_threads = options.intra_op_threads
     settings.inter_op_num_threads = options.inter_op_threads
     settings.graph_optimization_level = _GRAPH_LEVELS.get(options.graph_level, _GRAPH_LEVELS[0])
-    settings.log_severity_level = _SEVERITY_ERROR
+    settings.log_severity_level = _SEVERITY_FATAL
     settings.enable_cpu_mem_arena = options.memory_arena
     settings.enable_mem_pattern = options.memory_pattern
     if options.parallel_execution:
@@ -252,7 +254,4 @@ def _plain(error: Exception) -> str:
 def _for_clients(error: Exception) -> str:
     """The same, unless it speaks of the runtime's insides: those are for the log."""
     text = _plain(error)
-    if "::" not in text:
-        return f": {text}"
-    _log.warning("ONNX Runtime failed: %s", text)
-    return ""
+    return "" if "::" in text else f": {text}"

@@ -12,6 +12,7 @@ Rules.
 6. The model's queue policies come on top, whatever its scheduler: places per level, how long a call may wait, and
    whether it is then refused or goes on waiting behind the others of its level. With `preserve_ordering` a tenant's
    calls run first come, first served, and its answers stand in line for one another, see `line`.
+7. A batch that fails is executed again in parts, see `assemble`; callers that failed lately have batches of their own.
 
 Calls of decoupled models run alone, see `stream`; what runs of them is told when its call ends early (`Call.relay`).
 
@@ -28,10 +29,11 @@ from dataclasses import replace
 from typing import cast
 
 from oriel_inference.backends import DecoupledSession, RequestSession, Session, takes_requests
-from oriel_inference.batching.assemble import Outcome, execute
+from oriel_inference.batching.assemble import Results, execute
 from oriel_inference.batching.call import Answer, BatchTimes, Call, deliver
 from oriel_inference.batching.cores import Cores
 from oriel_inference.batching.experience import INLINE_S, Experience
+from oriel_inference.batching.failed_callers import FailedCallers
 from oriel_inference.batching.levels import LevelBounds
 from oriel_inference.batching.line import AnswerLine
 from oriel_inference.batching.outlook import Outlook
@@ -60,8 +62,6 @@ from oriel_wire.v2.messages import Array
 __all__ = ["Batcher"]
 
 _log = logging.getLogger(__name__)
-
-_Results = Sequence[tuple[Sequence[Call], Outcome]]
 
 
 class Batcher:
@@ -124,6 +124,7 @@ class Batcher:
         self._wait: Timer | None = None
         # Whoever answers later cannot run on the loop.
         apart = bool(sessions) and takes_requests(sessions[0])
+        self._failed = None if apart or spec.decoupled else FailedCallers(spec, clock.now)
         self._experience = Experience(self._bounds, self.curve, 0.0 if apart else inline_s)
 
     # Calls come and go ------------------------------------------------------------------------------------------
@@ -300,11 +301,11 @@ class Batcher:
         limit = 1 if self._alone else min(decision.rows, self._experience.useful_rows)
         fill = Fill(limit, self.curve, now, self._bounds.max_bytes)
         crowded = self._rows > limit and not self._in_order
-        calls = pick(self._queue, fill, limit, crowded=crowded, alone=self._alone)
+        failed = self._failed.judge() if self._failed else None
+        calls = pick(self._queue, fill, limit, crowded, self._alone, failed=failed, in_order=self._in_order)
         for call in calls:
             call.started_s = now
-        if self._levels is not None:
-            for call in calls:
+            if self._levels is not None:
                 self._levels.leave(call)
         self._rows -= fill.rows
         reason = "alone" if self._alone else decision.reason
@@ -333,7 +334,7 @@ class Batcher:
         """The instance may be free before the last call is finished, and stay busy after it."""
         starting = True
 
-        def finish(results: _Results, last: bool) -> None:
+        def finish(results: Results, last: bool) -> None:
             if last:
                 self._retire(batch)
             self._learn(results)
@@ -359,11 +360,11 @@ class Batcher:
         ).start()
         starting = False
 
-    def _executing(self, batch: Running) -> Callable[[], _Results]:
+    def _executing(self, batch: Running) -> Callable[[], Results]:
         spec, names, now = self.spec, self._output_names, self._clock.now
         return lambda: execute(batch.session, spec, names, batch.calls, now)
 
-    def _streaming(self, batch: Running) -> Callable[[], _Results]:
+    def _streaming(self, batch: Running) -> Callable[[], Results]:
         (call,) = batch.calls
         session = cast(DecoupledSession, batch.session)  # seen to when the model was loaded
         call.relay = relay = Relay(call, self._clock, self._fail, self.statistics)
@@ -374,7 +375,7 @@ class Batcher:
         self._running.discard(batch)
         batch.ended()
 
-    def _ended(self, batch: Running, results: _Results) -> None:
+    def _ended(self, batch: Running, results: Results) -> None:
         self._retire(batch)
         self._idle.append(batch.session)
         self._learn(results)
@@ -398,7 +399,7 @@ class Batcher:
         self._learn(results)
         self._deliver(results)
 
-    def _learn(self, results: _Results) -> None:
+    def _learn(self, results: Results) -> None:
         if self.spec.decoupled:
             return  # how long it takes is up to its reader as well
         for _, outcome in results:
@@ -408,11 +409,13 @@ class Batcher:
 
     # Endings ----------------------------------------------------------------------------------------------------
 
-    def _deliver(self, results: _Results) -> None:
+    def _deliver(self, results: Results) -> None:
         for calls, outcome in results:
             if isinstance(outcome, InferenceError):
                 if _log.isEnabledFor(logging.DEBUG):
                     say_failed(self.spec, calls, outcome)
+                if self._failed is not None and len(calls) == 1:
+                    self._failed.failed(calls[0], outcome)
                 for call in calls:
                     self._fail(call, outcome)
             else:

@@ -97,12 +97,13 @@ class Call:
     its own tier: 0 goes before 1. admitted: a step of an ensemble, which had its own bounds: no full queue refuses it.
     reply: called exactly once on the loop, unless the caller leaves first. emit: for decoupled models, called before
     that with each response's outputs and what to call once they are written. relay: set while such a model runs it, or
-    a Python model. request_id: for the log. source: what the client sent and on whose behalf, for models that take
-    requests one by one.
+    a Python model. request_id: for the log. caller: a tenant or a connection, "" if not known. source: what
+    the client sent and on whose behalf, for models that take requests one by one.
     """
 
     __slots__ = (
         "arrived_s",
+        "caller",
         "deadline",
         "delays",
         "emit",
@@ -138,6 +139,7 @@ class Call:
         admitted: bool = False,
         source: tuple[InferRequest, CallContext] | None = None,
         request_id: str = "",
+        caller: str = "",
     ) -> None:
         self.inputs = inputs
         self.rows = rows
@@ -151,6 +153,7 @@ class Call:
         self.relay: Closable | None = None
         self.source = source
         self.request_id = request_id
+        self.caller = caller
         self.started_s = 0.0  # when it left the queue for a batch; 0 before
         self.finished = False
         self.ticket = Ticket(
@@ -174,16 +177,24 @@ class Call:
 
     def parked(self, until_s: float) -> Ticket:
         """A new ticket for one that has left the queue: behind the other calls of its level, expiring at `until_s`."""
+        # Without rows it presses nobody.
+        return self._renewed(until_s, rows=0, order=self.deadline + self.level * _LEVEL_S + _PARKED_S)
+
+    def again(self) -> Ticket:
+        """A new ticket for one that has left the queue, with the same rank and the same expiry."""
+        return self._renewed(self.ticket.deadline, rows=self.ticket.rows, order=self.ticket.order)
+
+    def _renewed(self, deadline: float, *, rows: int, order: float) -> Ticket:
         old = self.ticket
         self.ticket = Ticket(
             band=old.band,
             tenant=old.tenant,
-            deadline=until_s,
+            deadline=deadline,
             cost=old.cost,
             size_bytes=old.size_bytes,
-            rows=0,  # it presses nobody
+            rows=rows,
             payload=self,
-            order=self.deadline + self.level * _LEVEL_S + _PARKED_S,
+            order=order,
             admitted=old.admitted,
         )
         return self.ticket

@@ -7,7 +7,7 @@ every call of it is finished.
 from collections.abc import Callable, Sequence
 
 from oriel_inference.backends import Outputs, Request, RequestSession
-from oriel_inference.batching.assemble import Outcome, concatenate, reshaped
+from oriel_inference.batching.assemble import Outcome, Results, concatenate, reshaped
 from oriel_inference.batching.call import BatchTimes, Call
 from oriel_inference.batching.responses import Responses
 from oriel_inference.batching.stream import IDLE_S, MAX_S, deliver
@@ -18,8 +18,6 @@ from oriel_inference.statistics import Statistics
 from oriel_wire.v2.messages import Array
 
 __all__ = ["RequestBatch"]
-
-Results = Sequence[tuple[Sequence[Call], Outcome]]
 
 
 class RequestBatch:
@@ -158,7 +156,7 @@ class RequestBatch:
         """Those that have rows are one batch; the others fail one by one."""
         good: list[Call] = []
         shares: list[list[Array]] = []
-        results: list[tuple[Sequence[Call], Outcome]] = []
+        results: Results = []
         for call, result in zip(self._calls, self._results, strict=True):
             if result is None:
                 result = BackendFailed("the model gave no answer")

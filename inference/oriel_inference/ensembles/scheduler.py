@@ -218,6 +218,7 @@ class Ensemble:
             admitted=True,
             source=self._source(outer, request, step.outputs) if model.wants_source else None,
             request_id=outer.request_id,
+            caller=outer.caller,
         )
         flight.running[index] = call
         model.batcher.submit(call)

@@ -16,7 +16,7 @@ from oriel_inference.repository.metrics_config import check_metrics, other_famil
 from oriel_inference.repository.not_executed import refuse_not_executed
 from oriel_inference.repository.queueing import check_queueing
 from oriel_wire.errors import BadMessage
-from oriel_wire.v2.datatypes import from_config_name
+from oriel_wire.v2.datatypes import CONFIG_DATATYPES, from_config_name
 from oriel_wire.v2.metadata import parse_config_text
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
@@ -104,9 +104,9 @@ def select_versions(config: pb.ModelConfig, available: Sequence[int], file: str)
 
 
 def fallback_versions(config: pb.ModelConfig, available: Sequence[int], selected: Sequence[int]) -> list[int]:
-    """The versions that may serve in place of `selected` ones that cannot be loaded, newest first, at most MAX_FALLBACKS.
+    """The versions that may serve in place of `selected` ones that cannot be loaded, newest first.
 
-    Only with the policy `latest`: the other two name every version that may serve.
+    At most MAX_FALLBACKS. Only with the policy `latest`: the other two name every version that may serve.
     """
     if config.version_policy.WhichOneof("policy_choice") not in (None, "latest"):
         return []
@@ -134,7 +134,7 @@ def _tensors(kind: str, tensors: Iterable[pb.ModelInput | pb.ModelOutput], refus
         try:
             from_config_name(pb.DataType.Name(tensor.data_type))
         except (BadMessage, ValueError) as error:
-            raise refuse(f"{field}.data_type", "is missing or not a datatype") from error
+            raise refuse(f"{field}.data_type", f"is missing or not a datatype: {CONFIG_DATATYPES}") from error
         if not tensor.dims:
             raise refuse(f"{field}.dims", "is missing (a scalar has dims [ 1 ] and reshape { shape: [ ] })")
         if any(dim < 1 and dim != -1 for dim in tensor.dims):

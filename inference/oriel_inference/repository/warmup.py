@@ -11,7 +11,7 @@ from oriel_inference.backends import WARM_RESPONSES, DecoupledSession, Session, 
 from oriel_inference.errors import ConfigInvalid, InferenceError
 from oriel_inference.model import ModelSpec, TensorSpec
 from oriel_wire.errors import BadMessage
-from oriel_wire.v2.datatypes import DATATYPES, deserialize_bytes, from_config_name
+from oriel_wire.v2.datatypes import CONFIG_DATATYPES, DATATYPES, deserialize_bytes, from_config_name
 from oriel_wire.v2.messages import Array
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
@@ -81,7 +81,7 @@ def _tensor(
     try:
         datatype = from_config_name(pb.DataType.Name(given.data_type))
     except (BadMessage, ValueError) as error:
-        raise ConfigInvalid(file, f"{field}.data_type", "is missing or not a datatype") from error
+        raise ConfigInvalid(file, f"{field}.data_type", f"is missing or not a datatype: {CONFIG_DATATYPES}") from error
     if datatype != tensor.datatype:
         raise ConfigInvalid(file, f"{field}.data_type", f"the model takes {tensor.datatype}")
     dims = tuple(given.dims)

@@ -190,7 +190,7 @@ class _Events:
             if not self._exchange.started:
                 refuse(self._exchange, error, headers)
                 return
-            self._send(error_body(error))
+            self._send(error_body(error, headers[0][1]))
         self._start()
         self._exchange.end()
 

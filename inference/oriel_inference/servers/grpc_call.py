@@ -5,10 +5,10 @@ from typing import Any, NoReturn
 
 import grpc.aio
 
-from oriel_inference.errors import InferenceError
+from oriel_inference.errors import InferenceError, UnknownModel
 from oriel_inference.servers.statuses import grpc_status
 from oriel_inference.servers.surface import Surface
-from oriel_wire.context import CallContext, ContextPlan, from_headers, read_headers
+from oriel_wire.context import TENANT, CallContext, ContextPlan, read_headers
 from oriel_wire.engine.peers import address_of_grpc_peer
 from oriel_wire.orca import LOAD_FORMAT
 
@@ -42,13 +42,9 @@ def _texts(metadata: Metadata) -> dict[str, str]:
 def context_of(surface: Surface, metadata: Mapping[str, str], context: Context, now: float) -> CallContext:
     """Deadline, tier and trace of a call that came at `now`."""
     remaining_s = context.time_remaining()
-    return from_headers(
-        metadata.get,
-        now=now,
-        trusted=address_of_grpc_peer(context.peer()) in surface.peers,
-        default_timeout_s=surface.default_timeout_s if remaining_s is None else remaining_s,
-        sample=False,
-    )
+    peer = context.peer()
+    plan = read_headers(metadata.get, trusted=address_of_grpc_peer(peer) in surface.peers, sample=False)
+    return plan.at(now, surface.default_timeout_s if remaining_s is None else remaining_s, peer)
 
 
 class ContextPlans:
@@ -61,14 +57,15 @@ class ContextPlans:
     def read(self, context: Context, now: float) -> tuple[CallContext, int, str]:
         """Of a call that came at `now`: its context, the caller's span (0: none), `endpoint-load-metrics-format`."""
         surface = self._surface
-        trusted = address_of_grpc_peer(context.peer()) in surface.peers
+        peer = context.peer()
+        trusted = address_of_grpc_peer(peer) in surface.peers
         metadata = _metadata(context)
         found = self._known.get((metadata, trusted))
         if found is None:
             found = self._read(metadata, trusted)
         plan, parent_id, load_format = found
         remaining_s = context.time_remaining()
-        ctx = plan.at(now, surface.default_timeout_s if remaining_s is None else remaining_s)
+        ctx = plan.at(now, surface.default_timeout_s if remaining_s is None else remaining_s, peer)
         return ctx, parent_id, load_format
 
     def _read(self, metadata: Metadata, trusted: bool) -> tuple[ContextPlan, int, str]:
@@ -85,7 +82,12 @@ class ContextPlans:
 
 
 async def abort(context: Context, error: InferenceError) -> NoReturn:
-    """End the call; its trailing metadata also says why in one word. Raises AbortError."""
+    """End the call; its trailing metadata also says why in one word. Raises AbortError.
+
+    The near name of an unknown model is not for a tenant's call: over gRPC nothing says which names it may know.
+    """
+    if isinstance(error, UnknownModel) and TENANT not in metadata_of(context):
+        error = error.with_near_name(lambda name: True)
     context.set_trailing_metadata((*(context.trailing_metadata() or ()), ("x-oriel-reason", error.outcome.value)))
     # An error that a frame of its own traceback holds keeps the whole message until the collector comes.
     error.__traceback__ = error.__context__ = error.__cause__ = None

@@ -16,7 +16,7 @@ from oriel_inference.model import is_model_name
 from oriel_inference.servers import repository_api
 from oriel_inference.servers.encoding import ACCEPTED, Encodings, is_encoded, is_known
 from oriel_inference.servers.generate import generate
-from oriel_inference.servers.http_call import answer, json_object, refuse
+from oriel_inference.servers.http_call import answer, hinted, json_object, refuse
 from oriel_inference.servers.http_infer import HEADER_LENGTH, HttpInfer
 from oriel_inference.servers.large_json import LargeJson
 from oriel_inference.servers.not_served import why_not_served
@@ -96,7 +96,8 @@ class HttpFrontend:
             try:
                 self._surface.catalog.get(route.model, route.version)
             except UnknownModel as error:
-                return self.explain(head, 404, error.message, error.outcome, route.model)
+                said = hinted(error, head).message
+                return self.explain(head, 404, said, error.outcome, route.model)
             except InferenceError:
                 return None  # answered with Retry-After once the body is in
         return None
@@ -134,7 +135,7 @@ class HttpFrontend:
         name_value = identity(exchange.head)
         if route.kind in _CALLS:
             self._surface.meter.turned_away(name_value[1], http_status(error), error.outcome, route.model)
-        refuse(exchange, error, [name_value])
+        refuse(exchange, hinted(error, exchange.head), [name_value])
 
     # Inference --------------------------------------------------------------------------------------------------
 
@@ -168,8 +169,9 @@ class HttpFrontend:
             answer(exchange, b'{"ready":true}')
         else:
             outcome = Outcome.STOPPING if self._surface.stopping else Outcome.NOT_READY
-            body = msgspec.json.encode({"ready": False, "error": reason, "reason": outcome.value})
-            answer(exchange, body, 503 if self._surface.stopping else 400)
+            name = identity(exchange.head)
+            document = {"ready": False, "error": reason, "reason": outcome.value, "request_id": name[1]}
+            answer(exchange, msgspec.json.encode(document), 503 if self._surface.stopping else 400, name)
 
     def _server_metadata(self, exchange: Exchange, _: _Route) -> None:
         document = {"name": self._surface.server_id, "version": SERVER_VERSION, "extensions": EXTENSIONS}

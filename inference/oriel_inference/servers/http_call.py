@@ -5,18 +5,20 @@ from typing import Any
 
 import msgspec
 
-from oriel_inference.errors import InferenceError, InvalidRequest
+from oriel_inference.errors import InferenceError, InvalidRequest, UnknownModel
 from oriel_inference.servers.statuses import error_body, http_status, identity
 from oriel_inference.servers.surface import Surface
 from oriel_inference.servers.trail import Trail
-from oriel_wire.context import CallContext, read_headers
+from oriel_policies.documents.promises import fits
+from oriel_wire.context import MODELS, CallContext, read_headers
 from oriel_wire.engine.buffered import Exchange
 from oriel_wire.errors import BadMessage
+from oriel_wire.h1 import RequestHead
 from oriel_wire.orca import LOAD_FORMAT, report_form
 from oriel_wire.v2.depth import check_depth
 from oriel_wire.v2.document import MAX_LISTS
 
-__all__ = ["JSON", "HeadPlan", "answer", "begin", "json_object", "refuse"]
+__all__ = ["JSON", "HeadPlan", "answer", "begin", "hinted", "json_object", "refuse"]
 
 JSON = ("content-type", "application/json")
 RETRY_AFTER = ("retry-after", "1")
@@ -30,11 +32,12 @@ class HeadPlan:
     header_length: of the JSON part, None if all of it is JSON.
     """
 
-    __slots__ = ("accept_encoding", "context", "header_length", "load_form", "parent_id")
+    __slots__ = ("accept_encoding", "connection", "context", "header_length", "load_form", "parent_id")
 
     def __init__(self, surface: Surface, exchange: Exchange) -> None:
         fields = exchange.head.by_name()
         self.context = read_headers(fields.get, trusted=exchange.peer in surface.peers, sample=False)
+        self.connection = exchange.connection
         trace = self.context.trace
         self.parent_id = trace.span_id if trace is not None else 0
         self.accept_encoding = fields.get("accept-encoding", "")
@@ -48,7 +51,7 @@ def begin(surface: Surface, exchange: Exchange) -> tuple[HeadPlan, CallContext, 
     plan: HeadPlan = head.plan or HeadPlan(surface, exchange)
     head.plan = plan
     received_s = exchange.received_s
-    ctx = plan.context.at(received_s, surface.default_timeout_s)
+    ctx = plan.context.at(received_s, surface.default_timeout_s, plan.connection)
     trail = Trail(
         ctx,
         received_s,
@@ -62,16 +65,29 @@ def begin(surface: Surface, exchange: Exchange) -> tuple[HeadPlan, CallContext, 
     return plan, ctx, trail
 
 
-def answer(exchange: Exchange, body: bytes, status: int = 200) -> None:
-    """JSON for a path that is no call."""
-    exchange.respond(status, [identity(exchange.head), JSON], body)
+def answer(exchange: Exchange, body: bytes, status: int = 200, name: tuple[str, str] | None = None) -> None:
+    """JSON for a path that is no call. name: the header line with the request's id, where the body has it too."""
+    exchange.respond(status, [name or identity(exchange.head), JSON], body)
 
 
 def refuse(exchange: Exchange, error: InferenceError, headers: Sequence[tuple[str, str]]) -> None:
-    """A refusal. headers: the trail's; without any, the answer says at least which request it was."""
+    """A refusal. headers: the trail's, the request's id first; without any, the answer
+    says at least which request it was."""
     status = http_status(error)
     extra = [JSON, RETRY_AFTER] if status == 503 else [JSON]
-    exchange.respond(status, [*(headers or (identity(exchange.head),)), *extra], error_body(error))
+    said = headers or (identity(exchange.head),)
+    exchange.respond(status, [*said, *extra], error_body(error, said[0][1]))
+
+
+def hinted(error: InferenceError, head: RequestHead) -> InferenceError:
+    """A refusal for an unknown model names the near one, if the gateway lets this caller use that."""
+    if not isinstance(error, UnknownModel):
+        return error
+    patterns = head.by_name().get(MODELS)
+    if patterns is None:  # not from a gateway, or of a tenant that may use all
+        return error.with_near_name(lambda name: True)
+    allowed = [each.strip() for each in patterns.split(",")]
+    return error.with_near_name(lambda name: any(fits(pattern, name) for pattern in allowed))
 
 
 def json_object(body: bytes) -> dict[str, Any]:

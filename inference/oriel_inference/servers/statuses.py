@@ -76,9 +76,13 @@ def as_inference_error(error: InferenceError | BadMessage) -> InferenceError:
     return error.with_traceback(None) if isinstance(error, InferenceError) else InvalidRequest(error.message)
 
 
-def error_body(error: InferenceError) -> bytes:
-    """`{"error": sentence, "reason": outcome}`."""
-    return msgspec.json.encode({"error": error.message, "reason": error.outcome.value})
+def error_body(error: InferenceError, request_id: str) -> bytes:
+    """`{"error": sentence, "reason": outcome, "request_id": ...}`: v2 clients read `error` and skip the rest."""
+    return _said(error.message, error.outcome, request_id)
+
+
+def _said(message: str, outcome: Outcome, request_id: str) -> bytes:
+    return msgspec.json.encode({"error": message, "reason": outcome.value, "request_id": request_id})
 
 
 def identity(head: RequestHead | None) -> tuple[str, str]:
@@ -94,5 +98,6 @@ def head_outcome(status: int, outcome: Outcome | None) -> Outcome:
 
 def head_refusal(head: RequestHead | None, status: int, message: str, outcome: Outcome | None = None) -> Refusal:
     """A refusal for the head alone: wrong framing, path, method or encoding. outcome: follows from status if None."""
-    body = msgspec.json.encode({"error": message, "reason": head_outcome(status, outcome).value})
-    return Refusal(status, [identity(head), ("content-type", "application/json")], body)
+    name = identity(head)
+    body = _said(message, head_outcome(status, outcome), name[1])
+    return Refusal(status, [name, ("content-type", "application/json")], body)

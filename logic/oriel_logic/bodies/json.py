@@ -10,6 +10,7 @@ import msgspec
 
 from oriel_logic.errors import InputTooLarge, Refused
 from oriel_logic.messages import MAX_JSON_BYTES, TOO_DEEP
+from oriel_wire.allowed import with_values
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.depth import check_depth
 
@@ -30,14 +31,14 @@ def decode(body: bytes, decoder: "msgspec.json.Decoder[Any]") -> Any:
     except (BadMessage, RecursionError) as error:
         raise Refused(TOO_DEEP) from error
     except msgspec.ValidationError as error:
-        raise invalid(error) from error
+        raise invalid(error, decoder.type) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Refused(f"the body is not valid JSON: {error}") from error
 
 
-def invalid(error: msgspec.ValidationError) -> Refused:
-    """What is wrong, and where: a Refused, of the kind that a value's own reader raised."""
-    text, path, field = str(error), "$", ""
+def invalid(error: msgspec.ValidationError, wanted: Any) -> Refused:
+    """What is wrong, and where: a Refused, of the kind that a value's own reader raised. wanted: the type."""
+    text, path, field = with_values(error, wanted), "$", ""
     found = WITH_PATH.match(text)
     if found is not None:
         text, path = found["what"], found["path"]

@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -15,6 +15,7 @@ MAX_BYTES = 64 * 1024
 MAX_STEPS = 64
 STEP_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}\Z")
 RUN = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\.py:([A-Za-z_][A-Za-z0-9_]*)\Z")
+MEDIA = r"^[a-z*]+/[A-Za-z0-9*.+-]{1,127}$"
 PLACE = re.compile(r"\$\.(step|answer)\[(\d+)\](?:\.(.*))?")
 
 
@@ -52,12 +53,15 @@ class AnswerTable(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Document(msgspec.Struct, forbid_unknown_fields=True):
-    """options: as the decorator of a handler has them."""
+    """options: as the decorator of a handler has them. takes: media type -> JSON Schema of a body, for descriptions:
+    what steps that get `request` whole read out of it.
+    """
 
     step: list[StepTable]
     answer: list[AnswerTable] | AnswerTable
     description: str = ""
     options: dict[str, Any] = {}
+    takes: dict[Annotated[str, msgspec.Meta(pattern=MEDIA)], dict[str, Any]] = {}
 
 
 def parse(text: bytes, label: str) -> tuple[Document, list[AnswerTable], Options]:

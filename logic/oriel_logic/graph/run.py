@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from oriel_logic.loading import BESIDE
 from oriel_logic.messages import Request
 from oriel_logic.models import Models
 from oriel_logic.parameters import python_signature
+from oriel_logic.schemas import Writer
 from oriel_logic.workers.references import for_function
 
 __all__ = ["handler_of"]
@@ -29,10 +30,14 @@ __all__ = ["handler_of"]
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A step's function. order: for each of its positional parameters the input's name, or (default,)."""
+    """A step's function. order: for each of its positional parameters the input's name, or (default,).
+
+    returns: what it says that it gives; Any if it does not.
+    """
 
     reference: str
     order: tuple[str | tuple[Any], ...]
+    returns: Any
 
 
 def handler_of(path: Path, module: ModuleType) -> Callable[..., Any]:
@@ -42,6 +47,7 @@ def handler_of(path: Path, module: ModuleType) -> Callable[..., Any]:
     functions = {
         step.name: function_of(step, module, f"{path.name}: step '{step.name}'") for step in document.step if step.run
     }
+    returns = {name: each.returns for name, each in functions.items()}
 
     async def handler(request: Request, models: Models, ctx: Context) -> Any:
         return await run(plan, functions, request, models, ctx)
@@ -49,14 +55,24 @@ def handler_of(path: Path, module: ModuleType) -> Callable[..., Any]:
     handler.__name__ = handler.__qualname__ = path.stem
     handler.__module__ = module.__name__
     handler.__doc__ = document.description
-    return described(marked(handler, path.stem, options), plan)
+    return described(marked(handler, path.stem, options), plan, document.takes, returns)
 
 
-def described(handler: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
-    """Its definition with the fields that the file names, which a signature that takes the request cannot say."""
+def described(
+    handler: Callable[..., Any], plan: Plan, takes: Mapping[str, Any], returns: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """Its definition with what the file and the types of its functions say, which a signature that takes the request
+    cannot."""
     found = definition_of(handler)
     assert found is not None
-    schemas = replace(found.schemas, input=input_of(plan) or found.schemas.input, output=output_of(plan))
+    declared = {media: {"schema": schema} if schema else {} for media, schema in takes.items()}
+    writer = Writer(found.name, is_lenient=True)
+    schemas = replace(
+        found.schemas,
+        input=declared or input_of(plan) or found.schemas.input,
+        output=output_of(plan, returns, writer),
+        components={**found.schemas.components, **writer.components},
+    )
     setattr(handler, MARK, replace(found, schemas=schemas))
     return handler
 
@@ -81,7 +97,15 @@ def function_of(step: StepTable, module: ModuleType, where: str) -> Function:
         raise GraphError(f"{where}: run: {match[2]} must not have keyword-only parameters")
     names = list(bound.arguments)
     order = tuple(name if name in step.inputs else (bound.arguments[name],) for name in names)
-    return Function(for_function(found), order)
+    return Function(for_function(found), order, returned(found))
+
+
+def returned(function: Callable[..., Any]) -> Any:
+    """What its annotation says that it gives; Any without one, or with one that cannot be resolved."""
+    try:
+        return get_type_hints(function).get("return", Any)
+    except Exception:  # annotations are expressions of the file's author
+        return Any
 
 
 async def run(plan: Plan, functions: Mapping[str, Function], request: Request, models: Models, ctx: Context) -> Any:

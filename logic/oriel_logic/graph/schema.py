@@ -1,13 +1,15 @@
-"""What a declared pipeline takes and gives, for the OpenAPI document: the field names that its file names.
+"""What a declared pipeline takes and gives, for the OpenAPI document: the fields that its file names.
 
-Of their types the file says nothing: those are the models'.
+Of their types the file says nothing: those are the models', or what the functions of its steps are annotated with.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from oriel_logic.graph.plan import Answering, Plan
+from oriel_logic.graph.plan import Alternatives, Answering, Plan
 from oriel_logic.graph.references import Reference
+from oriel_logic.schemas import Writer
+from oriel_logic.signature import NotAService
 
 __all__ = ["input_of", "output_of"]
 
@@ -49,18 +51,32 @@ def add(schema: dict[str, Any], path: tuple[str, ...], required: bool) -> None:
         add(inner, tuple(rest), required)
 
 
-def output_of(plan: Plan) -> dict[str, Any]:
-    """media type -> schema of the answer: one of those that the file lists."""
-    schemas = [answer_schema(each) for each in plan.answers]
+def output_of(plan: Plan, returns: Mapping[str, Any], writer: Writer) -> dict[str, Any]:
+    """media type -> schema of the answer: one of those that the file lists. returns: the types of `run` steps."""
+    schemas = [answer_schema(each, returns, writer) for each in plan.answers]
     return {"application/json": {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}
 
 
-def answer_schema(answer: Answering) -> dict[str, Any]:
+def answer_schema(answer: Answering, returns: Mapping[str, Any], writer: Writer) -> dict[str, Any]:
+    schemas = {name: source_schema(sources, returns, writer) for name, sources in answer.values.items()}
     if answer.whole:
-        return {}
+        return schemas[""]
     return {
         "type": "object",
-        "properties": {name: {} for name in answer.values},
-        "required": list(answer.values),
+        "properties": schemas,
+        "required": list(schemas),
         "additionalProperties": False,
     }
+
+
+def source_schema(sources: Alternatives, returns: Mapping[str, Any], writer: Writer) -> dict[str, Any]:
+    """Of a value that stands in the file, or of all that a typed function gives; else of anything."""
+    if len(sources) != 1:
+        return {}
+    source = sources[0]
+    if not isinstance(source, Reference):
+        return {"const": source.value}
+    try:
+        return writer.schema(returns.get(source.root, Any)) if not source.path else {}
+    except NotAService:
+        return {}

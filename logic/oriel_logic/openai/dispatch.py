@@ -38,6 +38,7 @@ from oriel_logic.stages import Ledger
 from oriel_logic.streaming import first_logic_error
 from oriel_policies.documents.promises import fits
 from oriel_wire.context import CallContext
+from oriel_wire.near_names import did_you_mean
 
 __all__ = ["OpenAI", "may_use"]
 
@@ -114,7 +115,7 @@ class OpenAI:
     async def _one_model(self, inbound: Inbound, visit: Visit) -> Reply:
         name = unquote(inbound.path.removeprefix("/v1/models/"))
         if not self._is_there(name, visit):
-            raise absent(name)
+            raise self._absent(name, visit)
         return Reply(status=200, body=msgspec.json.encode(self._fact(name)))
 
     def _fact(self, name: str) -> dict[str, Any]:
@@ -131,10 +132,14 @@ class OpenAI:
         """Raises ModelUnknown or ServiceBroken."""
         found = self._served.get(name)
         if not isinstance(found, kind) or not may_use(visit.call, name):
-            raise absent(name)
+            raise self._absent(name, visit)
         if not self._runs(found):
             raise ServiceBroken(f"the model '{name}' cannot run: GET /v1/services on the logic server says why")
         return found
+
+    def _absent(self, name: str, visit: Visit) -> ModelUnknown:
+        near = did_you_mean(name, (each for each in self._served if self._is_there(each, visit)))
+        return ModelUnknown(f"the model {name[:128]!r} does not exist, or you do not have access to it{near}")
 
     async def _read(self, inbound: Inbound, visit: Visit, kind: type[R]) -> R:
         encoding = inbound.headers.get("content-encoding", "identity").strip().lower()
@@ -179,10 +184,6 @@ class OpenAI:
                 return refused(meant or HandlerFailed("the service failed: its log says why"), visit)
 
         return handle
-
-
-def absent(name: str) -> ModelUnknown:
-    return ModelUnknown(f"the model {name[:128]!r} does not exist, or you do not have access to it")
 
 
 def refused(error: LogicError, visit: Visit) -> Reply:

@@ -12,6 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from oriel_logic.errors import InputTooLarge, ParameterWrong
 from oriel_logic.messages import MAX_JSON_BYTES
+from oriel_wire.allowed import with_values
 
 __all__ = [
     "MAX_CHOICES",
@@ -144,7 +145,7 @@ def parse(body: bytes, kind: type[T]) -> T:
     try:
         request: T = _decoders[kind].decode(body)
     except msgspec.ValidationError as error:
-        raise wrong(str(error)) from error
+        raise wrong(with_values(error, kind)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ParameterWrong(f"the body is not valid JSON: {error}") from error
     except RecursionError as error:

@@ -172,7 +172,7 @@ def _pool(file: str, path: str, name: str, pool: object, probed: set[str | None]
             raise BadDocument(file, f"{path}.{field}", f"1 to {_DAY_MS} milliseconds")
     for tier, priority in pool.triton_priorities.items():
         if tier not in tiers:
-            reason = f"no tier is named {tier!r}{nearest(tier, tiers)}"
+            reason = f"no tier is named {tier!r}{nearest(tier, tiers, list_all=True)}"
             raise BadDocument(file, f"{path}.triton_priorities", reason)
         if not 1 <= priority <= _MAX_PRIORITY:
             raise BadDocument(file, f"{path}.triton_priorities.{tier}", f"1 (first) to {_MAX_PRIORITY}")
@@ -292,7 +292,7 @@ def _route(
 
 def _known_pool(file: str, path: str, name: str | None, pools: Mapping[str, Pool], bad_pools: set[str]) -> None:
     if name not in pools and name not in bad_pools:
-        raise BadDocument(file, path, f"no pool is named {name!r}{nearest(name or '', pools)}")
+        raise BadDocument(file, path, f"no pool is named {name!r}{nearest(name or '', pools, list_all=True)}")
 
 
 def _split(file: str, path: str, sides: list[SplitTable]) -> tuple[Split, ...]:

@@ -40,7 +40,8 @@ def issuer(
         raise BadDocument(file, f"{path}.audience", "at least one audience: a token for somebody else is not for us")
     wrong = [name for name in table.algorithms if name not in _ALGORITHMS]
     if wrong or not table.algorithms:
-        raise BadDocument(file, f"{path}.algorithms", f"one or more of {', '.join(_ALGORITHMS)}")
+        given = ", ".join(map(repr, wrong)) or "none is given"
+        raise BadDocument(file, f"{path}.algorithms", f"{given}: one or more of {', '.join(_ALGORITHMS)}")
     if not 0 <= table.leeway_s <= 600 or not 1 <= table.refresh_s <= 86400:
         raise BadDocument(file, path, "0 <= leeway_s <= 600 and 1 <= refresh_s <= 86400 has to hold")
     if not table.tenants:

@@ -19,14 +19,17 @@ from oriel_policies.errors import BadDocument
 __all__ = ["Reading", "nearest"]
 
 _MAX_LINE_BYTES = 1024 * 1024
+_MOST_LISTED = 12
 _SECTIONS = ("tiers", "tenants", "issuers", "pools")
 
 
-def nearest(name: str, known: Mapping[str, object] | set[str]) -> str:
-    """ ", did you mean 'x'?", or nothing when no known name is near."""
+def nearest(name: str, known: Mapping[str, object] | set[str], *, list_all: bool = False) -> str:
+    """ ", did you mean 'x'?"; when no known name is near nothing or, with `list_all`, those that there are, if few."""
     # difflib compares with every known name, letter by letter: not with thousands, nor with a page of text.
     near = get_close_matches(name, sorted(known), n=1, cutoff=0.6) if len(known) <= 500 and len(name) <= 128 else []
-    return f", did you mean {near[0]!r}?" if near else ""
+    if near:
+        return f", did you mean {near[0]!r}?"
+    return f": there are {', '.join(sorted(known))}" if list_all and 0 < len(known) <= _MOST_LISTED else ""
 
 
 class Reading:

@@ -58,7 +58,9 @@ class Tenants:
         services = self._checked(file, f"{path}.services", tenant.services)
         for scope in tenant.scopes:
             if scope not in _SCOPES:
-                raise BadDocument(file, f"{path}.scopes", f"no scope is named {scope!r}{nearest(scope, _SCOPES)}")
+                raise BadDocument(
+                    file, f"{path}.scopes", f"no scope is named {scope!r}{nearest(scope, _SCOPES, list_all=True)}"
+                )
         allowances = []
         if tenant.limit is not None:
             numbers = astuple(tenant.limit)
@@ -155,7 +157,8 @@ def _scoped(file: str, path: str, limit: ScopedLimitTable, routes: Collection[st
     if scope in ("model", "service"):
         check_pattern(file, path, pattern)
     elif scope == "route" and routes is not None and pattern not in routes:
-        raise BadDocument(file, f"{path}.route", f"no route is named {pattern!r}{nearest(pattern, set(routes))}")
+        reason = f"no route is named {pattern!r}{nearest(pattern, set(routes), list_all=True)}"
+        raise BadDocument(file, f"{path}.route", reason)
     selector = Selector(model=limit.model, service=limit.service, route=limit.route, tier=limit.tier)
     return _allowance(file, path, f"{scope}:{pattern}", selector, limit)
 
@@ -206,7 +209,7 @@ def epoch(moment: datetime | None) -> float | None:
 def known_tier(file: str, path: str, name: str, tiers: Mapping[str, Tier], bad_tiers: set[str]) -> None:
     """Raises BadDocument unless `name` is a tier's, or one whose own table is wrong, which is reported there."""
     if name not in tiers and name not in bad_tiers:
-        raise BadDocument(file, path, f"no tier is named {name!r}{nearest(name, tiers)}")
+        raise BadDocument(file, path, f"no tier is named {name!r}{nearest(name, tiers, list_all=True)}")
 
 
 def check_pattern(file: str, path: str, pattern: str) -> None:

@@ -13,6 +13,9 @@ mock_provider "aws" {
   mock_data "aws_iam_session_context" {
     defaults = { issuer_arn = "arn:aws:iam::123456789012:role/deployer" }
   }
+  mock_data "aws_vpc_endpoint_service" {
+    defaults = { availability_zones = ["eu-central-1a", "eu-central-1b", "eu-central-1c"] }
+  }
   mock_data "aws_partition" {
     defaults = { partition = "aws", dns_suffix = "amazonaws.com" }
   }

@@ -1,5 +1,5 @@
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -28,6 +28,7 @@ class Box(msgspec.Struct):
     image: Image.Image | None = None
     rows: NDArray[np.int16] | None = None
     by_name: dict[str, int] = {}
+    size: Literal["small", "large"] = "small"
 
 
 class Line(pydantic.BaseModel):
@@ -50,6 +51,11 @@ def read(kind: Any, text: str | bytes) -> Any:
         ('{"items": [{"price": 1}, {"price": 2}, {"price": "3"}]}', "$.items[2].price", "Expected `float`, got `str`"),
         ('{"items": [{}]}', "$.items[0].price", "missing required field"),
         ("{}", "$.items", "missing required field"),
+        (
+            '{"items": [], "size": "huge"}',
+            "$.size",
+            "Invalid enum value 'huge', it is one of 'large', 'small' at",
+        ),
         ('{"items": [], "count": 0}', "$.count", "Expected `int` >= 1"),
         ('{"items": [], "image": "***"}', "$.image", "not base64"),
         ('{"items": [], "image": "aGVsbG8="}', "$.image", "not an image"),

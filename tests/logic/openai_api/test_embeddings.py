@@ -138,6 +138,8 @@ async def test_a_model_of_others_is_absent_in_the_same_words(served: Maker) -> N
     assert (await refused("words", **others))[2] == "model_not_found"
     assert await refused("tiny") == await refused("nothing"), "a model of another kind"
     mine = {"x-oriel-models": "w*", "x-oriel-tenant": "acme"}
+    assert "did you mean 'words'?" in (await refused("wrods", **mine))[1]
+    assert "words" not in (await refused("wrods", **others))[1]
     assert (await client.embeddings.create(model="words", input="a", extra_headers=mine)).data
     assert [each.id async for each in client.models.list(extra_headers=mine)] == ["words"]
     assert sorted([each.id async for each in client.models.list()]) == ["tiny", "words"]

@@ -75,6 +75,11 @@ class Exchange:
         self.aborted = False
         self.started = False
 
+    @property
+    def connection(self) -> str:
+        """A name of the client's connection, no other open one has it; "" once the answer has ended."""
+        return self._connection.peer_name if self._connection is not None else ""
+
     def respond(self, status: int, headers: Headers, body: bytes | Sequence[bytes | memoryview] = b"") -> None:
         """Answer, exactly once, from the loop's thread. Nothing happens when the client has left.
 

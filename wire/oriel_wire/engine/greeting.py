@@ -12,6 +12,8 @@ from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from oriel_wire.context import new_request_id
+
 if TYPE_CHECKING:
     from oriel_wire.engine.listener import HttpServer
     from oriel_wire.engine.server import ServerConnection
@@ -20,6 +22,9 @@ __all__ = ["Greeting", "SecureListener"]
 
 SHUTDOWN_S = 5.0  # a TLS client's last word
 ACCEPTED = 64  # per turn of the loop
+LINGER_S = 1.0  # for a client without TLS to read its answer
+MAX_IGNORED = 64 * 1024  # of what it sends meanwhile
+CAPITALS = frozenset(bytes([letter]) for letter in b"ABCDEFGHIJKLMNOPQRSTUVWXYZ")  # a method begins so, TLS never
 AGAIN_S = 0.25  # when there are no files for another connection
 
 
@@ -96,11 +101,66 @@ class SecureListener:
         return True
 
     async def _greet(self, accepted: socket.socket) -> None:
-        with suppress(OSError):  # no TLS, none in time, or it left: its connection is closed
-            await self._server.loop.connect_accepted_socket(
+        """Begin TLS, or answer a client that begins with HTTP as it is: it would only see its connection closed."""
+        loop, due = self._server.loop, monotonic() + self._server.limits.head_timeout_s
+        is_ours = True
+        try:
+            async with asyncio.timeout_at(loop.time() + self._server.limits.head_timeout_s):
+                first = await self._received(accepted, socket.MSG_PEEK)
+                if not first:
+                    return
+                if first in CAPITALS:
+                    await self._refuse_plain_http(accepted)
+                    return
+            is_ours = False
+            await loop.connect_accepted_socket(
                 self._factory,
                 accepted,
                 ssl=self._context,
-                ssl_handshake_timeout=self._server.limits.head_timeout_s,
+                ssl_handshake_timeout=max(0.1, due - monotonic()),
                 ssl_shutdown_timeout=SHUTDOWN_S,
             )
+        except OSError:  # no TLS, none in time, or it left: its connection is closed
+            pass
+        finally:
+            if is_ours:
+                accepted.close()
+
+    async def _received(self, accepted: socket.socket, flags: int = 0, most: int = 1) -> bytes:
+        """The next bytes, b"" at the end of the stream. Cancelled: the socket is as it was."""
+        loop = self._server.loop
+        while True:
+            with suppress(BlockingIOError):
+                return accepted.recv(most, flags)
+            readable = loop.create_future()
+            loop.add_reader(accepted, _set, readable)
+            try:
+                await readable
+            finally:
+                loop.remove_reader(accepted)
+
+    async def _refuse_plain_http(self, accepted: socket.socket) -> None:
+        accepted.send(plain_http_answer())  # into an empty buffer: it fits, or the client has left
+        accepted.shutdown(socket.SHUT_WR)
+        # Closing with unread bytes would reset the connection before the client has read.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                left = MAX_IGNORED
+                while left > 0 and (piece := await self._received(accepted, most=left)):
+                    left -= len(piece)
+
+
+def plain_http_answer() -> bytes:
+    """What a client gets that speaks HTTP without TLS to this port."""
+    name = new_request_id()
+    words = "this port speaks HTTPS only: the request came without TLS, use https:// in its URL"
+    body = b'{"error":{"message":"%s","reason":"bad_request","request_id":"%s"}}' % (words.encode(), name.encode())
+    return (
+        b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        b"x-request-id: %s\r\ncontent-length: %d\r\n\r\n%s" % (name.encode(), len(body), body)
+    )
+
+
+def _set(readable: "asyncio.Future[None]") -> None:
+    if not readable.done():
+        readable.set_result(None)

@@ -68,6 +68,7 @@ class ServerConnection(ServerHooks):
         "limits",
         "memo",
         "peer",
+        "peer_name",
         "server",
         "state",
         "transport",
@@ -83,7 +84,7 @@ class ServerConnection(ServerHooks):
         self.arrived_s = 0.0  # when the last bytes of the current head came, monotonic
         self.late_s = 0.0  # how long they then lay unread because the loop did not poll
         self.head: RequestHead | None = None
-        self.peer = ""
+        self.peer = self.peer_name = ""
         self.due = 0.0
         self._buffer = b""  # bytes of the next request, from `_start` on
         self._start = 0
@@ -132,6 +133,7 @@ class ServerConnection(ServerHooks):
         server.connections.add(self)
         peer = self.transport.get_extra_info("peername")
         self.peer = str(peer[0]) if isinstance(peer, tuple) else "unix"
+        self.peer_name = f"{self.peer} {peer[1]}" if isinstance(peer, tuple) else f"unix {id(self)}"
         self.due = monotonic() + self.limits.idle_timeout_s
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from oriel_wire.errors import BadMessage
 
 __all__ = [
+    "CONFIG_DATATYPES",
     "DATATYPES",
     "MAX_BYTES_ELEMENTS",
     "MAX_DIMENSIONS",
@@ -72,6 +73,7 @@ def _table() -> dict[str, Datatype]:
 
 DATATYPES: Mapping[str, Datatype] = MappingProxyType(_table())
 _BY_CONFIG_NAME = {entry.config_name: name for name, entry in DATATYPES.items()}
+CONFIG_DATATYPES = f"it is one of {', '.join(_BY_CONFIG_NAME)}"
 _BY_DTYPE = {(entry.dtype.kind, entry.size): name for name, entry in DATATYPES.items() if name != "BF16"}
 
 
@@ -119,7 +121,7 @@ def from_config_name(config_name: str) -> str:
     """TYPE_FP32 -> FP32, TYPE_STRING -> BYTES. Raises BadMessage for others, TYPE_INVALID included."""
     name = _BY_CONFIG_NAME.get(config_name)
     if name is None:
-        raise BadMessage(f"model configuration: {quoted(config_name)} is not a tensor datatype")
+        raise BadMessage(f"model configuration: {quoted(config_name)} is not a tensor datatype: {CONFIG_DATATYPES}")
     return name
 
 

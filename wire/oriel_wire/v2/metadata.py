@@ -1,5 +1,6 @@
 """Descriptions of servers and models, and model configurations, as JSON and as protobuf messages."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +10,12 @@ from google.protobuf import json_format, text_format
 from google.protobuf.message import Message
 
 from oriel_wire.errors import BadMessage
+from oriel_wire.near_names import did_you_mean
 from oriel_wire.v2.datatypes import from_config_name
 from oriel_wire.v2.proto import model_config_pb2, v2_pb2
+
+_ENUM = re.compile(r"[Ee]num type \"?([A-Za-z.]+)\"?")
+_FIELD = re.compile(r'"([A-Za-z.]+)" has no field named "([A-Za-z0-9_]{1,64})"')
 
 __all__ = [
     "ModelMetadata",
@@ -145,6 +150,27 @@ def _value(field: Any, value: Any) -> Any:
 
 
 def _plain(error: Exception) -> str:
-    """The parser's words; what it quotes of the text may hold anything."""
+    """The parser's words, with the values or the field that it wants; what it quotes of the text may hold anything."""
     words = str(error).replace("oriel.v2.", "")[:300]
-    return "".join(each if each.isprintable() else "?" for each in words)
+    text = "".join(each if each.isprintable() else "?" for each in words)
+    if found := _ENUM.search(words):
+        values = [value.name for value in _named(found[1], "enum_types_by_name", "values")]
+        return f"{text.rstrip('.')}, it is one of {', '.join(values)}" if values else text
+    if found := _FIELD.search(words):
+        fields = [field.name for field in _named(found[1], "", "fields")]
+        return f"{text.rstrip('.')}{did_you_mean(found[2], fields)}"
+    return text
+
+
+def _named(path: str, table: str, attribute: str) -> Sequence[Any]:
+    """What the message `A.B`, or with a table the enumeration `A.B`, consists of; () if there is none."""
+    place: Any = model_config_pb2.DESCRIPTOR
+    *outer, last = path.split(".")
+    names = [(name, "message_types_by_name", "nested_types_by_name") for name in outer]
+    names.append((last, table or "message_types_by_name", table or "nested_types_by_name"))
+    for name, outside, inside in names:
+        found = getattr(place, outside, None) or getattr(place, inside, None) or {}
+        if name not in found:
+            return ()
+        place = found[name]
+    return tuple(getattr(place, attribute))

@@ -1,0 +1,46 @@
+"""The name that a misspelt one was probably meant to be. Cheap enough for an answer to a stranger. Pure."""
+
+from collections.abc import Iterable
+
+__all__ = ["did_you_mean", "near_name"]
+
+MAX_KNOWN = 128
+MAX_LENGTH = 64
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`, did you mean 'x'?`, or "" where no name of `known` is near."""
+    near = near_name(name, known)
+    return f", did you mean {near!r}?" if near else ""
+
+
+def near_name(name: str, known: Iterable[str]) -> str:
+    """The first of `known` that is `name` but for its case, its separators or one typing error, "" if none is.
+
+    One typing error is a character too many, too few or another one, or two neighbours in the wrong order. Compares
+    with at most MAX_KNOWN names of at most MAX_LENGTH characters: a microsecond each.
+    """
+    if not name or len(name) > MAX_LENGTH:
+        return ""
+    wanted = _plain(name)
+    for each, _ in zip(known, range(MAX_KNOWN), strict=False):
+        if abs(len(each) - len(name)) <= 1 and each != name and _is_near(wanted, _plain(each)):
+            return each
+    return ""
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_").replace(".", "_")
+
+
+def _is_near(one: str, other: str) -> bool:
+    at, end, other_end = 0, len(one), len(other)
+    while at < end and at < other_end and one[at] == other[at]:
+        at += 1
+    while end > at and other_end > at and one[end - 1] == other[other_end - 1]:
+        end -= 1
+        other_end -= 1
+    left, other_left = end - at, other_end - at
+    if left <= 1 and other_left <= 1:
+        return len(one) > 2  # of two letters, one is no near miss
+    return left == other_left == 2 and one[at] == other[at + 1] and one[at + 1] == other[at]
