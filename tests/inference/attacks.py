@@ -45,11 +45,25 @@ def raw(text: str | bytes, **more: Any) -> Post:
     return Post(lambda: text if isinstance(text, bytes) else text.encode(), **more)
 
 
+END = b"\x03\x00"  # an empty last block
+GZIP_HEAD, ZLIB_HEAD = b"\x1f\x8b\x08" + bytes(5) + b"\x02\xff", b"\x78\xda"
+
+
 def bomb(size: int, window: int = 31, filler: bytes = b" ") -> Callable[[], bytes]:
+    """About `size` bytes of filler, compressed: one block is compressed once and repeated. window: as zlib has it."""
+
     def make() -> bytes:
-        stream = zlib.compressobj(9, zlib.DEFLATED, window)
         block = filler * ((1 << 20) // len(filler))
-        return b"".join([*(stream.compress(block) for _ in range(size >> 20)), stream.flush()])
+        stream = zlib.compressobj(9, zlib.DEFLATED, -15)
+        blocks = (stream.compress(block) + stream.flush(zlib.Z_FULL_FLUSH)) * (size >> 20) + END
+        if window < 0:
+            return blocks
+        checksum, head = (zlib.crc32, GZIP_HEAD) if window > 15 else (zlib.adler32, ZLIB_HEAD)
+        found = checksum(b"")
+        for _ in range(size >> 20):
+            found = checksum(block, found)
+        length = len(block) * (size >> 20) % 2**32
+        return head + blocks + (struct.pack("<II", found, length) if window > 15 else struct.pack(">I", found))
 
     return make
 
