@@ -31,7 +31,7 @@ from oriel_policies.documents import ApiKey, Route, Snapshot, Tenant
 from oriel_policies.documents.packed import decoded
 from oriel_policies.documents.promises import served_by
 from oriel_policies.routing import RouteTable
-from oriel_policies.tiers import lowered, offered, on_route
+from oriel_policies.tiers import flex, lowered, offered, on_route
 from oriel_wire.context import parse_timeout_ms, valid_request_id
 from oriel_wire.engine.large_messages import LargeMessages
 from oriel_wire.engine.listener import HttpServer
@@ -221,7 +221,8 @@ class Gateway:
         if found is None:
             found = self._old_targets.get(key)
             if found is None:
-                found = resolve(method, path, query, tenant, self.routes, partial(self.served, asked=tier))
+                by_tier = partial(self.served, asked=tier)
+                found = resolve(method, path, query, tenant, self.routes, by_tier, self.flexed)
             self._remember(key, found)
         return found
 
@@ -239,6 +240,10 @@ class Gateway:
                 found = resolve_grpc(kind, name, version, method, tenant, self.routes, by_tier)
             self._remember(key, found)
         return found
+
+    def flexed(self, tenant: Tenant) -> Tenant:
+        """The tenant by the tier of `service_tier: "flex"`."""
+        return served_by(tenant, flex(tenant.tier, self.snapshot.tiers), self.snapshot.served)
 
     def served(self, tenant: Tenant, route: Route, asked: str | None = None) -> Tenant:
         """The tenant by the tier that serves its calls on a route. asked: the tier the client asks for, if it does.

@@ -4,10 +4,12 @@ A plain call has none. `Call` calls the hooks below and nothing else; they may e
 """
 
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from oriel_gateway.call_state import DONE
-from oriel_gateway.errors import Outcome
+from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.routing_state import REPLAY_BYTES
 from oriel_gateway.shadow import Fingerprint, send_copy
 from oriel_gateway.single_flight import FlightCall, answer_from, answer_key, join
@@ -17,8 +19,12 @@ from oriel_wire.h1_response import ResponseHead
 
 if TYPE_CHECKING:
     from oriel_gateway.call import Call
+    from oriel_gateway.targets import Target
 
-__all__ = ["Extras", "attach"]
+__all__ = ["FLEX_BYTES", "Extras", "attach"]
+
+FLEX_BYTES: Final = 4 * 1024 * 1024  # of a body that is read for its `service_tier`
+_SERVICE_TIER: Final = b'"service_tier"'
 
 
 def attach(call: "Call") -> None:
@@ -27,6 +33,44 @@ def attach(call: "Call") -> None:
     sticky = call.target.plan.sticky
     if sticky not in ("", "stream"):
         call.stick = call.head.get(sticky) or ""
+
+
+class _Asked(msgspec.Struct):
+    service_tier: Any = None
+
+
+_asked = msgspec.json.Decoder(_Asked).decode
+
+
+def asks_for_flex(call: "Call") -> bool:
+    """Whether a body of the OpenAI API names the tier `flex`; what is larger or no JSON is not judged here."""
+    if call.body_bytes > FLEX_BYTES or _SERVICE_TIER not in (body := call.body()):
+        return False
+    try:
+        return bool(_asked(body).service_tier == "flex")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+
+
+def lowered(call: "Call", target: "Target") -> bool:
+    """Let the call go on by the lower tier of `target`; True: other limits count it now. Raises Refused."""
+    gateway, grant, now = call.gateway, call.grant, monotonic()
+    same = call.target.allowances == target.allowances
+    call.target, call.tenant, call.lines = target, target.tenant, None
+    call.deadline = gateway.deadline(call.tenant, call.received_s, call.head.timeout)
+    call.watch_until(call.deadline)
+    if same:
+        return False
+    call.grant = None
+    if grant is not None:
+        if call.head.chunked:
+            grant.move(-call.body_bytes, now)
+        grant.undo(now)
+    if target.allowances:
+        grant = gateway.limiter.take(call.tenant, target, call.head.content_length or 0, now)
+        if grant is not None:
+            call.limited(grant)
+    return True
 
 
 class Extras:
@@ -41,7 +85,16 @@ class Extras:
         self._seen: Fingerprint | None = None
 
     def before_queue(self, call: "Call") -> bool:
-        """The request is here as a whole. False: the call is answered, or waits for an equal one."""
+        """The request is here as a whole. False: the call is answered, waits for an equal one or for its limits."""
+        lower = call.target.flex
+        if lower is not None and asks_for_flex(call):
+            try:
+                if lowered(call, lower):
+                    call.end()  # again, with the limits of that tier
+                    return False
+            except Refused as refused:
+                call.refuse(refused)
+                return False
         target, routing = call.target, call.gateway.routing
         plan, size = target.plan, call.body_bytes
         if size > REPLAY_BYTES or not (target.keepable or (plan.shadow_pool and target.executes)):

@@ -67,7 +67,8 @@ class Target:
     choices: not None when the call's headers or its id decide; then `choices.pick` gives the target to use.
     side: of the split, "" without one; version: of the model, "" as the call asks.
     executes: a call to it runs something; keepable: its answer may be kept where the route is deterministic.
-    special: a call needs `Extras`.
+    special: a call needs `Extras`. flex: what it is if its body asks for a lower tier, as the OpenAI API does; None: it
+    cannot.
     sought: what an endpoint has or has not, as in `/v2/models/<sought>/ready`; "": every one has it.
     """
 
@@ -87,6 +88,7 @@ class Target:
     executes: bool = False
     keepable: bool = False
     special: bool = False
+    flex: "Target | None" = None
     sought: str = ""
 
 
@@ -98,9 +100,18 @@ def check_model(tenant: Tenant, name: str, version: str) -> None:
 
 
 def resolve(
-    method: str, path: str, query: str, tenant: Tenant, routes: RouteTable, by_tier: ByTier | None = None
+    method: str,
+    path: str,
+    query: str,
+    tenant: Tenant,
+    routes: RouteTable,
+    by_tier: ByTier | None = None,
+    flexed: Callable[[Tenant], Tenant] | None = None,
 ) -> Target:
-    """Raises Refused NOT_FOUND (also for what the tenant may not use), METHOD_NOT_ALLOWED or what `by_tier` does."""
+    """What a request line asks for. flexed: the tenant by the tier that a body of the OpenAI API may ask for.
+
+    Raises Refused NOT_FOUND (also for what the tenant may not use), METHOD_NOT_ALLOWED or what `by_tier` does.
+    """
     if "%" in path:
         try:
             path = unquote_to_bytes(path).decode("ascii")
@@ -147,20 +158,27 @@ def resolve(
         version = side.version if side is not None and not asked else ""
         where = f"/v2/models/{name}/versions/{version}{f'/{verb}' if verb else ''}" if version and name else path
         target = f"{where}?{query}" if query else where
-        return _target(
-            tenant if by_tier is None else by_tier(tenant, route),
-            route,
-            side,
-            kind=kind,
-            name=name,
-            version=version,
-            asked=asked,
-            line=f"{method} {target} HTTP/1.1".encode("ascii"),
-            work=f"{kind}:{where}" if method == "POST" and name else "",
-            head_only=method == "HEAD",
-            executes=executes,
-            keepable=keepable,
-        )
+
+        def of(tenant: Tenant, flex: Target | None) -> Target:
+            return _target(
+                tenant,
+                route,
+                side,
+                kind=kind,
+                name=name,
+                version=version,
+                asked=asked,
+                line=f"{method} {target} HTTP/1.1".encode("ascii"),
+                work=f"{kind}:{where}" if method == "POST" and name else "",
+                head_only=method == "HEAD",
+                executes=executes,
+                keepable=keepable,
+                flex=flex,
+            )
+
+        served = tenant if by_tier is None else by_tier(tenant, route)
+        lower = flexed(served) if flexed is not None and path in _OPENAI and method == "POST" else served
+        return of(served, None if lower is served else of(lower, None))
 
     return _first(found, make, tenant, kind, name)
 
@@ -224,6 +242,7 @@ def _target(
     head_only: bool,
     executes: bool,
     keepable: bool,
+    flex: Target | None = None,
 ) -> Target:
     keepable = keepable and route.deterministic
     shadowed = executes and bool(route.shadow_pool)
@@ -244,7 +263,8 @@ def _target(
         executes=executes,
         keepable=keepable,
         sought=(f"{name}/versions/{of}" if of else name) if kind == "model" else "",
-        special=keepable or shadowed or side is not None or route.sticky not in ("", "stream"),
+        flex=flex,
+        special=flex is not None or keepable or shadowed or side is not None or route.sticky not in ("", "stream"),
     )
 
 

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 
 from oriel_policies.documents import Route, Tier
 
-__all__ = ["lowered", "offered", "on_route"]
+__all__ = ["flex", "lowered", "offered", "on_route"]
+
+_FLEX = "flex"
 
 
 def on_route(own: Tier, route: Route, tiers: Mapping[str, Tier]) -> Tier:
@@ -23,6 +25,12 @@ def lowered(own: Tier, asked: str, tiers: Mapping[str, Tier]) -> Tier | None:
     """The tier of this name, for a caller who has `own`; None if it is above that, or no tier."""
     found = tiers.get(asked)
     return None if found is None or found.above(own) else found
+
+
+def flex(own: Tier, tiers: Mapping[str, Tier]) -> Tier:
+    """The tier for `service_tier: "flex"` of the OpenAI API: the one named so, else the lowest; never above `own`."""
+    found = tiers.get(_FLEX) or max(tiers.values(), key=lambda t: (t.band, t.target_s), default=own)
+    return own if found.above(own) else found
 
 
 def offered(own: Tier, tiers: Mapping[str, Tier]) -> list[Tier]:

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from itertools import product
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ from grpc import aio
 from tritonclient.grpc import service_pb2
 
 from oriel_gateway.core import Gateway
+from oriel_gateway.extras import FLEX_BYTES
+from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter
+from oriel_gateway.limits.ledger import MemoryLedger
 from oriel_policies.documents import compile_documents
 from oriel_policies.explain import Asked, explain
 
@@ -293,3 +297,77 @@ async def test_a_stream_has_one_tier(channel: tuple[Backend, aio.Channel], model
         await gold.write(message(each))
         await gold.read()
     gold.cancel()
+
+
+CHAT = "/v1/chat/completions"
+KEY_T = "key-t"
+LIMIT = "limit = { requests_per_s = 0.000001, burst = 5, concurrency = 1, bytes_per_s = 9999 }"
+
+
+async def ask_chat(client: Client, tier: str | None, key: str = KEY_T, headers: str = "", **more: Any) -> Reply:
+    body = {"model": "m", "messages": [], **({} if tier is None else {"service_tier": tier}), **more}
+    return await client.ask(CHAT, json.dumps(body).encode(), key=key, headers=headers)
+
+
+async def test_service_tier_flex_is_the_lowest_tier_and_every_other_value_the_tenants_own() -> None:
+    async with upstream() as up, gateway(files([up.port])) as (port, core), Client(port) as client:
+        for tier, headers, expected in [
+            (None, "", "gold"), ("flex", "", "bronze"), ("auto", "", "gold"), ("default", "", "gold"),
+            ("priority", "", "gold"), ("auto", "x-request-tier: silver\r\n", "silver"),
+            ("default", "x-request-tier: bronze\r\n", "bronze"), ("flex", "x-request-tier: silver\r\n", "bronze"),
+        ]:  # fmt: skip
+            reply = await ask_chat(client, tier, GOLD, f"{headers}x-request-id: r{tier}-{expected}\r\n")
+            seen = up.seen[-1]
+            assert (reply.status, seen.get("x-oriel-tier"), seen.get("x-oriel-tenant")) == (200, expected, "g")
+            assert json.loads(seen.body).get("service_tier") == tier, "the server gets the body as it was sent"
+            assert core.decisions.of(f"r{tier}-{expected}")[0].tenant.tier.name == expected  # type: ignore[union-attr]
+        for body in (
+            b"",
+            b'{"service_tier": "flex"',
+            b'{"service_tier": ["flex"]}',
+            b'["service_tier"]',
+            b'"service_tier"',
+        ):
+            assert (await client.ask(CHAT, body)).status == 200, "what a body says is the server's to judge"
+            assert up.seen[-1].get("x-oriel-tier") == "gold"
+        assert core.stats.attainment["bronze", "met"] == 3
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("limit", ["", LIMIT])
+async def test_flex_has_the_deadline_and_the_limits_of_its_tier(limit: str, shared: bool) -> None:
+    ledger = MemoryLedger(lambda: monotonic() * 1e6).seat("one")
+    limiter = SharedLimiter(ledger, budget_s=30.0) if shared else EmbeddedLimiter()
+    async with upstream() as up:
+        text = files([up.port])["all.toml"].decode().replace("[tiers.silver]", "[tiers.flex]")
+        text = text.replace('tier = "silver"', 'tier = "flex"')
+        text = text.replace('limits = [{ tier = "bronze"', f'{limit}\nlimits = [{{ tier = "flex"')
+        async with gateway({"all.toml": text.encode()}, limiter=limiter) as (port, core), Client(port) as client:
+            for _ in range(2):
+                assert (await ask_chat(client, "flex")).status == 200
+                assert up.seen[-1].get("x-oriel-tier") == "flex", "a tier of that name goes before the lowest"
+                assert 8_000 < int(up.seen[-1].get("x-oriel-timeout-ms") or 0) <= 50_000
+            assert reason(await ask_chat(client, "flex"))[1] == "quota_exceeded"
+            for _ in range(3):  # what was refused for the one tier has cost the other nothing
+                assert (await ask_chat(client, "auto")).status == 200
+            assert (await ask_chat(client, "auto")).status == (429 if limit else 200)
+            assert not core.young and core.pools["p"].admission.inflight == 0
+
+
+async def test_flex_is_read_of_a_body_that_comes_late_and_in_pieces() -> None:
+    async with upstream() as up, gateway(files([up.port])) as (port, core), Client(port) as client:
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nx-api-key: {KEY_T}\r\n"
+        client.writer.write(f"{head}transfer-encoding: chunked\r\n\r\n".encode())
+        await until(lambda: bool(core.pools["p"].calls) and not core.young)  # its own tier's deadline is being watched
+        for piece in (b'{"service_', b'tier": "fl', b'ex"}'):
+            client.writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        client.writer.write(b"0\r\n\r\n")
+        assert (await client.reply()).status == 200 and up.seen[-1].get("x-oriel-tier") == "bronze"
+        await until(lambda: not len(core._wheel))
+        large = b" " * FLEX_BYTES
+    text = files([1])["all.toml"].decode().replace("max_body_bytes = 1000000", "max_body_bytes = 10000000")
+    async with upstream() as up:
+        text = text.replace('"127.0.0.1:1"', f'"127.0.0.1:{up.port}"')
+        async with gateway({"all.toml": text.encode()}) as (port, _), Client(port) as client:
+            assert (await client.ask(CHAT, b'{"service_tier": "flex"}' + large)).status == 200
+            assert up.seen[-1].get("x-oriel-tier") == "gold", "a larger body is not read for it"

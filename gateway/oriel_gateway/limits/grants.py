@@ -130,6 +130,14 @@ class Grant:
                 if meter.bound.counts is Counts.BYTES:
                     meter.charge(size_bytes, now)
 
+    def undo(self, now: float) -> None:
+        """Give everything back, as if the call had not come."""
+        meters, self._meters = self._meters, ()
+        self.over = True
+        self.waiter = None
+        for meter in meters:
+            meter.undo(self._amounts[meter.bound.counts], now)
+
     def settle(
         self, cost_us: int, executed: bool, now: float, due: Mapping[Meter, int] | None = None, messages: int = 1
     ) -> None:
@@ -138,13 +146,12 @@ class Grant:
 
         A grant that is not ready yet is given up: what its ledger still grants goes back.
         """
+        if not self.ready:
+            self.undo(now)
+            return
         meters, self._meters = self._meters, ()
         self.over = True
         self.waiter = None  # it holds this grant: what is over leaves no ring behind
-        if not self.ready:
-            for meter in meters:
-                meter.undo(self._amounts[meter.bound.counts], now)
-            return
         if not self._terms.settles:
             return
         for meter in meters:
