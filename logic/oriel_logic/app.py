@@ -170,7 +170,9 @@ class Unit:
         self._upstreams = models or Upstreams(settings.inference, settings.inference_grpc)
         self._peers = TrustedPeers(settings.trusted_peers)
         self.dispatch = Dispatch(self.registry, max_body_bytes=settings.max_body_bytes)
-        described = Description(self.registry.definitions)
+        described = Description(
+            self.registry.definitions, lambda: self._openai.models() if self._openai is not None else {}
+        )
         self.dispatch.routes |= {("GET", OPENAPI): described.openapi, ("GET", DOCS): described.docs}
         self._together = Deployment(self._files, self.pool, self._pipeline(self._services, self.pool))
         self._deployer = Deployer(

@@ -2,8 +2,9 @@
 
 import re
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ import msgspec
 from oriel_logic.definition import Definition, Options
 from oriel_logic.replies import Reply
 from oriel_logic.samples import SHOWN_BYTES
-from oriel_wire.engine.api_page import ERROR, HTML, SAFE, SAMPLE, page
+from oriel_wire.engine.api_page import ERROR, HTML, MODELS, SAFE, SAMPLE, openai_operation, page
 
 __all__ = ["Description", "document"]
 
@@ -26,14 +27,18 @@ REFUSALS = {
 
 
 class Description:
-    """The two routes. definitions: those that can be called now."""
+    """The two routes. definitions: those that can be called now; openai: models by path of the OpenAI API."""
 
-    def __init__(self, definitions: Callable[[], Iterable[Definition]]) -> None:
+    def __init__(
+        self, definitions: Callable[[], Iterable[Definition]], openai: Callable[[], Mapping[str, Sequence[str]]]
+    ) -> None:
         self._definitions = definitions
+        self._openai = openai
 
     async def openapi(self, inbound: object, visit: object) -> Reply:
         """`GET /openapi.json`. Made afresh: services come and go."""
-        return Reply(status=200, body=msgspec.json.encode(document(self._definitions())), headers=SAFE)
+        made = document(self._definitions(), self._openai())
+        return Reply(status=200, body=msgspec.json.encode(made), headers=SAFE)
 
     async def docs(self, inbound: object, visit: object) -> Reply:
         """`GET /docs`."""
@@ -41,7 +46,9 @@ class Description:
         return Reply(status=200, body=text, content_type=HTML, headers=tuple(headers))
 
 
-def document(definitions: Iterable[Definition]) -> dict[str, Any]:
+def document(
+    definitions: Iterable[Definition], openai: Mapping[str, Sequence[str]] = MappingProxyType({})
+) -> dict[str, Any]:
     """An OpenAPI 3.1 document. JSON Schema 2020-12, which it is based on, is what the definitions have."""
     found = sorted(definitions, key=lambda each: each.name)
     schemas: dict[str, Any] = {"Error": ERROR}
@@ -50,7 +57,10 @@ def document(definitions: Iterable[Definition]) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "Oriel services", "version": "1"},
-        "paths": {f"/v1/services/{each.name}": {"post": operation(each)} for each in found},
+        "paths": {
+            **{f"/v1/services/{each.name}": {"post": operation(each)} for each in found},
+            **{path: {"post": openai_operation(path, names) | {MODELS: list(names)}} for path, names in openai.items()},
+        },
         "components": {
             "schemas": schemas,
             "responses": {

@@ -255,6 +255,29 @@ async def test_a_service_that_only_its_route_names_is_listed(up: Upstream) -> No
         assert "/v1/services/foreign" not in await paths(client, BRONZE)
 
 
+async def test_paths_of_the_openai_api_are_there_with_models_the_key_may_use(up: Upstream) -> None:
+    document = described("digits")
+    names = ["tiny", "digits", "../x", 3, "org/model:1"]
+    document["paths"]["/v1/completions"] = {"post": {"x-oriel-models": names}}
+    document["paths"]["/v1/embeddings"] = {"post": {"x-oriel-models": ["tiny"]}}
+    document["paths"]["/v1/chat/completions"] = {"post": []}
+    up.answer = Publisher(document)
+    text = documents([up.port])["all.toml"].replace(
+        b'services = ["digits"]', b'services = ["embeddings", "completions"]'
+    )
+    async with gateway({"all.toml": text}) as (port, gate), Client(port) as client:
+        await turn(gate)
+        found = await paths(client, BRONZE)  # its models: digits
+        body = found["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]
+        assert body["schema"]["properties"]["model"]["enum"] == ["digits"] and body["example"]["model"] == "digits"
+        assert not {"/v1/embeddings", "/v1/chat/completions"} & found.keys()
+        body = (await paths(client, GOLD))["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]
+        assert body["schema"]["properties"]["model"]["enum"] == ["tiny", "digits", "org/model:1"]
+        up.answer = Publisher(described("digits"))  # nobody serves them any more
+        await turn(gate)
+        assert "/v1/completions" not in await paths(client, GOLD)
+
+
 async def test_new_documents_are_in_force_at_once(up: Upstream) -> None:
     from oriel_policies.documents import compile_documents
 
@@ -269,7 +292,7 @@ async def test_new_documents_are_in_force_at_once(up: Upstream) -> None:
 
 def read(document: Any) -> dict[str, Any]:
     services = reading.read_services(document if isinstance(document, bytes) else json.dumps(document).encode())
-    return {name: json.loads(bytes(facts.operation)) for name, facts in services.items()}
+    return {name: json.loads(bytes(facts.operation)) for name, facts in services.services.items()}
 
 
 def test_nothing_of_a_description_can_send_a_key_elsewhere() -> None:
@@ -279,7 +302,7 @@ def test_nothing_of_a_description_can_send_a_key_elsewhere() -> None:
     assert operation.keys() == {"summary", "requestBody", "responses"}
     document = described("digits")
     document["components"]["schemas"]["digits.Item"] = {"properties": {"a": {"$ref": "https://evil.example/schema"}}}
-    (facts,) = reading.read_services(json.dumps(document).encode()).values()
+    (facts,) = reading.read_services(json.dumps(document).encode()).services.values()
     assert json.loads(bytes(facts.components["digits.Item"])) == {"properties": {"a": {}}}
 
 
@@ -289,7 +312,7 @@ def test_components_of_two_services_never_meet() -> None:
         content = document["paths"][f"/v1/services/{name}"]["post"]["requestBody"]["content"]
         content["application/json"]["schema"] = {"$ref": "#/components/schemas/Shared"}
     document["components"]["schemas"]["Shared"] = {"properties": {"next": {"$ref": "#/components/schemas/Shared"}}}
-    found = reading.read_services(json.dumps(document).encode())
+    found = reading.read_services(json.dumps(document).encode()).services
     assert set(found["a"].components) == {"a.Shared", "a.Item"} and set(found["b"].components) == {"b.Shared", "b.Item"}
 
 

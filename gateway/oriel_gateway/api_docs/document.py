@@ -15,7 +15,7 @@ from oriel_gateway.api_docs.published import PoolFacts
 from oriel_gateway.api_docs.reading import MAX_NAMES, ModelFacts, ServiceFacts, Tensor
 from oriel_policies.documents import Tenant
 from oriel_policies.routing import RouteTable
-from oriel_wire.engine.api_page import DOCS, ERROR, OPENAPI
+from oriel_wire.engine.api_page import DOCS, ERROR, OPENAI, OPENAPI, openai_operation
 
 __all__ = ["SERVICES", "Listed", "common_document", "document", "listed"]
 
@@ -107,15 +107,7 @@ _DEADLINE = {
     "schema": {"type": "integer", "minimum": 1},
     "description": "the deadline of this request, at most the tier's own",
 }
-_OPENAI: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "embeddings": ("/v1/embeddings", "Embeddings, as the OpenAI API has them", {"input": "text"}),
-    "completions": ("/v1/completions", "A completion, as the OpenAI API has it", {"prompt": "text", "max_tokens": 16}),
-    "chat.completions": (
-        "/v1/chat/completions",
-        "An answer in a chat, as the OpenAI API has it",
-        {"messages": [{"role": "user", "content": "text"}], "max_tokens": 16},
-    ),
-}
+_OPENAI_NAMES = frozenset(name for name, _, _ in OPENAI.values())
 _MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
 _VERSION = {"name": "version", "in": "path", "required": True, "schema": {"type": "string"}}
 
@@ -139,7 +131,9 @@ def listed(tenant: Tenant, routes: RouteTable, pools: Mapping[str, PoolFacts]) -
 
 def common_document() -> bytes:
     """What every gateway has, for a caller without a key."""
-    paths = {**_own_paths(), **_service_template(), **_openai_paths(list(_OPENAI), "MODEL"), **_model_templates()}
+    paths = {**_own_paths(), **_service_template(), **_model_templates()}
+    for path in OPENAI:
+        paths |= _openai_path(path, ())
     return _document(paths, {}, _STRANGERS)
 
 
@@ -151,8 +145,8 @@ def document(tenant: Tenant, routes: RouteTable, pools: Mapping[str, PoolFacts])
         paths[f"{SERVICES}/{name}"] = {"post": _service(name, facts)}
         if facts is not None:
             components |= facts.components
-    served = [name for name in _OPENAI if tenant.may_use_service(name) and routes.for_service(name)]
-    paths |= _openai_paths(served, next((each for each in tenant.models if "*" not in each), "MODEL"))
+    for path, models in _openai(tenant, routes, pools).items():
+        paths |= _openai_path(path, models)
     for name, model in _models(tenant, routes, pools).items():
         paths |= _model(name, model)
     if routes.for_model("") and tenant.models:
@@ -289,7 +283,7 @@ def _services(tenant: Tenant, routes: RouteTable, pools: Mapping[str, PoolFacts]
                 assert facts.services is not None
                 found.setdefault(name, facts.services[name])
     for name in islice(routes.service_names, MAX_NAMES):
-        if name not in found and name not in _OPENAI and name != "models" and tenant.may_use_service(name):
+        if name not in found and name not in _OPENAI_NAMES and name != "models" and tenant.may_use_service(name):
             if all(pools[route.pool].services is None for route in routes.for_service(name) if route.pool in pools):
                 found[name] = None
     return found
@@ -319,27 +313,22 @@ def _service(name: str, facts: ServiceFacts | None) -> dict[str, Any]:
     return made
 
 
-def _openai_paths(names: Sequence[str], model: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name in names:
-        path, summary, body = _OPENAI[name]
-        fields: dict[str, Any] = {each: {} for each in body}
-        schema = {
-            "type": "object",
-            "required": ["model", next(iter(body))],
-            "properties": {"model": {"type": "string"}, **fields},
-        }
-        found[path] = {
-            "post": {
-                "tags": ["OpenAI"],
-                "summary": summary,
-                "requestBody": {
-                    "required": True,
-                    "content": {_JSON: {"schema": schema, "example": {"model": model, **body}}},
-                },
-                "responses": {"200": _json({"type": "object"}), **_refusals(_COMMON)},
-            }
-        }
+def _openai_path(path: str, models: Sequence[str]) -> dict[str, Any]:
+    made = openai_operation(path, models)
+    made["parameters"] = [_DEADLINE]
+    made["responses"] |= _refusals(_COMMON)
+    return {path: {"post": made}}
+
+
+def _openai(tenant: Tenant, routes: RouteTable, pools: Mapping[str, PoolFacts]) -> dict[str, Sequence[str]]:
+    """Paths of the OpenAI API with the models this tenant may use there; none where the pool does not name them."""
+    found: dict[str, Sequence[str]] = {}
+    for path, (name, _, _) in OPENAI.items():
+        routed = routes.for_service(name) if tenant.may_use_service(name) else ()
+        for facts in [pools.get(route.pool, PoolFacts()) for route in routed]:
+            models = [each for each in facts.openai.get(path, ()) if tenant.may_use_model(each)]
+            if models or facts.services is None:
+                found.setdefault(path, models)
     return found
 
 

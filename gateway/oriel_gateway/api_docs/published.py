@@ -17,6 +17,7 @@ from oriel_gateway.api_docs.reading import (
     MAX_ANSWER_BYTES,
     MAX_NAMES,
     MODEL_NAME,
+    Description,
     ModelFacts,
     ServiceFacts,
     read_index,
@@ -47,10 +48,12 @@ _INDEX, _READY = "/v2/repository/index", b'{"ready":true}'
 class PoolFacts:
     """What one pool said. services, models: None as long as it did not say; a model that is only known by name is None.
 
+    openai: models by path of the OpenAI API.
     versions: of the models whose facts are known, when they were asked for. misses: turns in a row without an answer.
     """
 
     services: Mapping[str, ServiceFacts] | None = None
+    openai: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     models: Mapping[str, ModelFacts | None] | None = None
     versions: dict[str, tuple[str, ...]] = field(default_factory=dict)
     misses: int = 0
@@ -70,7 +73,7 @@ class Published:
     def __init__(self) -> None:
         self.pools: dict[str, PoolFacts] = {}
         self.changes = 0
-        self._documents: dict[Address, tuple[bytes, Mapping[str, ServiceFacts]]] = {}  # as they were last read
+        self._documents: dict[Address, tuple[bytes, Description]] = {}  # as they were last read
 
     async def run(self, gates: Gates) -> None:
         """Ask whoever is due until cancelled."""
@@ -101,6 +104,7 @@ class Published:
     async def _ask(self, gate: PoolGate, facts: PoolFacts, services: bool, models: frozenset[str] | None) -> bool:
         """Whether anybody answered. models: those that routes name, asked for where there is no index; None: none."""
         found: dict[str, ServiceFacts] = {}
+        openai: dict[str, tuple[str, ...]] = {}
         known: dict[str, ModelFacts | None] = {}
         said_services = said_models = False
         for endpoint in gate.endpoints.usable[:MAX_ENDPOINTS]:
@@ -110,7 +114,8 @@ class Published:
             try:
                 if services and (each := await self._services(client, endpoint.address)) is not None:
                     said_services = True
-                    found = {**each, **found}
+                    found = {**each.services, **found}
+                    openai = {**each.openai, **openai}
                 if models is not None and (rows := await self._models(client, facts, models)) is not None:
                     said_models = True
                     known = {**rows, **known}
@@ -118,8 +123,8 @@ class Published:
                 continue
             finally:
                 await client.close()
-        if said_services and found != facts.services:
-            facts.services = dict(sorted(found.items())[:MAX_NAMES])
+        if said_services and (found, openai) != (facts.services, facts.openai):
+            facts.services, facts.openai = dict(sorted(found.items())[:MAX_NAMES]), openai
             self.changes += 1
         if said_models and known != facts.models:
             facts.models = dict(sorted(known.items())[:MAX_NAMES])
@@ -127,7 +132,7 @@ class Published:
             self.changes += 1
         return said_services or said_models
 
-    async def _services(self, client: HttpClient, address: Address) -> Mapping[str, ServiceFacts] | None:
+    async def _services(self, client: HttpClient, address: Address) -> Description | None:
         """None if this server describes none. Raises UpstreamError."""
         answer = await client.request("GET", OPENAPI, (), deadline=monotonic() + ANSWER_S)
         if answer.status != 200:

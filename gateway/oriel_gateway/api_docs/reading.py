@@ -12,12 +12,13 @@ from typing import Any
 
 import msgspec
 
-from oriel_wire.engine.api_page import SAMPLE
+from oriel_wire.engine.api_page import MODELS, OPENAI, SAMPLE
 
 __all__ = [
     "MAX_ANSWER_BYTES",
     "MAX_NAMES",
     "MODEL_NAME",
+    "Description",
     "ModelFacts",
     "ServiceFacts",
     "Tensor",
@@ -33,6 +34,7 @@ MAX_TENSORS = 64
 MAX_TEXT = 2000
 MODEL_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}\Z")
 _SERVICE = re.compile(r"/v1/services/([A-Za-z0-9_-][A-Za-z0-9._-]{0,127})\Z")
+_OPENAI_MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}\Z")
 _MEDIA = re.compile(r"[a-z*]+/[A-Za-z0-9*.+-]{1,127}\Z")
 _SCHEMAS = "#/components/schemas/"
 _COMPONENT = re.compile(r"[A-Za-z0-9._-]{1,256}\Z")
@@ -74,8 +76,15 @@ class _NotDescribed(ValueError):
     """This part of a description cannot be passed on."""
 
 
-def read_services(data: bytes) -> dict[str, ServiceFacts]:
-    """The services of an OpenAPI document by name; what cannot be read as one is left out. Raises ValueError."""
+class Description(msgspec.Struct, frozen=True):
+    """What one pool describes: services by name, and models by path of the OpenAI API."""
+
+    services: Mapping[str, ServiceFacts]
+    openai: Mapping[str, tuple[str, ...]] = {}
+
+
+def read_services(data: bytes) -> Description:
+    """The services of an OpenAPI document; what cannot be read as one is left out. Raises ValueError."""
     try:
         found = msgspec.json.decode(data)
         paths = dict(found["paths"])
@@ -91,7 +100,15 @@ def read_services(data: bytes) -> dict[str, ServiceFacts]:
             services[match[1]] = _service(match[1], item["post"], components)
         except (_NotDescribed, AttributeError, KeyError, TypeError):
             continue
-    return services
+    return Description(services, {path: names for path in OPENAI if (names := _models(paths.get(path)))})
+
+
+def _models(item: Any) -> tuple[str, ...]:
+    """The models that an operation of the OpenAI API says it takes."""
+    post = item.get("post") if isinstance(item, dict) else None
+    names = post.get(MODELS) if isinstance(post, dict) else None
+    given = names[:MAX_NAMES] if isinstance(names, list) else ()
+    return tuple(name for name in given if isinstance(name, str) and _OPENAI_MODEL.match(name))
 
 
 def _service(name: str, given: Mapping[str, Any], components: Mapping[str, Any]) -> ServiceFacts:

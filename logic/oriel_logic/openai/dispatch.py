@@ -96,6 +96,19 @@ class OpenAI:
         self._routes.update(own if self._served else {})
         return [each for each in self._broken if each not in before]
 
+    def models(self) -> dict[str, list[str]]:
+        """Which models each path takes, for descriptions; none for a path that no model is for."""
+        found: dict[str, list[str]] = {}
+        for name, served in self._served.items():
+            if not self._runs(served):
+                continue
+            paths = (
+                ("/v1/embeddings",) if isinstance(served, Embeddings) else ("/v1/completions", "/v1/chat/completions")
+            )
+            for path in paths:
+                found.setdefault(path, []).append(name)
+        return found
+
     async def _embeddings(self, inbound: Inbound, visit: Visit) -> Reply:
         request = await self._read(inbound, visit, EmbeddingRequest)
         return await self._find(request.model, Embeddings, visit).answer(request, self._desk(visit))

@@ -12,7 +12,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["DOCS", "ERROR", "HTML", "OPENAPI", "PAGE", "SAFE", "SAMPLE", "page", "policy"]
+__all__ = [
+    "DOCS",
+    "ERROR",
+    "HTML",
+    "MODELS",
+    "OPENAI",
+    "OPENAPI",
+    "PAGE",
+    "SAFE",
+    "SAMPLE",
+    "openai_operation",
+    "page",
+    "policy",
+]
 
 OPENAPI, DOCS = "/openapi.json", "/docs"
 HTML = "text/html; charset=utf-8"
@@ -20,6 +33,18 @@ PAGE = Path(__file__).with_name("api_page.html")
 SAFE = (("cache-control", "no-cache"), ("x-content-type-options", "nosniff"))
 # Of a media type: a body that the service takes, base64, where it is not text. The page offers it.
 SAMPLE = "x-oriel-sample"
+# Of an operation of the OpenAI API: the models that it takes.
+MODELS = "x-oriel-models"
+# Paths of the OpenAI API: the service's name at the gateway, what is answered, and a body but for its model.
+OPENAI: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "/v1/embeddings": ("embeddings", "Embeddings, as the OpenAI API has them", {"input": "text"}),
+    "/v1/completions": ("completions", "A completion, as the OpenAI API has it", {"prompt": "text", "max_tokens": 16}),
+    "/v1/chat/completions": (
+        "chat.completions",
+        "An answer in a chat, as the OpenAI API has it",
+        {"messages": [{"role": "user", "content": "text"}], "max_tokens": 16},
+    ),
+}
 ERROR: dict[str, Any] = {
     "type": "object",
     "required": ["error"],
@@ -37,6 +62,24 @@ ERROR: dict[str, Any] = {
         }
     },
 }
+
+
+def openai_operation(path: str, models: Sequence[str]) -> dict[str, Any]:
+    """The operation at one of the paths `OPENAI`. models: those that may be named, the first in the example."""
+    _, summary, body = OPENAI[path]
+    model: dict[str, Any] = {"type": "string", "enum": list(models)} if models else {"type": "string"}
+    schema = {
+        "type": "object",
+        "required": ["model", next(iter(body))],
+        "properties": {"model": model, **{name: {} for name in body}},
+    }
+    example = {"model": models[0] if models else "MODEL", **body}
+    return {
+        "tags": ["OpenAI"],
+        "summary": summary,
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema, "example": example}}},
+        "responses": {"200": {"description": "the answer", "content": {"application/json": {"schema": {}}}}},
+    }
 
 
 @cache
