@@ -17,13 +17,13 @@ DEMO_KEYS = {"gold": "oriel-demo-gold", "silver": "oriel-demo-silver", "bronze":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoAssets:
-    """Folders of the demo. generator: the script that writes the generated models; generated: where they go."""
+    """Folders of the demo. generators: the scripts that write the generated models; generated: where they go."""
 
     policies: Path
-    services: Path
+    services: tuple[Path, ...]
     models: Path
     digits: Path
-    generator: Path
+    generators: tuple[Path, ...]
     generated: Path
 
     @property
@@ -31,7 +31,7 @@ class DemoAssets:
         """The command that generates the models; empty when they are there."""
         if self.generated.is_dir():
             return ()
-        return [sys.executable, "-P", "-m", "oriel_cli.generate", str(self.generator), str(self.generated)]
+        return [sys.executable, "-P", "-m", "oriel_cli.generate", *map(str, self.generators), str(self.generated)]
 
 
 def find() -> DemoAssets:
@@ -41,17 +41,18 @@ def find() -> DemoAssets:
     checkout = package.parent.parent
     roots.append((checkout / "examples", checkout / "policies" / "examples"))
     for examples, policies in roots:
-        generator = examples / "models_mlp.py"
-        if policies.is_dir() and generator.is_file():
+        language = examples / "language"
+        generators = (examples / "models_mlp.py", language / "make.py")
+        if policies.is_dir() and all(each.is_file() for each in generators):
             break
     else:
         raise StartFailed("the demo's files are missing: run it from a checkout or reinstall the package")
-    version = hashlib.sha256(generator.read_bytes()).hexdigest()[:12]
+    version = hashlib.sha256(b"".join(each.read_bytes() for each in generators)).hexdigest()[:12]
     return DemoAssets(
         policies=policies,
-        services=examples / "services",
+        services=(examples / "services", language / "services"),
         models=examples / "models",
         digits=examples / "digits",
-        generator=generator,
+        generators=generators,
         generated=state_folder() / f"demo-models-{version}",
     )

@@ -1,23 +1,25 @@
 """Runs the demo's model generator in a process of its own: `onnx` is imported here and in no unit.
 
-python -m oriel_cli.generate GENERATOR FOLDER: FOLDER appears whole or not at all.
+python -m oriel_cli.generate GENERATOR... FOLDER: FOLDER appears whole or not at all.
 """
 
 import runpy
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 __all__ = ["generate"]
 
 
-def generate(generator: Path, folder: Path) -> None:
-    """Call `write(Path)` of the script at `generator` and move the result to `folder`, unless that exists by then."""
+def generate(generators: Sequence[Path], folder: Path) -> None:
+    """Call `write(Path)` of each script and move the result to `folder`, unless that exists by then."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     try:
-        runpy.run_path(str(generator))["write"](fresh)
+        for generator in generators:
+            runpy.run_path(str(generator))["write"](fresh)
         if not folder.exists():
             try:
                 fresh.rename(folder)
@@ -31,7 +33,7 @@ def generate(generator: Path, folder: Path) -> None:
 
 if __name__ == "__main__":
     try:
-        generate(Path(sys.argv[1]), Path(sys.argv[2]))
+        generate([Path(each) for each in sys.argv[1:-1]], Path(sys.argv[-1]))
     except ModuleNotFoundError as missing:
         sys.exit(
             f"oriel: the package {missing.name!r} is missing: run 'make clean setup', "

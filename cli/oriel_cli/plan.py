@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def units(args: argparse.Namespace, assets: DemoAssets | None) -> list[UnitSpec]:
     """Gateway, logic and inference, in the order in which they are stopped. Raises StartFailed with what is missing."""
     policies = args.policies or (assets.policies if assets else None)
-    services = args.services or ([assets.services] if assets else [])
+    services = args.services or (list(assets.services) if assets else [])
     repositories = args.model_repository or ([assets.models, assets.generated] if assets else [])
     _require(policies, services, repositories)
     prepare = assets.prepare if assets and assets.generated in repositories else ()

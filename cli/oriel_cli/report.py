@@ -16,6 +16,7 @@ from oriel_wire.distribution import installed_version
 
 __all__ = ["as_json", "as_text"]
 
+_COMPLETION = '{"model": "tiny", "prompt": "The weather is", "max_tokens": 8}'
 Models = Sequence[Mapping[str, Any]]
 
 
@@ -43,7 +44,7 @@ def as_json(units: Sequence[Unit], models: Models, assets: DemoAssets | None, *,
 
 
 def as_text(units: Sequence[Unit], models: Models, assets: DemoAssets | None, *, traces: str, took_s: float) -> str:
-    """The tables of units and models, and with `assets` three commands to try."""
+    """The tables of units and models, and with `assets` four commands to try."""
     del traces
     lines = ["", f"oriel {installed_version()} is up after {took_s:.1f} s", ""]
     lines += [*_unit_lines(units), "", _pages(units[0])]
@@ -101,6 +102,8 @@ def _commands(gateway: Unit, assets: DemoAssets) -> list[str]:
         f"       --data-binary @{_short(assets.digits / '7.png')} {base}/v1/services/digits",
         f"  curl -s {bearer} \\",
         f"       -d @{_short(assets.digits / '7.v2.json')} {base}/v2/models/digits/infer",
+        f"  curl -s {bearer} \\",
+        f"       -d '{_COMPLETION}' {base}/v1/completions",
         f"  {_oriel()} trace THE-X-REQUEST-ID{which}",
     ]
 

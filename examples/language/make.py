@@ -1,4 +1,4 @@
-"""A language model small enough to read: a decoder with random weights, its tokenizer and its handler file.
+"""A language model small enough to read: a decoder with random weights; its tokenizer and handler file are in services.
 
 What it says means nothing; how it is served is how a real one is. The ONNX graph has the inputs and outputs of Hugging
 Face's exports with an attention cache (`past_key_values.0.key`, `present.0.key`, ...). Needs numpy, onnx, tokenizers.
@@ -6,6 +6,7 @@ Face's exports with an attention cache (`past_key_values.0.key`, `present.0.key`
     python examples/language/make.py FOLDER      writes FOLDER/models/tiny and FOLDER/services/tiny.py
 """
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,24 +15,13 @@ import numpy as np
 from onnx import TensorProto, checker, helper, numpy_helper
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+SERVICES = Path(__file__).with_name("services")
 LAYERS, HEADS, WIDTH, CONTEXT, SEED = 2, 2, 32, 256, 11
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEXT = [
     "The weather is lovely today. It's so sunny outside! He drove to the stadium.",
     "system user assistant: a request carries one deadline and one tier from the first byte to the last.",
 ]
-HANDLER = '''\
-"""`/v1/completions` and `/v1/chat/completions` with the model that make.py wrote."""
-
-from oriel_logic.openai import LanguageModel
-
-tiny = LanguageModel(
-    model="tiny",
-    tokenizer="tiny/tokenizer.json",
-    ends=["<|endoftext|>", "<|im_end|>"],
-    max_context={context},
-)
-'''
 CONFIG = """\
 name: "tiny"
 backend: "onnxruntime"
@@ -142,17 +132,19 @@ def build(given: Weights) -> bytes:
     return bytes(model.SerializeToString())
 
 
-def write(folder: Path) -> None:
-    """The model repository and the services folder, both under `folder`."""
-    cut = tokenizer()
-    model, service = folder / "models" / "tiny", folder / "services" / "tiny"
+def write(repository: Path) -> None:
+    """The model, in a model repository."""
+    model = repository / "tiny"
     (model / "1").mkdir(parents=True, exist_ok=True)
-    service.mkdir(parents=True, exist_ok=True)
-    (model / "1" / "model.onnx").write_bytes(build(weights(cut.get_vocab_size())))
+    (model / "1" / "model.onnx").write_bytes(build(weights(tokenizer().get_vocab_size())))
     (model / "config.pbtxt").write_text(CONFIG)
-    cut.save(str(service / "tokenizer.json"))
-    service.with_suffix(".py").write_text(HANDLER.format(context=CONTEXT))
+
+
+def write_all(folder: Path) -> None:
+    """The model repository and the services folder, both under `folder`."""
+    write(folder / "models")
+    shutil.copytree(SERVICES, folder / "services", dirs_exist_ok=True)
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]))
+    write_all(Path(sys.argv[1]))

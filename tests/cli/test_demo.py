@@ -20,10 +20,10 @@ def test_generated_models_appear_whole_once(tmp_path: Path) -> None:
     script = tmp_path / "write.py"
     script.write_text("def write(folder):\n    (folder / 'model').write_text('weights')\n")
     folder = tmp_path / "state" / "models"
-    generate.generate(script, folder)
+    generate.generate([script], folder)
     assert (folder / "model").read_text() == "weights"
     (folder / "model").write_text("of another first run")
-    generate.generate(script, folder)
+    generate.generate([script], folder)
     assert (folder / "model").read_text() == "of another first run"
     assert [path.name for path in folder.parent.iterdir()] == ["models"]
 
@@ -32,7 +32,7 @@ def test_a_generator_that_fails_leaves_nothing(tmp_path: Path) -> None:
     script = tmp_path / "write.py"
     script.write_text("def write(folder):\n    (folder / 'half').touch()\n    raise OSError('disk full')\n")
     with pytest.raises(OSError, match="disk full"):
-        generate.generate(script, tmp_path / "state" / "models")
+        generate.generate([script], tmp_path / "state" / "models")
     assert list((tmp_path / "state").iterdir()) == []
 
 

@@ -21,10 +21,10 @@ def assets(tmp_path: Path) -> DemoAssets:
         (tmp_path / name).mkdir()
     return DemoAssets(
         policies=tmp_path / "policies",
-        services=tmp_path / "services",
+        services=(tmp_path / "services",),
         models=tmp_path / "models",
         digits=tmp_path / "digits",
-        generator=tmp_path / "write.py",
+        generators=(tmp_path / "write.py",),
         generated=tmp_path / "generated",
     )
 

@@ -66,7 +66,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     assert spec is not None and spec.loader is not None
     make = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(make)
-    make.write(folder)
+    make.write_all(folder)
     (folder / "services" / "words.py").write_text(ENCODER)
     (folder / "models" / "encoder" / "1").mkdir(parents=True)
     (folder / "models" / "encoder" / "1" / "model.onnx").write_bytes(encoder())

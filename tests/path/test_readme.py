@@ -1,12 +1,15 @@
 """Every command and snippet of the README, run as it stands there, with the ports of the test's stack."""
 
 import re
+import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from stacks import Stack
+from packaging.requirements import Requirement
+from stacks import Stack, command
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -27,13 +30,60 @@ def run(words: list[str], stack: Stack) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("number", range(len(blocks("python"))))
-def test_the_snippets_run(stack: Stack, number: int) -> None:
-    assert re.fullmatch(r"\[\[\d\]\]\n", run([sys.executable, "-c", here(blocks("python")[number], stack)], stack))
+TRITON = [block for block in blocks("python") if "tritonclient" in block]
+(OPENAI,) = [block for block in blocks("python") if "openai" in block]
+(SERVICE,) = [block for block in blocks("python") if block.startswith("# ")]
+
+
+@pytest.mark.parametrize("snippet", TRITON, ids=["http", "grpc"])
+def test_the_triton_snippets_run(stack: Stack, snippet: str) -> None:
+    assert re.fullmatch(r"\[\[\d\]\]\n", run([sys.executable, "-c", here(snippet, stack)], stack))
+
+
+def test_the_openai_snippet_runs(stack: Stack) -> None:
+    said = run([sys.executable, "-c", here(OPENAI, stack)], stack)
+    assert "completion_tokens=8" in said and said.rpartition("CompletionUsage")[2].partition("\n")[2]
+
+
+def test_every_snippet_is_run_here() -> None:
+    assert len(blocks("python")) == len(TRITON) + 2 and len(TRITON) == 2
+
+
+def test_what_the_clients_need_is_named_and_is_what_they_are_tested_with() -> None:
+    (line,) = [block for block in blocks("sh") if "pip install" in block and "tritonclient" in block]
+    wanted = [Requirement(word.strip('"')) for word in line.split()[2:]]
+    assert {each.name for each in wanted} == {"tritonclient", "openai"}
+    assert wanted[0].extras == {"http", "grpc"} and all(version(each.name) for each in wanted)
+
+
+def test_ones_own_service_answers_as_shown(tmp_path: Path) -> None:
+    name = SERVICE.partition("\n")[0].removeprefix("# ")
+    assert len([line for line in SERVICE.splitlines()[1:] if line]) <= 10
+    (tmp_path / name).parent.mkdir()
+    (tmp_path / name).write_text(SERVICE)
+    (dev,) = [block.split() for block in blocks("sh") if "logic dev" in block]
+    assert dev[0] == ".venv/bin/oriel"
+    words = [*command(*dev[1:]), "--http-port", "0"]
+    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            first = server.stdout.readline()
+            address = re.search(r"http://([\d.]+:\d+)/v1/services/shout", first)
+            assert address is not None, first
+            (line,) = [block for block in blocks("sh") if "8090/v1/services/shout" in block]
+            asked = line.replace("127.0.0.1:8090", address[1]).replace("curl ", "curl -s ")
+            answer = subprocess.run(["sh", "-c", asked], capture_output=True, text=True, timeout=60, check=True)
+            assert f"It answers `{answer.stdout.strip()}`" in README
+        finally:
+            server.send_signal(signal.SIGINT)
+            try:
+                server.wait(30)
+            finally:
+                server.kill()
 
 
 def test_the_curl_line_and_the_trace_that_follows_it(stack: Stack) -> None:
-    (line,) = [block for block in blocks("sh") if block.startswith("curl")]
+    (line,) = [block for block in blocks("sh") if block.startswith("curl -i")]
     answer = run(["sh", "-c", here(line, stack)], stack)
     assert answer.startswith("HTTP/1.1 200") and '"label":7' in answer
     request_id = re.search(r"x-request-id: (\S+)", answer)
@@ -47,5 +97,5 @@ def test_the_curl_line_and_the_trace_that_follows_it(stack: Stack) -> None:
 
 def test_the_two_commands_are_targets_of_the_makefile() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for command in re.findall(r"^make (\w+)", "\n".join(blocks("sh")), re.MULTILINE):
-        assert f"\n{command}:" in makefile
+    for target in re.findall(r"^make (\w+)", "\n".join(blocks("sh")), re.MULTILINE):
+        assert f"\n{target}:" in makefile

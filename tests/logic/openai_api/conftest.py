@@ -45,7 +45,7 @@ def language() -> ModuleType:
 def example(language: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What it writes: `models`, `services`."""
     folder: Path = tmp_path_factory.mktemp("language")
-    language.write(folder)
+    language.write_all(folder)
     return folder
 
 

@@ -347,3 +347,8 @@ async def test_what_a_loop_of_calls_leaves_behind_is_bounded(served: Maker) -> N
     async with stack.client.stream("POST", "/v1/completions", json={**asked, "stream": True}) as streamed:
         assert streamed.status_code == 200
         assert "x-oriel-cost-us" not in streamed.headers, "what is known at the head is not what it costs"
+
+
+def test_the_tokenizer_beside_the_handler_is_the_one_that_the_model_is_made_for(language: ModuleType) -> None:
+    kept = Tokenizer.from_file(str(language.SERVICES / "tiny" / "tokenizer.json"))
+    assert kept.to_str() == language.tokenizer().to_str()
