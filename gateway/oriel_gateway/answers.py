@@ -33,6 +33,7 @@ STATUS = {
     Outcome.INFEASIBLE: 503,
     Outcome.DEADLINE_TOO_SHORT: 504,
     Outcome.DEADLINE_EXCEEDED: 504,
+    Outcome.SERVER_STOPPING: 503,
 }
 
 

@@ -36,6 +36,7 @@ __all__ = ["compiler_of", "documents_at", "load", "mirror_of", "public_limits", 
 
 _log = logging.getLogger(__name__)
 DRAIN_S = 25.0
+REFUSE_S = 5.0  # before the end of the drain: what still waits then is refused
 # Young objects before a walk, and walks before the older are walked: a call that waits is walked each time, and one
 # that has ended leaves nothing that only the collector could free.
 COLLECTOR = (20_000, 5, 20)
@@ -211,6 +212,7 @@ async def _serve(
             for task in watching:
                 task.cancel()
             gateway.draining = True
+            asyncio.get_running_loop().call_later(DRAIN_S - REFUSE_S, gateway.refuse_waiting)
             await asyncio.gather(http.drain(DRAIN_S), grpc.drain(DRAIN_S))
             control_stop.set()
     finally:

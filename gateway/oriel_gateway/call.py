@@ -20,7 +20,7 @@ from oriel_gateway.answers import STATUS
 from oriel_gateway.attempts import note_answer
 from oriel_gateway.call_state import ANSWERING, COLLECT, DONE, JOINED, LEAST_S, QUEUED, SENDING, YOUNG
 from oriel_gateway.cors import dressed
-from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.errors import Outcome, Refused, stopping
 from oriel_gateway.events import cut, events_of
 from oriel_gateway.heads import answer_start, head_lines, with_retry
 from oriel_gateway.hedge import Hedge
@@ -171,6 +171,9 @@ class Call(Recovery):
             self.permit_s = now
             self.state = SENDING
             self._send(now)
+            return
+        if self._gateway.refusing:
+            self.refuse(stopping())
             return
         self.state = QUEUED
         self.ahead = gate.admission.queue.rows_ahead(self.tenant.tier.band)

@@ -169,6 +169,10 @@ class CallState:
         """The deadline passed."""
         raise NotImplementedError
 
+    def stopping(self) -> None:
+        """The gateway is about to end."""
+        raise NotImplementedError
+
     def watch_until(self, deadline: float) -> None:
         """From now on `deadline` is when `expired` is called."""
         self.unwatch()

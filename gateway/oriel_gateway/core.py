@@ -59,6 +59,9 @@ class Expirable(Protocol):
     def expired(self) -> None:
         """The deadline passed: end now, and say where the call was."""
 
+    def stopping(self) -> None:
+        """The gateway is about to end: be refused unless it has been sent to a server."""
+
 
 class Young(Expirable, Protocol):
     """Something that has just begun, and most often ends before the clock's next tick.
@@ -107,6 +110,7 @@ class Gateway:
         self.top_band = min((tier.band for tier in snapshot.tiers.values()), default=0)
         self.tiers_differ = _tiers_differ(snapshot)
         self.draining = False
+        self.refusing = False  # what cannot be sent at once, because it would still wait when the gateway ends
         self.endpoint_watch = Watch(lambda: (*self.pools.values(), *self.left_pools))
         self._loop = asyncio.get_running_loop()
         self._wheel: DeadlineWheel[Expirable] = DeadlineWheel(0.005)
@@ -420,6 +424,12 @@ class Gateway:
         self._ticking = self._loop.call_later(self._wheel.resolution_s, self._tick) if waiting else None
         for item in due:
             item.expired()
+
+    def refuse_waiting(self) -> None:
+        """Refuse calls that have been sent to nobody, and later ones that would have to wait, as `server_stopping`."""
+        self.refusing = True
+        for call in (*self.young, *self._wheel):
+            call.stopping()
 
     async def close(self) -> None:
         """Stop the clock and close idle upstream connections."""

@@ -5,7 +5,7 @@ Refused    carries an `Outcome` (the metric label and `error.reason`) and a sent
 
 from enum import StrEnum
 
-__all__ = ["Outcome", "Refused"]
+__all__ = ["Outcome", "Refused", "stopping"]
 
 
 class Outcome(StrEnum):
@@ -32,6 +32,7 @@ class Outcome(StrEnum):
     DEADLINE_EXCEEDED = "deadline_exceeded"
     UPSTREAM_UNREACHABLE = "upstream_unreachable"
     UPSTREAM_BROKEN = "upstream_broken"
+    SERVER_STOPPING = "server_stopping"
     CLIENT_LEFT = "client_left"
 
     __hash__ = str.__hash__  # the enumeration's own is a function in Python, called wherever outcomes are counted
@@ -56,3 +57,9 @@ class Refused(Exception):
         self.message = message
         self.retry_after_s = retry_after_s
         self.headers = headers
+
+
+def stopping() -> Refused:
+    """Of a call that this gateway, which shuts down, has sent to nobody."""
+    message = "the gateway is shutting down, and the call has not been sent to a server"
+    return Refused(Outcome.SERVER_STOPPING, message, retry_after_s=1)

@@ -9,7 +9,7 @@ from grpc import aio
 
 from oriel_gateway.call_state import LEAST_S
 from oriel_gateway.core import Gateway
-from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.errors import Outcome, Refused, stopping
 from oriel_gateway.grpc_again import go_on
 from oriel_gateway.grpc_errors import broken, reported_cost_us
 from oriel_gateway.grpc_model import peek_answer
@@ -163,6 +163,8 @@ class GrpcCall(GrpcRecovery):
             self.admitted()
             self._waiting.result()
             return
+        if self._gateway.refusing:
+            raise stopping()
         self.ahead = gate.admission.queue.rows_ahead(self.tenant.tier.band)
         self._ticket = gate.wait(
             self,
@@ -184,6 +186,8 @@ class GrpcCall(GrpcRecovery):
 
     async def _endpoint_usable(self) -> None:
         """Nobody can be asked: wait without a permit until somebody can. Raises Refused at the deadline."""
+        if self._gateway.refusing:
+            raise stopping()
         self._waiting = asyncio.get_running_loop().create_future()
         self._parked = True
         self._gate.grpc.park(self)
@@ -274,13 +278,15 @@ class GrpcCall(GrpcRecovery):
             if now < (ends_s := self._stream_ends_s()):
                 self._slot = self._gateway.watch(self, ends_s, now)
             else:
-                self.refuse(
-                    Refused(
-                        Outcome.DEADLINE_EXCEEDED, "the stream was silent, or went on, for longer than its tier may"
-                    )
-                )
+                message = "the stream was silent, or went on, for longer than its tier may"
+                self.refuse(Refused(Outcome.DEADLINE_EXCEEDED, message))
             return
         self._fail(Refused(Outcome.DEADLINE_EXCEEDED, "the deadline passed while waiting for a permit"))
+
+    def stopping(self) -> None:
+        """The gateway is about to end."""
+        if not self._first_s:
+            self._fail(stopping())
 
     def _fail(self, refused: Refused) -> None:
         if self._waiting is not None and not self._waiting.done():

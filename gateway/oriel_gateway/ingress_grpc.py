@@ -66,6 +66,7 @@ _CODES = {
     Outcome.INFEASIBLE: grpc.StatusCode.UNAVAILABLE,
     Outcome.DEADLINE_TOO_SHORT: grpc.StatusCode.DEADLINE_EXCEEDED,
     Outcome.DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Outcome.SERVER_STOPPING: grpc.StatusCode.UNAVAILABLE,
 }
 # Of an upstream's errors, as counters and logs say them: the HTTP counterpart; the rest is the caller's doing.
 _STATUS = {

@@ -11,7 +11,7 @@ from oriel_gateway.attempts import Tries, note_failure
 from oriel_gateway.call_state import LEAST_S, QUEUED, SENDING, CallState
 from oriel_gateway.decisions import TOLD
 from oriel_gateway.endpoints import HttpEndpoint
-from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.errors import Outcome, Refused, stopping
 from oriel_gateway.hedge import Hedge
 from oriel_gateway.refusals import Said, what_it_says
 from oriel_policies.budget import MAX_ATTEMPTS
@@ -84,6 +84,9 @@ class Recovery(CallState):
 
     def _park(self) -> None:
         """Nobody can be asked: wait without a permit until somebody can, or until the deadline."""
+        if self._gateway.refusing:
+            self.refuse(stopping())
+            return
         self.state = QUEUED
         gate = self._gate
         size = self._pending_bytes - self._held_bytes
@@ -96,6 +99,11 @@ class Recovery(CallState):
             gate.endpoints.park(self)
         except Refused as refused:
             self.refuse(refused)
+
+    def stopping(self) -> None:
+        """The gateway is about to end."""
+        if self.state == QUEUED or (self.state == SENDING and not self.sent_s):
+            self.refuse(stopping())
 
     def unparked(self) -> None:
         """Somebody can be asked: to the queue, with the time waited so far."""

@@ -3,6 +3,7 @@
 Nothing expires early; everything is handed out at most one `resolution_s` late, as long as `due` is called that often.
 """
 
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 __all__ = ["DeadlineWheel"]
@@ -24,6 +25,11 @@ class DeadlineWheel(Generic[T]):
 
     def __len__(self) -> int:
         return self._count
+
+    def __iter__(self) -> Iterator[T]:
+        """Everything watched, in no order; nothing may be added or discarded meanwhile."""
+        for bucket in self._buckets.values():
+            yield from bucket
 
     def add(self, item: T, deadline: float, now: float) -> int:
         """Watch `item`; the answer is the slot to give to `discard`. A past deadline comes out at the next `due`."""

@@ -20,6 +20,7 @@ class Process:
 
     port: int
     grpc_port: int
+    admin_port: int
     pid: int
 
     def rss_bytes(self) -> int:
@@ -41,9 +42,15 @@ def cpu_s(pid: int) -> float:
 
 @asynccontextmanager
 async def gateway_process(
-    folder: Path, files: dict[str, bytes], *words: str, max_files: int | None = None, plain: bool = True
+    folder: Path,
+    files: dict[str, bytes],
+    *words: str,
+    max_files: int | None = None,
+    plain: bool = True,
+    prelude: str = "",
 ) -> AsyncIterator[Process]:
-    """Start it on free ports, wait until it is ready, end it. max_files: its limit of open files."""
+    """Start it on free ports, wait until it is ready, end it. max_files: its limit of open files. prelude: a line of
+    Python that it executes before anything else."""
     policies = folder / "policies"
     policies.mkdir(exist_ok=True)
     for name, content in files.items():
@@ -54,8 +61,9 @@ async def gateway_process(
         resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))
 
     http_port, *others = (str(port) for port in free_ports("127.0.0.1", 3))
+    code = f"import sys; {prelude or 'pass'}; from oriel_cli.main import main; sys.exit(main())"
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "oriel_cli.main", "gateway", "--policies", str(policies)),
+        *(sys.executable, "-P", "-c", code, "gateway", "--policies", str(policies)),
         *("--http-port", http_port, "--grpc-port", others[0], "--admin-port", others[1], *words),
         # Python in a forked child of a process with gRPC's threads has once computed for ever.
         preexec_fn=None if max_files is None else limited,
@@ -65,7 +73,7 @@ async def gateway_process(
             while not await _ready(int(http_port), plain):
                 assert process.returncode is None, "the gateway ended"
                 await asyncio.sleep(0.02)
-        yield Process(port=int(http_port), grpc_port=int(others[0]), pid=process.pid)
+        yield Process(port=int(http_port), grpc_port=int(others[0]), admin_port=int(others[1]), pid=process.pid)
     finally:
         if process.returncode is None:
             process.terminate()

@@ -89,10 +89,8 @@ class ServerConnection(ServerHooks):
         self._buffer = b""  # bytes of the next request, from `_start` on
         self._start = 0
         self._kept = 0  # bytes of `_buffer` that the server counts
-        self._left = 0
+        self._left = self._body_since_due = self._drained = 0
         self._decoder: ChunkedDecoder | None = None
-        self._body_since_due = 0
-        self._drained = 0
         self._paused = False
         self._stalled_at = 0.0
         self._seen = Recognition()

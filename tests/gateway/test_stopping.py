@@ -1,0 +1,111 @@
+"""Calls that wait for a server or a permit while the gateway shuts down are refused in time, over HTTP and gRPC."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import httpx
+from tritonclient.grpc import aio as triton
+from tritonclient.utils import InferenceServerException
+
+from .process import gateway_process
+from .stack import BRONZE, GOLD, Client, Reply, Seen, documents, gateway, nobody, upstream
+from .test_ingress_grpc import Backend, headers, infer, stack, tensor
+from .test_ingress_http import INFER, idle, settle
+
+
+async def ask(port: int, key: str = BRONZE) -> Reply:
+    async with Client(port) as client:
+        return await client.ask(INFER, b"x", key=key)
+
+
+def refused(reply: Reply) -> bool:
+    return (reply.status, reply.headers.get("retry-after"), b'"server_stopping"' in reply.body) == (503, "1", True)
+
+
+async def test_calls_without_a_server_are_refused_when_the_gateway_is_about_to_end() -> None:
+    with nobody() as port:
+        async with gateway(documents([port])) as (front, core), asyncio.TaskGroup() as group:
+            waiting = [group.create_task(ask(front)) for _ in range(4)]
+            await settle(lambda: core.pools["p"].endpoints.parked == 4)
+            core.refuse_waiting()
+            assert all([refused(await each) for each in waiting])
+            assert refused(await ask(front))  # one that comes later does not begin to wait
+            await settle(lambda: idle(core) and not core.pools["p"].calls)
+
+
+async def test_calls_without_a_permit_are_refused_and_those_that_were_sent_are_answered() -> None:
+    go = asyncio.Event()
+
+    async def answer(seen: Seen) -> bytes:
+        await go.wait()
+        return await up.ok(seen)
+
+    async with upstream() as up, gateway(documents([up.port], max_inflight=1)) as (front, core):
+        up.answer = answer
+        async with asyncio.TaskGroup() as group:
+            sent = group.create_task(ask(front, GOLD))
+            await settle(lambda: len(up.seen) == 1)
+            waiting = [group.create_task(ask(front)) for _ in range(3)]
+            await settle(lambda: len(core.pools["p"].admission.queue) == 3)
+            core.refuse_waiting()
+            assert all([refused(await each) for each in waiting])
+            go.set()
+            assert (await sent).status == 200
+            assert (await ask(front)).status == 200  # for one that need not wait there is still time
+        assert len(up.seen) == 2
+
+
+async def test_grpc_calls_without_a_permit_are_refused_and_those_that_were_sent_are_answered() -> None:
+    backend = Backend()
+    backend.hold = asyncio.Event()
+    async with stack(backend, max_inflight=1) as (address, core), asyncio.TaskGroup() as group:
+        sent = group.create_task(infer(address, "digits", GOLD))
+        await settle(lambda: len(backend.seen) == 1)
+        waiting = [group.create_task(_refusal(address)) for _ in range(3)]
+        await settle(lambda: len(core.pools["p"].admission.queue) == 3)
+        core.refuse_waiting()
+        for each in waiting:
+            assert "shutting down" in await each
+        backend.hold.set()
+        assert await sent
+
+
+async def test_sigterm_answers_calls_that_wait_for_a_server(tmp_path: Path) -> None:
+    """25 s after it they were cut without an answer; here 5 s of these have passed already."""
+    prelude = "from oriel_gateway import app; app.DRAIN_S = 1.0 + app.REFUSE_S"
+    with nobody() as port:
+        async with (
+            gateway_process(tmp_path, documents([port]), prelude=prelude) as process,
+            asyncio.TaskGroup() as group,
+        ):
+            over_http = [group.create_task(ask(process.port)) for _ in range(2)]
+            over_grpc = [group.create_task(_refusal(f"127.0.0.1:{process.grpc_port}")) for _ in range(2)]
+            await _parked(process.admin_port, 4)
+            os.kill(process.pid, signal.SIGTERM)
+            for each in over_http:
+                reply = await each
+                assert refused(reply) and reply.headers["connection"] == "close"
+            for call in over_grpc:
+                assert "shutting down" in await call
+
+
+async def _parked(admin_port: int, count: int) -> None:
+    """Until so many calls wait for a server."""
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client, asyncio.timeout(60):
+        while True:
+            answer = await client.get(f"http://127.0.0.1:{admin_port}/queues")
+            if answer.json()["p"]["waiting_for_endpoints"] == count:
+                return
+
+
+async def _refusal(address: str) -> str:
+    """The sentence a call over gRPC is refused with, as UNAVAILABLE."""
+    async with triton.InferenceServerClient(address) as client:
+        try:
+            await client.infer("digits", tensor(), headers=headers(BRONZE))
+        except InferenceServerException as error:
+            assert error.status() == "StatusCode.UNAVAILABLE"
+            return str(error.message())
+    raise AssertionError("it was answered")
