@@ -135,6 +135,8 @@ async def test_an_operation_is_its_services_own_with_the_gateways_refusals(up: U
         assert body == {"schema": {"$ref": "#/components/schemas/digits.Item"}, "example": {"n": 7}}
         assert made["components"]["schemas"]["digits.Item"] == ITEM
         assert {"200", "401", "403", "404", "429", "503", "504"} <= post["responses"].keys()
+        assert {"x-request-timeout-ms", "x-request-tier"} <= {each["name"] for each in post["parameters"]}
+        assert "x-request-tier" in made["components"]["responses"]["403"]["description"]
         refusal = made["components"]["responses"]["429"]
         assert refusal["headers"].keys() == {"Retry-After", "RateLimit", "RateLimit-Policy"}
         assert refusal["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/Error"}

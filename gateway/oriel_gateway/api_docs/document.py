@@ -77,7 +77,8 @@ _WHY = {
     400: "The request cannot be read, or carries two credentials.",
     401: "There is no key or token, or it does not count. `WWW-Authenticate` names the fault of a token that its "
     "issuer has signed (RFC 6750).",
-    403: "Not an answer of the gateway: what a key may not use is answered 404. A server behind it may give it.",
+    403: "`x-request-tier` names a tier above the one that serves the call, or none. What a key may not use is answered "
+    "404; a server behind the gateway may answer 403 for reasons of its own.",
     404: "There is nothing at this path for this key, whether it exists or not.",
     406: "None of the media types in Accept is given.",
     413: "The body is larger than what is read.",
@@ -107,6 +108,14 @@ _DEADLINE = {
     "schema": {"type": "integer", "minimum": 1},
     "description": "the deadline of this request, at most the tier's own",
 }
+_TIER = {
+    "name": "x-request-tier",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string"},
+    "description": "a tier below the one that would serve this request",
+}
+_ASKED = (_DEADLINE, _TIER)
 _OPENAI_NAMES = frozenset(name for name, _, _ in OPENAI.values())
 _MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
 _VERSION = {"name": "version", "in": "path", "required": True, "schema": {"type": "string"}}
@@ -229,7 +238,7 @@ def _own_paths() -> dict[str, Any]:
 
 
 def _service_template() -> dict[str, Any]:
-    parameters = [{"name": "service", "in": "path", "required": True, "schema": {"type": "string"}}, _DEADLINE]
+    parameters = [{"name": "service", "in": "path", "required": True, "schema": {"type": "string"}}, *_ASKED]
     return {f"{SERVICES}/{{service}}": {"post": _service("", None) | {"parameters": parameters}}}
 
 
@@ -256,7 +265,7 @@ def _model_templates() -> dict[str, Any]:
             made = _of_model(summary, schema)
             if verb == "/generate_stream":
                 made["responses"]["200"]["content"] = {"text/event-stream": {}}
-            found[base + verb] = {"post": made | {"parameters": [*parameters, _DEADLINE]}}
+            found[base + verb] = {"post": made | {"parameters": [*parameters, *_ASKED]}}
     return found
 
 
@@ -308,14 +317,14 @@ def _service(name: str, facts: ServiceFacts | None) -> dict[str, Any]:
         made |= msgspec.json.decode(facts.operation)
     if name:
         made["operationId"] = f"service-{name}"
-        made["parameters"] = [*made.get("parameters", ()), _DEADLINE]
+        made["parameters"] = [*made.get("parameters", ()), *_ASKED]
     made["responses"] |= _refusals(_OF_SERVICES)
     return made
 
 
 def _openai_path(path: str, models: Sequence[str]) -> dict[str, Any]:
     made = openai_operation(path, models)
-    made["parameters"] = [_DEADLINE]
+    made["parameters"] = [*_ASKED]
     made["responses"] |= _refusals(_COMMON)
     return {path: {"post": made}}
 
@@ -335,7 +344,7 @@ def _openai(tenant: Tenant, routes: RouteTable, pools: Mapping[str, PoolFacts]) 
 def _model(name: str, facts: ModelFacts | None) -> dict[str, Any]:
     infer = _of_model(f"Run {name}", {"$ref": "#/components/schemas/InferRequest"})
     infer["operationId"] = f"model-{name}"
-    infer["parameters"] = [_DEADLINE]
+    infer["parameters"] = [*_ASKED]
     infer["responses"]["200"] = _json({"$ref": "#/components/schemas/InferResponse"})
     if facts is not None:
         infer["description"] = f"takes {_shown(facts.inputs)}; gives {_shown(facts.outputs)}"
