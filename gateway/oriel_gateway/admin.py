@@ -14,23 +14,26 @@ from starlette.types import ASGIApp
 from oriel_gateway.core import Gateway
 from oriel_gateway.decisions import ANSWERS, Decided, explain
 from oriel_gateway.documents import TokensReport
-from oriel_gateway.exposition import GatewayCollector
+from oriel_gateway.exposition import CertificateCollector, GatewayCollector
 from oriel_gateway.guard import Guard
 from oriel_gateway.limits import SharedLimiter
 from oriel_gateway.limits.metrics import CourierCollector
 from oriel_gateway.queues import live_queues
 from oriel_gateway.routing_stats import RoutingCollector
 from oriel_wire.engine.control import health_routes
+from oriel_wire.engine.tls import Certificates
 
 __all__ = ["admin_app"]
 
 
-def admin_app(gateway: Gateway, *, token: str | None = None) -> ASGIApp:
+def admin_app(gateway: Gateway, *, token: str | None = None, certificates: Certificates | None = None) -> ASGIApp:
     """`/health/live`, `/health/ready`, `/metrics`; with the token, if there is one, `/queues`, `/decisions`,
     `/decisions/<request-id>` (latest first; 404 if none is kept) and `/policies`.
     """
     registry = CollectorRegistry()
     registry.register(GatewayCollector(gateway))
+    if certificates is not None:
+        registry.register(CertificateCollector(certificates))
     registry.register(RoutingCollector(lambda: gateway.routing))
     registry.register(gateway.documents)
 

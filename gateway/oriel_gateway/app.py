@@ -201,7 +201,9 @@ async def _serve(
         reloader = Reloader(gateway, source, lambda: load(settings, compiler), seen=seen)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _ask, reloader, mirror)
         async with asyncio.TaskGroup() as group:
-            group.create_task(serve_control(admin_app(gateway, token=token), admin_socket, control_stop))
+            group.create_task(
+                serve_control(admin_app(gateway, token=token, certificates=certificates), admin_socket, control_stop)
+            )
             watching = [group.create_task(reloader.run())]
             watching.append(group.create_task(gateway.api_docs.published.run(gateway)))
             if mirror is not None:

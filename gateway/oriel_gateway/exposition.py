@@ -9,8 +9,9 @@ from oriel_gateway.core import Gateway
 from oriel_gateway.queues import oldest_wait_s, tiers_of
 from oriel_gateway.stats import BUCKETS_S, RESULTS, Histogram
 from oriel_policies.ejection import Cause
+from oriel_wire.engine.tls import Certificates
 
-__all__ = ["GatewayCollector"]
+__all__ = ["CertificateCollector", "GatewayCollector"]
 
 _BOUNDS = (*map(str, BUCKETS_S), "+Inf")
 
@@ -166,3 +167,20 @@ def _merge(into: Histogram, more: Histogram) -> None:
     into.count += more.count
     into.total_s += more.total_s
     into.buckets = [a + b for a, b in zip(into.buckets, more.buckets, strict=True)]
+
+
+class CertificateCollector(Collector):
+    """When the certificate of the public ports ends."""
+
+    def __init__(self, certificates: Certificates) -> None:
+        self._certificates = certificates
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "oriel_gateway_certificate_expires_timestamp_seconds",
+            "When the first certificate of the public ports' chain in force expires.",
+            value=self._certificates.expires_at,
+        )

@@ -14,7 +14,9 @@ from oriel_wire.v2.metadata import ModelMetadata, describe
 from oriel_wire.v2.proto import model_config_pb2 as pb
 from oriel_wire.v2.recognise import Templates
 
-__all__ = ["Catalog", "Entry", "Fallback", "ServingModel"]
+__all__ = ["UNLOADED", "Catalog", "Entry", "Fallback", "ServingModel"]
+
+UNLOADED = "unloaded"  # the reason of versions that somebody took out of service
 
 
 class ServingModel:
@@ -223,6 +225,15 @@ class Catalog:
     def fallbacks(self) -> list[Fallback]:
         """Every model of which an older version serves than the newest, sorted."""
         return [found for name in self.names() if (found := self.fallback(name)) is not None]
+
+    def unavailable(self) -> list[str]:
+        """Every model of which no version serves because one could not be loaded, sorted; unloaded ones are none."""
+        return [
+            name
+            for name in self.names()
+            if not self.is_ready(name)
+            and any(e.state is ModelState.UNAVAILABLE and e.reason != UNLOADED for e in self._entries[name].values())
+        ]
 
     def index(self) -> list[Entry]:
         """Every model and version, sorted; a version that is leaving has its line unless another took its place."""

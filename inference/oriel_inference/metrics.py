@@ -5,13 +5,13 @@ loaded again goes on counting; one that leaves has its series until its last req
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from oriel_inference.errors import Outcome
 from oriel_inference.exposition import head, histogram, label_text, pieces
 from oriel_inference.host import HostLoad
-from oriel_inference.lifecycle import Catalog, Fallback, ServingModel
+from oriel_inference.lifecycle import Catalog, ServingModel
 from oriel_inference.statistics import Statistics
 from oriel_inference.stores.remote import StoreCounts
 
@@ -74,7 +74,7 @@ def exposition(catalog: Catalog, counts: ServerCounts, host: HostLoad, *, openme
         if family.name == "oriel_requests_total":
             yield from pieces(_refused(family.name, counts), size=PIECE_LINES)
         yield from pieces(lines, size=PIECE_LINES)
-    yield from pieces(_server(counts, catalog.fallbacks(), host, openmetrics), size=PIECE_LINES)
+    yield from pieces(_server(counts, catalog, host, openmetrics), size=PIECE_LINES)
     if openmetrics:
         yield "# EOF\n"
 
@@ -232,7 +232,7 @@ FAMILIES = (
 # The server's own --------------------------------------------------------------------------------------------------
 
 
-def _server(counts: ServerCounts, fallbacks: Sequence[Fallback], host: HostLoad, openmetrics: bool) -> Iterator[str]:
+def _server(counts: ServerCounts, catalog: Catalog, host: HostLoad, openmetrics: bool) -> Iterator[str]:
     def single(name: str, kind: str, text: str, value: float | None) -> Iterator[str]:
         if value is not None:
             yield head(name, kind, text, openmetrics=openmetrics) + f"{name} {value!r}\n"
@@ -258,9 +258,13 @@ def _server(counts: ServerCounts, fallbacks: Sequence[Fallback], host: HostLoad,
     yield head(name, "counter", "Loads that were refused, by why", openmetrics=openmetrics)
     for (model, reason), count in sorted(counts.failed_loads.items()):
         yield f"{name}{{{label_text({'model': model, 'reason': reason})}}} {count}\n"
+    name = "oriel_model_unavailable"
+    yield head(name, "gauge", "No version serves, one could not be loaded", openmetrics=openmetrics)
+    for model in catalog.unavailable():
+        yield f"{name}{{{label_text({'model': model})}}} 1\n"
     name = "oriel_model_fallback"
     yield head(name, "gauge", "An older version serves, the newest cannot be loaded", openmetrics=openmetrics)
-    for found in fallbacks:
+    for found in catalog.fallbacks():
         labels = {"model": found.name, "version": str(found.serving), "newest": str(found.newest)}
         yield f"{name}{{{label_text(labels)}}} 1\n"
     dropped = counts.log_lines_dropped

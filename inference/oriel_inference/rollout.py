@@ -24,7 +24,7 @@ from oriel_inference.batching.scheduler import Scheduler
 from oriel_inference.ensembles.parts import judge, labelled
 from oriel_inference.ensembles.scheduler import Ensemble
 from oriel_inference.errors import LoadFailed
-from oriel_inference.lifecycle import Catalog, Entry, ServingModel
+from oriel_inference.lifecycle import UNLOADED, Catalog, Entry, ServingModel
 from oriel_inference.load_failures import LoadFailures
 from oriel_inference.load_slots import LoadSlots
 from oriel_inference.model import ModelState
@@ -287,9 +287,7 @@ class Rollout:
             self._want(name, {})
             if not entries:
                 return False
-            gone = [
-                Entry(name=name, version=e.version, state=ModelState.UNAVAILABLE, reason="unloaded") for e in entries
-            ]
+            gone = [Entry(name=name, version=e.version, state=ModelState.UNAVAILABLE, reason=UNLOADED) for e in entries]
             self._set(name, gone)
             self._leave(entry.serving for entry in entries)
             _log.info("model %s is unloaded", name)

@@ -3,15 +3,19 @@
 import asyncio
 import json
 import logging
+import re
 import shutil
 import socket
 import ssl
+import subprocess
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import grpc
+import httpx
 import pytest
 
+from oriel_gateway.admin import admin_app
 from oriel_gateway.app import serve
 from oriel_gateway.core import Gateway
 from oriel_gateway.ingress_grpc import serve_grpc
@@ -170,6 +174,30 @@ def test_a_pair_that_does_not_go_together_keeps_the_old_one_and_is_named_once(
         put(pairs["second"], files)
         assert certificates.look() and certificates.pem[0] == pairs["second"][0].read_bytes()
         assert caplog.records[-1].levelname == "INFO"
+
+
+async def test_when_the_certificate_in_force_expires_is_a_metric(files: Pair, pairs: dict[str, Pair]) -> None:
+    core = Gateway(compile_documents(documents([1])), limiter=EmbeddedLimiter(), sink=ListSink())
+    certificates = Certificates(*files)
+    transport = httpx.ASGITransport(admin_app(core, certificates=certificates))  # type: ignore[arg-type]  # ASGI
+
+    async def exposed() -> float:
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8082") as client:
+            text = (await client.get("/metrics")).text
+        (line,) = re.findall(r"(?m)^oriel_gateway_certificate_expires_timestamp_seconds (.+)$", text)
+        return float(line)
+
+    def ends(chain: Path) -> float:
+        done = subprocess.run(["openssl", "x509", "-noout", "-enddate", "-in", chain], capture_output=True, text=True)
+        return ssl.cert_time_to_seconds(done.stdout.strip().removeprefix("notAfter="))
+
+    assert await exposed() == ends(pairs["first"][0])
+    chain = pairs["second"][0].read_bytes() + pairs["first"][0].read_bytes()
+    files[0].write_bytes(chain)
+    shutil.copy(pairs["second"][1], files[1])
+    assert certificates.look()
+    assert await exposed() == min(ends(pairs[name][0]) for name in ("first", "second"))
+    await core.close()
 
 
 @pytest.mark.parametrize("broken", ["missing", "mixed", "half"])

@@ -486,3 +486,19 @@ async def test_a_load_whose_newest_version_is_corrupt_says_so_and_serves(tmp_pat
         assert refused.status_code == 400
         assert refused.json()["error"].endswith("version 1 serves in place of version 2, which is unavailable")
         assert await served.answer() == 1
+
+
+async def test_a_model_of_which_nothing_could_be_loaded_is_a_metric_and_one_that_was_unloaded_is_not(
+    tmp_path: Path,
+) -> None:
+    put(tmp_path, 1)
+    whole = (tmp_path / "double/1/model.onnx").read_bytes()
+    (tmp_path / "double/1/model.onnx").write_bytes(b"junk")
+    async with serving(tmp_path, "explicit") as served:
+        assert (await served.client.post("/v2/repository/models/double/load")).status_code == 400
+        assert (await read(served.unit)).value("oriel_model_unavailable", model="double") == 1
+        (tmp_path / "double/1/model.onnx").write_bytes(whole)
+        assert (await served.client.post("/v2/repository/models/double/load")).status_code == 200
+        assert not (await read(served.unit)).where("oriel_model_unavailable")
+        assert (await served.client.post("/v2/repository/models/double/unload")).status_code == 200
+        assert not (await read(served.unit)).where("oriel_model_unavailable")

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -66,6 +67,7 @@ async def test_documentation_names_every_metric_with_its_type_and_labels(tmp_pat
         unit.surface.control.failures.add("double", kind="config")
         broken = Entry(name="double", version=2, state=ModelState.UNAVAILABLE, reason="not whole")
         unit.catalog.publish("double", [*unit.catalog.entries("double"), broken])
+        unit.catalog.publish("half", [replace(broken, name="half")])
         found = await families(unit, openmetrics=openmetrics)
     exposed: dict[str, tuple[str, set[str]]] = {}
     for family in found.values():

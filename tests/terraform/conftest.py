@@ -44,13 +44,13 @@ def workspace(terraform: str, tree: Path, tmp_path: Path) -> Iterator[Callable[.
 def shared(
     terraform: str, tree: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str | Path], Workspace]]:
-    """shared("aws"): one per root for all tests of the process. For plans, and for `plan_known`."""
+    """shared("aws"): one per root and edit for all tests of the process. For plans, and for `plan_known`."""
     opened: dict[str, Workspace] = {}
 
-    def open_one(root: str | Path, key: str = "") -> Workspace:
-        name = f"{root}{key}"
+    def open_one(root: str | Path, edit: Callable[[Path], None] | None = None) -> Workspace:
+        name = f"{root} {edit}"
         if name not in opened:
-            opened[name] = Workspace(root, tmp_path_factory.mktemp("shared"), tree=tree)
+            opened[name] = Workspace(root, tmp_path_factory.mktemp("shared"), tree=tree, edit=edit)
             opened[name].init()
         return opened[name]
 

@@ -328,6 +328,15 @@ def without_version_six(folder: Path) -> None:
         path.write_text(changed)
 
 
+def with_keda(folder: Path) -> None:
+    """Take out of a copy of the tree that keda.enabled is refused: what it would make is tested all the same."""
+    path = folder / "modules/platform/variables.tf"
+    text = path.read_text()
+    if text.count("= !var.keda.enabled\n") != 1:
+        raise ValueError("keda.enabled is not refused")
+    path.write_text(text.replace("= !var.keda.enabled\n", "= can(var.keda.enabled)\n"))
+
+
 def name_of(address: str) -> str:
     """The address without keys of instances: module.platform.helm_release.base, aws_subnet.private."""
     return re.sub(r"\[[^]]*\]", "", address)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import product
 from typing import Any
 
-from .harness import Workspace
+from .harness import Workspace, with_keda
 
 Object = dict[str, Any]
 Releases = dict[str, list[Object]]
@@ -35,7 +35,7 @@ _planned: dict[str, Releases] = {}
 
 
 def releases(
-    shared: Callable[[str], Workspace], *, infrastructure: Mapping[str, Any] | None = None, **variables: Any
+    shared: Callable[..., Workspace], *, infrastructure: Mapping[str, Any] | None = None, **variables: Any
 ) -> Releases:
     """Address of each carrier release -> its objects."""
     given = {
@@ -45,16 +45,16 @@ def releases(
     }
     key = json.dumps(given, sort_keys=True)
     if key not in _planned:
-        _planned[key] = shared("modules/platform").plan(**given).releases()
+        _planned[key] = shared("modules/platform", with_keda).plan(**given).releases()
     return _planned[key]
 
 
-def objects(shared: Callable[[str], Workspace], **variables: Any) -> list[Object]:
+def objects(shared: Callable[..., Workspace], **variables: Any) -> list[Object]:
     """All of them. infrastructure: what differs from INFRASTRUCTURE; the rest: variables of the module."""
     return [each for found in releases(shared, **variables).values() for each in found]
 
 
-def at(shared: Callable[[str], Workspace], gpu: bool, zero: bool, keda: bool, **variables: Any) -> list[Object]:
+def at(shared: Callable[..., Workspace], gpu: bool, zero: bool, keda: bool, **variables: Any) -> list[Object]:
     """The objects at one point of the matrix, with everything that can be switched on switched on."""
     variables.setdefault("observability", WATCHED)
     return objects(shared, gpu_enabled=gpu, scale_to_zero=zero, keda={"enabled": keda}, **variables)

@@ -7,6 +7,7 @@ import gzip
 import json
 import re
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -26,7 +27,7 @@ from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.peers import TrustedPeers
 
 from .harness import TerraformFailed, Workspace
-from .objects import WATCHED, Object, matches, objects, of, pods
+from .objects import INFRASTRUCTURE, WATCHED, Object, matches, objects, of, pods
 from .scheduling import quantity
 
 PARSERS = {"gateway": oriel_gateway.command, "logic": oriel_logic.command, "inference": oriel_inference.command}
@@ -334,3 +335,22 @@ def test_what_only_pods_that_never_start_would_tell_is_refused_when_planning(
     assert [each.detail.partition(":")[0] for each in refused.value.diagnostics] == [
         "policies.tenants", "policies.documents"
     ]  # fmt: skip
+
+
+def test_a_platform_that_no_caller_could_use_is_a_warning_of_the_plan(shared: Callable[..., Workspace]) -> None:
+    """No tenant; a key's hash that is an example's, or that of a word: in the short way or in a document."""
+
+    def warned(**policies: Any) -> list[str]:
+        images = {"registry": "registry.example/oriel", "tag": "0.1.0"}
+        plan = shared("modules/platform").plan(infrastructure=INFRASTRUCTURE, images=images, policies=policies)
+        return [each.detail for each in plan.diagnostics if each.severity == "warning"]
+
+    real, example, word = sha256(b"a key of acme").hexdigest(), "0" * 64, sha256(b"secret").hexdigest()
+    document = f'[tenants.birch]\ntier = "gold"\nkeys = [{{ sha256 = "{word}" }}]'
+    (said,) = warned()
+    assert "no tenant" in said and "`oriel keys new`" in said
+    assert warned(documents={"more.toml": document.replace(word, real)}) == []
+    (said,) = warned(
+        tenants={"acme": {"tier": "gold", "keys_sha256": [real, example]}}, documents={"more.toml": document}
+    )
+    assert f"{example[:8]}..., {word[:8]}... is no key's SHA-256" in said

@@ -182,7 +182,12 @@ def test_without_sharing_cpu_pods_keep_to_cpu_nodes(
     assert not cluster.has("anchor")
     # They stay: pods of before still name them while the change is on its way, or rolled back.
     assert set(of(cluster.objects, "PriorityClass")) == {"oriel-gpu", "oriel-gateway", "oriel-cpu"}
-    assert not [pod for pod in pods(cluster.objects).values() if "priorityClassName" in pod["spec"]]
+    named = {name for name, pod in pods(cluster.objects).items() if "priorityClassName" in pod["spec"]}
+    assert named == {"gateway"}
+    full = system_node()
+    while place(cluster.pod("logic"), [full]):
+        pass
+    assert why_not(cluster.pod("gateway"), full) and victims(cluster.pod("gateway"), full)
     for name in CPU_PODS:
         if not cluster.has(name):
             continue

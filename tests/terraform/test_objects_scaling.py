@@ -3,6 +3,7 @@
 import pytest
 
 from . import objects
+from .harness import TerraformFailed
 
 GROUPS = {
     "small": {"accelerator": "cpu", "replicas": {"min": 2, "max": 9}, "load_grace_s": 60},
@@ -68,6 +69,18 @@ def test_up_at_once_down_slowly_and_not_before_a_load_would_have_paid(shared, ke
         assert behavior["scaleDown"]["policies"] == [{"type": "Pods", "value": 1, "periodSeconds": 60}]
     assert behaviors["inference-big"]["scaleDown"]["stabilizationWindowSeconds"] == 3600
     assert behaviors["inference-small"]["scaleDown"]["stabilizationWindowSeconds"] == 300
+
+
+def test_gateway_and_logic_are_two_and_a_model_group_is_one_as_the_readme_says(shared) -> None:
+    found = objects.of(objects.objects(shared), "HorizontalPodAutoscaler")
+    least = {name: each["spec"]["minReplicas"] for name, each in found.items()}
+    assert least == {"gateway": 2, "logic": 2, "inference-cpu": 1, "inference-gpu": 1}
+
+
+def test_keda_is_refused_until_its_scaler_exists(shared) -> None:
+    images = {"registry": "registry.example/oriel", "tag": "0.1.0"}
+    with pytest.raises(TerraformFailed, match=r"keda\.enabled: the gateway has no scaler for KEDA yet"):
+        shared("modules/platform").plan(infrastructure=objects.INFRASTRUCTURE, images=images, keda={"enabled": True})
 
 
 def test_bounds_are_the_callers(shared) -> None:

@@ -194,12 +194,15 @@ def test_pods_spread_over_zones_and_nodes_and_gateways_never_share_one_by_chance
         assert hard == (name == "gateway") and (not hard or template["spec"]["priorityClassName"] == "oriel-gateway")
 
 
-def test_a_gateway_that_may_displace_nobody_takes_the_room_there_is(shared: Callable[[str], Workspace]) -> None:
-    """Two nodes, one full of others: bound to one each, the second would wait until Helm gives the install up."""
-    for given in ({"gpu_enabled": False}, {"placement": {"share_gpu_nodes": False}}):
-        spec = pods(objects(shared, **given))["gateway"]["spec"]
-        assert "priorityClassName" not in spec
-        assert {each["whenUnsatisfiable"] for each in spec["topologySpreadConstraints"]} == {"ScheduleAnyway"}
+@pytest.mark.parametrize("given", [{"gpu_enabled": False}, {"placement": {"share_gpu_nodes": False}}])
+def test_gateways_make_their_room_also_where_no_gpu_node_is_shared(
+    shared: Callable[[str], Workspace], given: dict[str, Any]
+) -> None:
+    """Two nodes, one full of others: the second gateway takes its place there instead of the first one's node."""
+    spec = pods(objects(shared, **given))["gateway"]["spec"]
+    assert spec["priorityClassName"] == "oriel-gateway"
+    spread = {each["topologyKey"]: each["whenUnsatisfiable"] for each in spec["topologySpreadConstraints"]}
+    assert spread["kubernetes.io/hostname"] == "DoNotSchedule"
 
 
 def test_memory_is_what_was_asked_for_and_a_rollout_keeps_what_serves(found: list[Object]) -> None:

@@ -24,7 +24,8 @@ mock_provider "aws" {
 mock_provider "helm" {}
 
 variables {
-  region = "eu-central-1"
+  platform = { policies = { tenants = { acme = { tier = "gold", keys_sha256 = ["23d85bc42d794be5ac9699f40b1f977f6e88b5c9dd7f6b78cccdd7f031099e08"] } } } }
+  region   = "eu-central-1"
 }
 
 run "pools_grow_from_zero" {

@@ -19,7 +19,8 @@ mock_provider "azurerm" {
 mock_provider "helm" {}
 
 variables {
-  region = "westeurope"
+  platform = { policies = { tenants = { acme = { tier = "gold", keys_sha256 = ["23d85bc42d794be5ac9699f40b1f977f6e88b5c9dd7f6b78cccdd7f031099e08"] } } } }
+  region   = "westeurope"
 }
 
 run "pools_grow_from_zero" {

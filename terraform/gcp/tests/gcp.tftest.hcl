@@ -32,7 +32,8 @@ mock_provider "google" {
 mock_provider "helm" {}
 
 variables {
-  region = "europe-west4"
+  platform = { policies = { tenants = { acme = { tier = "gold", keys_sha256 = ["23d85bc42d794be5ac9699f40b1f977f6e88b5c9dd7f6b78cccdd7f031099e08"] } } } }
+  region   = "europe-west4"
 }
 
 run "pools_grow_from_zero" {

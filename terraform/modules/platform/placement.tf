@@ -46,9 +46,10 @@ locals {
     effect   = var.infrastructure.gpu_taint.effect
   }
 
+  # Gateways have theirs in any case: on full nodes they displace logic servers and CPU inference, not the other way round.
   priority_of = {
     for component in ["gpu", "gateway", "cpu"] :
-    component => { for key, value in { priorityClassName = "oriel-${component}" } : key => value if local.shares_gpu_nodes }
+    component => { for key, value in { priorityClassName = "oriel-${component}" } : key => value if component == "gateway" || local.shares_gpu_nodes }
   }
 
   gpu_placement = merge(
@@ -96,9 +97,9 @@ locals {
       nodeTaintsPolicy   = "Honor"
     }
   }
-  # A single node that goes may not take every gateway with it, so there this is no wish: their priority makes room for
-  # them. Pods without one displace nobody, and a second gateway that finds no room would fail the whole install.
-  spread_strictly = { gateway = [for topology in ["kubernetes.io/hostname"] : topology if local.shares_gpu_nodes], logic = [] }
+  # A single node that goes may not take every gateway with it, so for them this is no wish: where there are two nodes they
+  # are on both, and their priority makes the room. On a cluster of one node they share it.
+  spread_strictly = { gateway = ["kubernetes.io/hostname"], logic = [] }
   spread = {
     for component in ["gateway", "logic"] : component => [
       for topology in sort(keys(local.spread_over)) : merge(

@@ -72,6 +72,17 @@ locals {
     var.policies.documents,
   )
 
+  # Every SHA-256 that a plan sees, but for those in a store.
+  key_hashes = distinct(concat(
+    flatten([for tenant in values(var.policies.tenants) : tenant.keys_sha256]),
+    flatten([for text in values(var.policies.documents) : regexall("\\b[0-9a-f]{64}\\b", text)]),
+  ))
+  # Of words that everybody tries, or one piece over and over, as examples have it.
+  placeholder_hashes = [
+    for hash in local.key_hashes : hash if contains([for word in ["", "changeme", "key", "password", "secret", "test"] : sha256(word)], hash)
+    || anytrue([for size in [1, 2, 4, 8, 16, 32] : hash == join("", [for i in range(64 / size) : substr(hash, 0, size)])])
+  ]
+
   policies_objects = [
     for each in [
       {
@@ -82,4 +93,16 @@ locals {
       }
     ] : each if var.policies.store == null
   ]
+}
+
+# Warnings: a platform without a caller may be meant, for a day.
+check "tenants" {
+  assert {
+    condition     = var.policies.store != null || length(var.policies.tenants) > 0 || anytrue([for text in values(var.policies.documents) : can(regex("tenant", text))])
+    error_message = "policies: no tenant, so every call will be answered 401: `oriel keys new` makes a key, policies.tenants names who has it."
+  }
+  assert {
+    condition     = length(local.placeholder_hashes) == 0
+    error_message = "policies: ${join(", ", [for hash in local.placeholder_hashes : "${substr(hash, 0, 8)}..."])} is no key's SHA-256 but a placeholder's: `oriel keys new` makes one."
+  }
 }

@@ -128,7 +128,7 @@ variable "gateway" {
 variable "logic" {
   description = "Logic servers. image null: oriel-logic of the registry. services: handler files, name.py -> text; with the policies at most 450 kB, compressed. folders: of services in the image. workers: processes for CPU work. args: further flags of `oriel logic`."
   type = object({
-    replicas = optional(object({ min = optional(number, 1), max = optional(number, 10) }), {})
+    replicas = optional(object({ min = optional(number, 2), max = optional(number, 10) }), {})
     image    = optional(string)
     services = optional(map(string), {})
     folders  = optional(list(string), [])
@@ -303,7 +303,7 @@ variable "placement" {
 }
 
 variable "keda" {
-  description = "Scaling by the gateway's queue, also to no replica, in place of HorizontalPodAutoscalers. Off: the gateway's scaler on port 8083 does not exist yet."
+  description = "Scaling by the gateway's queue, also to no replica, in place of HorizontalPodAutoscalers. Refused: the gateway's scaler on port 8083 does not exist yet."
   type = object({
     enabled            = optional(bool, false)
     chart_version      = optional(string, "2.18.1")
@@ -312,6 +312,10 @@ variable "keda" {
   })
   default  = {}
   nullable = false
+  validation {
+    condition     = !var.keda.enabled
+    error_message = "keda.enabled: the gateway has no scaler for KEDA yet, so nothing would ever be scaled up: leave it false."
+  }
   validation {
     condition     = can(regex("^[0-9]+\\.[0-9]+\\.[0-9]+$", var.keda.chart_version))
     error_message = "keda.chart_version: an exact version, such as 2.18.1."

@@ -8,6 +8,7 @@ certificate they were greeted with.
 
 import asyncio
 import logging
+import math
 import os
 import ssl
 from pathlib import Path
@@ -26,7 +27,8 @@ class Certificates:
     """One certificate chain and its key, in PEM, TLS 1.2 and later, ALPN `http/1.1`.
 
     context: for the listener; it hands each new connection to the pair in force. pem: (chain, key) of that pair, for
-    a listener of another library. Single writer: whoever runs `watch`. Raises StartFailed if there is no usable pair.
+    a listener of another library. expires_at: when the first certificate of its chain ends, seconds since the epoch.
+    Single writer: whoever runs `watch`. Raises StartFailed if there is no usable pair.
     """
 
     def __init__(self, chain: Path, key: Path) -> None:
@@ -42,6 +44,7 @@ class Certificates:
             ) from error
         # The one context a listener is opened with cannot be exchanged; what a connection is greeted with can.
         self.context = self._current = current
+        self.expires_at = _expires_at(self.pem[0])
         self.context.sni_callback = self._greet
 
     def _greet(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
@@ -69,7 +72,7 @@ class Certificates:
             self._named = stamp
             return False
         self._stamp, self._named = stamp, None
-        self._current, self.pem = current, pem
+        self._current, self.pem, self.expires_at = current, pem, _expires_at(pem[0])
         _log.info("a new certificate is in force for new connections")
         return True
 
@@ -84,6 +87,16 @@ class Certificates:
         _restrict(context)
         context.load_cert_chain(self._chain, self._key, password=_no_password)
         return context, (self._chain.read_bytes(), self._key.read_bytes())
+
+
+def _expires_at(chain: bytes) -> float:
+    """NaN for a certificate that OpenSSL reads and this parser does not."""
+    from cryptography import x509  # 10 MB, paid for by listeners with a certificate only
+
+    try:
+        return min(each.not_valid_after_utc.timestamp() for each in x509.load_pem_x509_certificates(chain))
+    except ValueError:
+        return math.nan
 
 
 def _restrict(context: ssl.SSLContext) -> None:
