@@ -77,8 +77,8 @@ _WHY = {
     400: "The request cannot be read, or carries two credentials.",
     401: "There is no key or token, or it does not count. `WWW-Authenticate` names the fault of a token that its "
     "issuer has signed (RFC 6750).",
-    403: "`x-request-tier` names a tier above the one that serves the call, or none. What a key may not use is answered "
-    "404; a server behind the gateway may answer 403 for reasons of its own.",
+    403: "`x-request-tier` names a tier above the one that serves the call, or none. What a key may not use is "
+    "answered 404; a server behind the gateway may answer 403 for reasons of its own.",
     404: "There is nothing at this path for this key, whether it exists or not.",
     406: "None of the media types in Accept is given.",
     413: "The body is larger than what is read.",
