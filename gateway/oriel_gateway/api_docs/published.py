@@ -36,6 +36,8 @@ __all__ = ["EVERY_S", "MAX_ENDPOINTS", "MAX_METADATA", "MAX_POOLS", "PoolFacts",
 _log = logging.getLogger(__name__)
 EVERY_S = 10.0
 SOONEST_S = 0.5
+NEW_S = 1.0  # between two turns while a pool has never answered, for `MAX_MISSES` turns
+MAX_MISSES = 60
 ANSWER_S = 2.0
 MAX_POOLS = 32
 MAX_ENDPOINTS = 4
@@ -93,12 +95,12 @@ class Published:
             self.changes += 1
         for name, (services, models) in wanted.items():
             gate, facts = gates.pools.get(name), self.pools.setdefault(name, PoolFacts())
-            if gate is None or facts.due_s > monotonic():
+            if gate is None or facts.due_s > monotonic() or not gate.endpoints.usable:
                 continue
             answered = await self._ask(gate, facts, services, models)
             facts.misses = 0 if answered else facts.misses + 1
             never = facts.services is None and facts.models is None and not answered
-            wait_s = min(EVERY_S, SOONEST_S * 2.0 ** min(facts.misses, 8)) if never else EVERY_S
+            wait_s = NEW_S if never and facts.misses < MAX_MISSES else EVERY_S
             facts.due_s = monotonic() + wait_s * uniform(0.9, 1.1)
 
     async def _ask(self, gate: PoolGate, facts: PoolFacts, services: bool, models: frozenset[str] | None) -> bool:

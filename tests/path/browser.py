@@ -1,0 +1,118 @@
+"""A headless Chromium, driven over its pipe (DevTools protocol): what a page loads, shows and does."""
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from base64 import b64decode
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--remote-debugging-pipe")
+# The browser reads commands from its descriptor 3 and answers on 4.
+PLACE = (
+    "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"
+)
+WAIT = """new Promise((done, late) => {
+  const end = Date.now() + 30000;
+  const look = () => {
+    let found = null;
+    try { found = %s; } catch (error) { found = null; }
+    if (found) done(found); else if (Date.now() > end) late(new Error("waited in vain")); else setTimeout(look, 20);
+  };
+  look();
+})"""
+
+
+class Page:
+    """One tab. requested: the URLs that it asked for; complaints: what its console and its policy objected to."""
+
+    def __init__(self, commands: IO[bytes], answers: IO[bytes]) -> None:
+        self._commands = commands
+        self._answers = answers
+        self._ids = itertools.count(1)
+        self._session = ""
+        self.requested: list[str] = []
+        self.complaints: list[str] = []
+        target = self.tell("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.tell("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Network", "Runtime", "Log"):
+            self.tell(f"{domain}.enable")
+
+    def tell(self, method: str, **params: Any) -> Any:
+        """Raises RuntimeError for what the browser refuses."""
+        number = next(self._ids)
+        message = {"id": number, "method": method, "params": params}
+        if self._session:
+            message["sessionId"] = self._session
+        self._commands.write(json.dumps(message).encode() + b"\0")
+        while True:
+            said = self._read()
+            if said.get("id") == number:
+                if "error" in said:
+                    raise RuntimeError(said["error"]["message"])
+                return said["result"]
+            self._note(said)
+
+    def _read(self) -> Any:
+        data = bytearray()
+        while (byte := self._answers.read(1)) != b"\0":
+            if not byte:
+                raise RuntimeError("the browser has ended")
+            data += byte
+        return json.loads(data)
+
+    def _note(self, event: Any) -> None:
+        method, params = event.get("method"), event.get("params", {})
+        if method == "Network.requestWillBeSent":
+            self.requested.append(params["request"]["url"])
+        elif method == "Log.entryAdded":
+            self.complaints.append(params["entry"]["text"])
+        elif method == "Runtime.exceptionThrown":
+            self.complaints.append(str(params["exceptionDetails"].get("exception", {}).get("description")))
+
+    def open(self, url: str) -> None:
+        self.tell("Page.navigate", url=url)
+        self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
+
+    def run(self, script: str) -> Any:
+        """The value of a JavaScript expression, awaited. Raises RuntimeError for what it throws."""
+        answer = self.tell("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        if "exceptionDetails" in answer:
+            raise RuntimeError(str(answer["exceptionDetails"].get("exception", {}).get("description")))
+        return answer["result"].get("value")
+
+    def wait(self, condition: str) -> Any:
+        """The value of the expression once there is one that counts as true."""
+        return self.run(WAIT % condition)
+
+    def picture(self, path: Path, *, height: int = 1400) -> None:
+        size = {"width": 1000, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.tell("Emulation.setDeviceMetricsOverride", **size)
+        path.write_bytes(b64decode(self.tell("Page.captureScreenshot", format="png")["data"]))
+
+
+@contextlib.contextmanager
+def opened(profile: Path) -> Iterator[Page]:
+    """A browser with one tab and this folder for its profile."""
+    assert CHROMIUM is not None
+    their_in, commands = os.pipe()
+    answers, their_out = os.pipe()
+    words = [CHROMIUM, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
+    placed = [sys.executable, "-c", PLACE, str(their_in), str(their_out)]
+    with (
+        os.fdopen(commands, "wb", buffering=0) as told,
+        os.fdopen(answers, "rb") as said,
+        subprocess.Popen([*placed, *words], pass_fds=(their_in, their_out), stderr=subprocess.DEVNULL) as process,
+    ):
+        os.close(their_in)
+        os.close(their_out)
+        try:
+            yield Page(told, said)
+        finally:
+            process.kill()

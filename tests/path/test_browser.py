@@ -1,0 +1,101 @@
+"""The pages of the public port in a real browser: what they load, show with a key and without, and send."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import CHROMIUM, Page, opened
+from stacks import Stack
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+DESCRIBED = "!document.getElementById('services').hasAttribute('aria-busy') && document.querySelector('section')"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with opened(tmp_path_factory.mktemp("profile")) as tab:
+        yield tab
+
+
+def described(page: Page) -> list[str]:
+    """The headings of the operations that are shown."""
+    page.wait(f"{DESCRIBED} ? 1 : 0")
+    found: list[str] = page.run("[...document.querySelectorAll('section > h2')].map(each => each.textContent)")
+    return found
+
+
+def identify(page: Page, key: str) -> None:
+    page.run(f"document.getElementById('key').value = '{key}'")
+    page.run("document.getElementById('services').setAttribute('aria-busy', 'true')")
+    page.run("document.getElementById('identify').requestSubmit()")
+
+
+def published(page: Page, key: str, name: str) -> None:
+    """Wait until the gateway has heard of a service: it asks the pools in turns."""
+    page.run(f"""(async () => {{
+      for (;;) {{
+        const answer = await fetch("/v1/services", {{headers: {{authorization: "Bearer {key}"}}}});
+        if ((await answer.json()).services.some((each) => each.name === "{name}")) return;
+        await new Promise((done) => setTimeout(done, 50));
+      }}
+    }})()""")
+
+
+def send(page: Page, section: str) -> str:
+    """Press Send of an operation; the first line of its answer, once it is whole."""
+    find = f"document.getElementById('{section}')"
+    page.run(f"{find}.querySelector('form').requestSubmit()")
+    page.wait(f"{find}.querySelector('.answer h3.good, .answer h3.bad') && {find}.querySelector('.answer pre')")
+    return str(page.run(f"{find}.querySelector('.answer h3').textContent"))
+
+
+def answer(page: Page, section: str) -> str:
+    return str(page.wait(f"document.getElementById('{section}').querySelector('.answer pre').textContent"))
+
+
+def test_the_start_page_leads_to_the_description(page: Page, stack: Stack, tmp_path: Path) -> None:
+    page.open(f"{stack.base}/")
+    page.picture(tmp_path / "start.png", height=600)
+    page.run("document.querySelector('a[href=\"/docs\"]').click()")
+    page.wait("location.pathname === '/docs'")
+    assert "/v1/services/{service}" in described(page)
+    assert page.run("document.getElementById('identified').textContent").startswith("Without a key")
+
+
+def test_a_key_shows_its_services_and_tries_them_with_their_samples(page: Page, stack: Stack, tmp_path: Path) -> None:
+    page.open(f"{stack.base}/docs")
+    published(page, "oriel-demo-gold", "checked_digit")
+    described(page)
+    identify(page, "oriel-demo-gold")
+    assert {"digits", "checked_digit", "/v2/models/digits/infer", "/v1/completions"} <= set(described(page))
+    for service, label in (("digits", 7), ("checked_digit", 3)):
+        if service == "checked_digit":
+            assert page.run(f"document.querySelector('#service-{service} select').value") == "image/png"
+        else:
+            kind = f"document.querySelector('#service-{service} select')"
+            page.run(f"{kind}.value = 'image/png'; {kind}.dispatchEvent(new Event('change', {{bubbles: true}}))")
+        assert send(page, f"service-{service}").startswith("200 ")
+        assert f'"label": {label}' in answer(page, f"service-{service}")
+    assert send(page, "model-digits").startswith("200 ") and '"model_name": "digits"' in answer(page, "model-digits")
+    curl = page.run("document.querySelector('#service-digits form > pre').textContent")
+    assert "$ORIEL_KEY" in curl and "oriel-demo" not in curl
+    page.picture(tmp_path / "gold.png", height=2400)
+
+
+def test_another_key_shows_less_and_a_wrong_one_says_so(page: Page, stack: Stack, tmp_path: Path) -> None:
+    page.open(f"{stack.base}/docs")
+    published(page, "oriel-demo-bronze", "digits")
+    described(page)
+    identify(page, "oriel-demo-bronze")
+    shown = described(page)
+    assert "digits" in shown and not {"checked_digit", "/v2/models/mlp/infer", "/v1/completions"} & set(shown)
+    identify(page, "of-nobody")
+    wrong = page.wait("document.querySelector('#identified.bad')?.textContent")
+    assert "the key or token is not valid" in wrong and page.run("document.querySelectorAll('section').length") == 0
+    page.picture(tmp_path / "wrong.png")
+
+
+def test_nothing_came_from_elsewhere_and_nothing_was_objected_to(page: Page, stack: Stack) -> None:
+    asked = [url for url in page.requested if not url.startswith(("data:", "blob:", f"{stack.base}/"))]
+    assert page.requested and asked == []
+    assert [each for each in page.complaints if "401" not in each] == []
