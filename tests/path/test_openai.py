@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 from typing import Any
 
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -116,6 +117,19 @@ def test_completion_and_chat_whole_and_streamed(running: Stack) -> None:
         chat = client.chat.completions.create(messages=messages, **asked)
         chunks = list(client.chat.completions.create(messages=messages, stream=True, **asked))
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == chat.choices[0].message.content
+
+
+@pytest.mark.parametrize(("asked", "served"), [("flex", "bronze"), ("auto", "gold"), (None, "silver")])
+def test_service_tier_and_the_header_lower_the_tier(running: Stack, asked: Any, served: str) -> None:
+    """The demo's tiers are gold, silver and bronze; the answer is the same, and decisions say who served it how."""
+    more: dict[str, Any] = {"service_tier": asked} if asked else {"extra_headers": {"x-request-tier": served}}
+    with client_of(running) as client:
+        messages: list[Any] = [{"role": "user", "content": "sunny?"}]
+        raw = client.chat.completions.with_raw_response.create(model="tiny", messages=messages, max_tokens=2, **more)
+        assert raw.parse().choices[0].finish_reason
+    admin = running.address("gateway", "admin")
+    found = httpx.get(f"http://{admin}/decisions/{raw.headers['x-request-id']}", trust_env=False).json()
+    assert [each["tier"] for each in found["decisions"]] == [served]
 
 
 def test_a_model_of_others_looks_like_one_that_is_not_there(running: Stack) -> None:
