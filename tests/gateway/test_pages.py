@@ -77,7 +77,7 @@ def test_every_limit_names_a_test_that_there_is_and_stands_once(heading: str) ->
         ("nesting of a described", (reading.MAX_DEPTH, reading.MAX_TEXT, reading.MAX_TENSORS, document.MAX_EXAMPLE)),
         ("documents of tenants", (pages.MAX_KEPT_BYTES >> 20,)),
         ("admin token", (guard.MIN_TOKEN, guard.MAX_TOKEN)),
-        ("admin port", (control.MAX_CONCURRENCY, control.MAX_HEAD_BYTES // 1024)),
+        ("admin port", (control.ControlLimits().requests, control.MAX_HEAD_BYTES // 1024)),
     ],
 )
 def test_constants_are_as_the_page_says(begins: str, values: tuple[float, ...]) -> None:

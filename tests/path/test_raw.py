@@ -1,7 +1,9 @@
 """What a client library would never send, byte by byte."""
 
+import contextlib
 import socket
 
+import httpx
 import pytest
 from stacks import Stack, picture
 
@@ -63,3 +65,14 @@ def test_what_could_be_read_two_ways_is_refused_and_the_connection_closed(
 def test_a_body_that_is_too_large_is_refused_before_it_is_read(stack: Stack) -> None:
     answer = exchange(stack, f"{HEAD}Content-Length: {1 << 40}\r\n\r\n".encode())
     assert answer.startswith(b"HTTP/1.1 413 ")
+
+
+@pytest.mark.parametrize(("unit", "label"), [("gateway", "admin"), ("logic", "admin"), ("inference", "metrics")])
+def test_silent_connections_to_an_admin_port_keep_no_probe_out(stack: Stack, unit: str, label: str) -> None:
+    """Kubernetes would restart a healthy pod."""
+    host, port = stack.address(unit, label).split(":")
+    with contextlib.ExitStack() as closing:
+        for _ in range(150):
+            closing.enter_context(socket.create_connection((host, int(port)), timeout=60))
+        for path in ("/health/live", "/health/ready", "/metrics"):
+            assert httpx.get(f"http://{host}:{port}{path}", timeout=60, trust_env=False).status_code == 200

@@ -1,43 +1,70 @@
 """A unit's control plane: a Starlette application on uvicorn inside the unit's own loop.
 
 Not for the data path: these ports bind to loopback, or to the pod address for probes and scrapes.
+
+Whoever can reach the port must not be able to keep probes from it, or healthy pods would be restarted. So a connection
+has `head_s` for each request head, and `request_s` until its request is answered and read; where all places are
+taken, the connection that has been silent for longest makes room. Health is answered however many requests are under
+way, and clients on this machine have places of their own.
 """
 
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Any, Protocol, TypeVar
 
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-__all__ = ["health_routes", "serve_control"]
+__all__ = ["ControlLimits", "health_routes", "make_room", "serve_control"]
 
-MAX_CONCURRENCY = 64
 MAX_HEAD_BYTES = 32 * 1024
 KEEP_ALIVE_S = 5
 DRAIN_S = 1
+HEALTH = ("/health/live", "/health/ready")
+_BUSY = b'{"error":{"message":"too many requests are under way on this port","reason":"queue_full"}}'
 
 
-async def serve_control(app: ASGIApp, sock: socket.socket, stop: asyncio.Event) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlLimits:
+    """Bounds of one control plane. loopback: connections and requests of this machine beyond those of everybody."""
+
+    connections: int = 128
+    requests: int = 64
+    loopback: int = 16
+    head_s: float = 10.0
+    request_s: float = 30.0
+
+
+async def serve_control(
+    app: ASGIApp, sock: socket.socket, stop: asyncio.Event, *, limits: ControlLimits | None = None
+) -> None:
     """Serve `app` on `sock` until `stop` is set, then finish what runs (at most `DRAIN_S`) and close `sock`.
 
     Cancelled: connections are cut and `sock` is closed. Signals stay with `run_unit`.
     """
+    bounds = limits or ControlLimits()
+
+    def connection(**given: Any) -> "_Connection":
+        return _Connection(bounds, **given)
+
     config = uvicorn.Config(
-        app,
-        http="h11",
+        _bounded(app, bounds),
+        http=connection,  # type: ignore[arg-type]  # it is only ever called
         ws="none",
         lifespan="off",
         access_log=False,
         log_config=None,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=MAX_CONCURRENCY,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=DRAIN_S,
@@ -51,6 +78,110 @@ async def serve_control(app: ASGIApp, sock: socket.socket, stop: asyncio.Event) 
     finally:
         server.cut()
         sock.close()
+
+
+def _bounded(app: ASGIApp, limits: ControlLimits) -> ASGIApp:
+    """`app` for a bounded number of requests at a time; health besides."""
+    running = 0
+
+    async def bounded(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal running
+        if scope["type"] != "http" or scope["path"] in HEALTH:
+            await app(scope, receive, send)
+        elif running >= limits.requests + (limits.loopback if is_loopback(scope.get("client")) else 0):
+            headers = {"retry-after": "1", "connection": "close"}
+            await Response(_BUSY, 503, headers, "application/json")(scope, receive, send)
+        else:
+            running += 1
+            try:
+                await app(scope, receive, send)
+            finally:
+                running -= 1
+
+    return bounded
+
+
+def is_loopback(client: tuple[str, int] | None) -> bool:
+    """Whether a client's address is of this machine."""
+    try:
+        return client is not None and ip_address(client[0]).is_loopback
+    except ValueError:
+        return False
+
+
+class _Place(Protocol):
+    """A connection. near: from this machine; busy: a request of it is under way; since: when that changed."""
+
+    near: bool
+    since: float
+
+    @property
+    def busy(self) -> bool: ...
+
+
+P = TypeVar("P", bound=_Place)
+
+
+def make_room(new: P, connections: Iterable[P], limits: ControlLimits) -> P | None:
+    """Which of `connections`, `new` among them, has to go: one that is silent, else `new`; None: there is room.
+
+    A client from elsewhere takes no place from this machine's.
+    """
+    others = [each for each in connections if each is not new]
+    if len(others) < limits.connections:
+        return None
+    silent = [each for each in others if not each.busy and (new.near or not each.near)]
+    if silent:
+        return min(silent, key=lambda each: each.since)
+    return None if new.near and len(others) < limits.connections + limits.loopback else new
+
+
+class _Connection(H11Protocol):
+    """uvicorn's, within limits of time and number."""
+
+    def __init__(self, limits: ControlLimits, **given: Any) -> None:
+        super().__init__(**given)
+        self._limits = limits
+        self._timer: asyncio.TimerHandle | None = None
+        self.near = False
+        self.since = 0.0
+
+    @property
+    def busy(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.near = is_loopback(self.client)
+        self._watch()
+        evicted = make_room(self, self.connections, self._limits)  # type: ignore[type-var]
+        if evicted is not None:
+            self.connections.discard(evicted)
+            evicted.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        busy = self.busy
+        super().data_received(data)
+        if self.busy and not busy:
+            self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def _watch(self) -> None:
+        """From now on there is so much time for the next head, or for the request that is under way."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.since = self.loop.time()
+        if not self.transport.is_closing():
+            seconds = self._limits.request_s if self.busy else self._limits.head_s
+            self._timer = self.loop.call_later(seconds, self.transport.abort)
 
 
 class _Server(uvicorn.Server):
