@@ -18,7 +18,7 @@ READ_BY_PROGRAMS = {"UV_DEFAULT_INDEX", "SOURCE_DATE_EPOCH", "ORIEL_COMPILE"}
 SHELLS = re.compile(r"(^|/)(sh|bash|dash|ash|busybox|apt|apt-get|apk|dnf|yum|curl|wget|pip|pip3)$")
 SECRET = re.compile(r"PASSW|SECRET|TOKEN|CREDENTIAL|PRIVATE|_KEY\b|://[^/\s\"]+:[^/\s\"]+@", re.IGNORECASE)
 KEPT = ("ARG", "ENV", "LABEL")  # in the image's configuration or history, where everybody who pulls it reads them
-OWN_FOLDERS = ("/src", "/tools", "/dist", "/opt/oriel", "/state", "/uv", "/var/lib")
+OWN_FOLDERS = ("/src", "/tools", "/dist", "/opt/oriel", "/state", "/uv", "/var/lib", "/srv/services")
 _ABSOLUTE = re.compile(r"(?<![\w.:/\]\[)(*|])(/[A-Za-z][\w./-]*)")
 
 

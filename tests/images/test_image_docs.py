@@ -190,6 +190,7 @@ def test_commands_of_ours_are_written_as_they_are(page: str) -> None:
         if program == "make":
             assert name in targets, line
         else:
+            name = f"{name} {words[0]}" if words and f"{name} {words[0]}" in COMMANDS else name
             assert {word.partition("=")[0] for word in words if word.startswith("--")} <= flags(name), line
 
 

@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 from dockerfile import Dockerfile, parse
 from image_stages import Root, RunFailed
+from sealed_run import run_sealed
 
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).resolve().parents[2]
-SEALED = Path(__file__).with_name("sealed.py")
 # name -> unit, target, the stage that installs
 TARGETS = {
     "gateway": ("gateway", "gateway", "build"),
@@ -135,7 +135,7 @@ def test_nothing_of_the_build_is_written_into_what_is_installed(image: tuple[str
 
 def test_the_unit_starts_sealed_and_its_own_check_finds_it_alive(image: tuple[str, Root]) -> None:
     name, root = image
-    told = run_sealed(name, root)
+    told = run_unit(name, root)
     assert told.get("healthy") is True, told
     assert told["written"] == [str(root.at("/var/lib/oriel"))], "nowhere else, and there it can"
     # In a namespace of its own, whoever runs the tests is 0 and nobody else can be had.
@@ -147,45 +147,16 @@ def test_the_unit_starts_sealed_and_its_own_check_finds_it_alive(image: tuple[st
         assert outputs["label"] == [7]
 
 
-def run_sealed(name: str, root: Root) -> dict[str, Any]:
-    """Skips where the kernel gives a test no namespaces."""
+def run_unit(name: str, root: Root) -> dict[str, Any]:
     unit, target, _ = TARGETS[name]
-    file = file_of(unit)
     source, place = GIVEN[unit]
     shutil.copytree(ROOT / source, root.at(place), dirs_exist_ok=True)
-    for path in root.folder.glob("*"):
-        path.chmod(path.stat().st_mode | 0o055) if not path.is_symlink() else None
-    state, temporary = root.at("/var/lib/oriel"), root.at("/tmp")
-    for each in (state, temporary):
-        each.mkdir(parents=True, exist_ok=True)
-    chain = [each for stage in file.chain(target) for each in stage.instructions]
-    words = {each.name: list(each.words or ()) for each in chain if each.words is not None}
-    plan = {
-        "root": str(root.folder),
-        "writable": [str(state), str(temporary)],
-        "start": root.words([*words["ENTRYPOINT"], *words["CMD"]]),
-        "env": root.environment(target) | {"TMPDIR": str(temporary)},
-        "health": root.words(words["HEALTHCHECK"]),
-        "drop": os.geteuid() == 0,
-        "post": None,
-    }
+    post = None
     if unit == "inference":
-        plan["post"] = ["/v2/models/digits/infer", 8000, (ROOT / "examples/digits/7.v2.json").read_text()]
-    unshare = ["unshare", "--mount", "--net"]
-    for own in (unshare, [*unshare, "--user", "--map-root-user"]):
-        if subprocess.run([*own, "true"], capture_output=True, check=False).returncode == 0:
-            break
-    else:
-        pytest.skip("this kernel gives a test no namespaces: the unit is not started sealed")
-    done = subprocess.run(
-        [*own, sys.executable, str(SEALED)], input=json.dumps(plan), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+        post = ("/v2/models/digits/infer", 8000, (ROOT / "examples/digits/7.v2.json").read_text())
+    return run_sealed(root, file_of(unit), target, post)
 
 
-# dev.txt holds what demo, cpu and base hold. OpenVINO's runtime has no wheel for 3.14.
 @pytest.mark.parametrize(
     ("lock", "python"),
     [
@@ -238,5 +209,5 @@ def test_the_gateway_compiled_is_a_build_argument(folder: Path) -> None:
     build(root, "wheel", "build", "gateway")
     assert [path.name for path in root.at("/dist").glob("*-none-any.whl")] == []
     assert list(root.at("/opt/oriel/lib").glob("python3.*/site-packages/oriel_gateway/core.*.so"))
-    told = run_sealed("gateway", root)
+    told = run_unit("gateway", root)
     assert told.get("healthy") is True and told["code"] == 0, told
