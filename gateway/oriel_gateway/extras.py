@@ -25,6 +25,8 @@ __all__ = ["FLEX_BYTES", "Extras", "attach"]
 
 FLEX_BYTES: Final = 4 * 1024 * 1024  # of a body that is read for its `service_tier`
 _SERVICE_TIER: Final = b'"service_tier"'
+# Not a class statement: this module is compiled, and a Struct makes its classes by itself.
+_asked = msgspec.json.Decoder(msgspec.defstruct("Asked", [("service_tier", Any, None)])).decode
 
 
 def attach(call: "Call") -> None:
@@ -35,19 +37,13 @@ def attach(call: "Call") -> None:
         call.stick = call.head.get(sticky) or ""
 
 
-class _Asked(msgspec.Struct):
-    service_tier: Any = None
-
-
-_asked = msgspec.json.Decoder(_Asked).decode
-
-
 def asks_for_flex(call: "Call") -> bool:
     """Whether a body of the OpenAI API names the tier `flex`; what is larger or no JSON is not judged here."""
     if call.body_bytes > FLEX_BYTES or _SERVICE_TIER not in (body := call.body()):
         return False
     try:
-        return bool(_asked(body).service_tier == "flex")
+        asked: Any = _asked(body)
+        return bool(asked.service_tier == "flex")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
 
