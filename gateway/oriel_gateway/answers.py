@@ -45,6 +45,8 @@ def refusal_body(refused: Refused, request_id: str, *, v2: bool) -> bytes:
         error = {"error": refused.message, "reason": reason, "request_id": request_id}
     else:
         error = {"error": {"message": refused.message, "reason": reason, "request_id": request_id}}
+        if refused.more is not None:
+            error["error"].update(refused.more)
     return msgspec.json.encode(error)
 
 

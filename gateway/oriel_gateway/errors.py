@@ -3,6 +3,7 @@
 Refused    carries an `Outcome` (the metric label and `error.reason`) and a sentence; ingress files map it to a status
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 __all__ = ["Outcome", "Refused", "stopping"]
@@ -41,7 +42,8 @@ class Outcome(StrEnum):
 class Refused(Exception):
     """A call is not, or not any more, served. retry_after_s: whole seconds, None = retrying does not help.
 
-    headers: further header lines for HTTP, lower-case names.
+    headers: further header lines for HTTP, lower-case names. more: further members of the error's JSON object, for
+    clients of the OpenAI API.
     """
 
     def __init__(
@@ -51,12 +53,14 @@ class Refused(Exception):
         *,
         retry_after_s: int | None = None,
         headers: tuple[tuple[str, str], ...] = (),
+        more: Mapping[str, str | None] | None = None,
     ) -> None:
         super().__init__(message)
         self.outcome = outcome
         self.message = message
         self.retry_after_s = retry_after_s
         self.headers = headers
+        self.more = more
 
 
 def stopping() -> Refused:

@@ -10,6 +10,7 @@ import msgspec
 
 from oriel_gateway.call_state import DONE
 from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.named_models import judge_body
 from oriel_gateway.routing_state import REPLAY_BYTES
 from oriel_gateway.shadow import Fingerprint, send_copy
 from oriel_gateway.single_flight import FlightCall, answer_from, answer_key, join
@@ -92,6 +93,12 @@ class Extras:
                 call.refuse(refused)
                 return False
         target, routing = call.target, call.gateway.routing
+        if target.names in ("json", "form"):
+            try:
+                judge_body(call.head, target.names, call.body(), call.tenant)
+            except Refused as refused:
+                call.refuse(refused)
+                return False
         plan, size = target.plan, call.body_bytes
         if size > REPLAY_BYTES or not (target.keepable or (plan.shadow_pool and target.executes)):
             return True

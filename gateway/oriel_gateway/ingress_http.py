@@ -16,6 +16,8 @@ from oriel_gateway.extras import attach
 from oriel_gateway.forwarded import forwarded_for
 from oriel_gateway.heads import head_lines
 from oriel_gateway.identity import still_valid
+from oriel_gateway.model_list import ASKED, ModelListCall
+from oriel_gateway.named_models import judge_head
 from oriel_gateway.pools import PoolGate
 from oriel_gateway.targets import Target
 from oriel_gateway.tls_pieces import InPieces
@@ -120,6 +122,8 @@ class ClientConnection(ServerConnection):
                 target = gateway.chosen(target, head.get, mark)
                 if target.tenant is not tenant:
                     tenant, lines = target.tenant, None  # the lines name another tier
+            if target.names:
+                judge_head(head, target.names)
             deadline = gateway.deadline(tenant, received_s, head.timeout)
             gate = gateway.pools[target.pool]
             bound = gate.pool.max_body_bytes
@@ -134,7 +138,13 @@ class ClientConnection(ServerConnection):
         except Refused as refused:
             self._turn_away(refused, head, mark, tenant, target, received_s)
             return
-        self.call = call = Call(gateway, self, gate, head, tenant, target, mark, received_s, deadline, lines)
+        call: Call
+        if target.names in ("list", "entry"):
+            lines = ASKED + gateway.tenant_lines(tenant)
+            call = ModelListCall(gateway, self, gate, head, tenant, target, mark, received_s, deadline, lines)
+        else:
+            call = Call(gateway, self, gate, head, tenant, target, mark, received_s, deadline, lines)
+        self.call = call
         if grant is not None:
             call.limited(grant)
         if target.special:

@@ -12,11 +12,12 @@ from urllib.parse import unquote_to_bytes
 
 from oriel_gateway.choices import Choices, Make, first_target, side_name
 from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.named_models import unknown_model
 from oriel_policies.documents import Allowance, Route, Split, Tenant
 from oriel_policies.routing import RouteTable
 from oriel_wire.near_names import did_you_mean
 
-__all__ = ["ByTier", "Kind", "Target", "absent", "check_model", "resolve", "resolve_grpc"]
+__all__ = ["OPENAI_SERVICES", "ByTier", "Kind", "Target", "absent", "check_model", "resolve", "resolve_grpc"]
 
 Kind = Literal["service", "model", "server"]
 # The tenant by the tier that serves its calls on a route; without one, by its own. May raise Refused TIER_NOT_ALLOWED.
@@ -36,15 +37,26 @@ _OPERATOR = re.compile(
     r"|(?:system|cuda)sharedmemory(?:/region/[A-Za-z0-9_-][A-Za-z0-9._-]{0,127})?/(?:status|register|unregister))\Z"
 )
 _GET = frozenset({"GET", "HEAD"})
-# Paths of the OpenAI API are services under these names. Which model is asked for stands in the body, which is not read
-# here: logic judges it by the patterns of `x-oriel-models`.
-_OPENAI = {
-    "/v1/embeddings": ("embeddings", frozenset({"POST"})),
-    "/v1/completions": ("completions", frozenset({"POST"})),
-    "/v1/chat/completions": ("chat.completions", frozenset({"POST"})),
-    "/v1/models": ("models", _GET),
+_POST = frozenset({"POST"})
+# Paths of the OpenAI API: the service under whose name they are routed and granted, and where they name a model (see
+# `Target.names`). `/v1/files` and `/v1/batches` are not among them: a batch names its models in a file that was sent
+# before, perhaps by somebody else. So is nothing that names what another call has left behind.
+_OPENAI: dict[str, tuple[str, frozenset[str], str]] = {
+    "/v1/embeddings": ("embeddings", _POST, "json"),
+    "/v1/completions": ("completions", _POST, "json"),
+    "/v1/chat/completions": ("chat.completions", _POST, "json"),
+    "/v1/responses": ("responses", _POST, "json"),
+    "/v1/moderations": ("moderations", _POST, "json"),
+    "/v1/images/generations": ("images.generations", _POST, "json"),
+    "/v1/images/edits": ("images.edits", _POST, "form"),
+    "/v1/images/variations": ("images.variations", _POST, "form"),
+    "/v1/audio/speech": ("audio.speech", _POST, "json"),
+    "/v1/audio/transcriptions": ("audio.transcriptions", _POST, "form"),
+    "/v1/audio/translations": ("audio.translations", _POST, "form"),
+    "/v1/models": ("models", _GET, "list"),
 }
-_LISTED = re.compile(r"/v1/models(?:/[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}){1,4}\Z")
+OPENAI_SERVICES = frozenset(name for name, _, _ in _OPENAI.values())
+_LISTED = re.compile(r"/v1/models((?:/[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}){1,4})\Z")
 _EXECUTING = frozenset({"infer", "generate", "generate_stream"})
 _VERBS = {
     None: _GET,
@@ -69,6 +81,8 @@ class Target:
     executes: a call to it runs something; keepable: its answer may be kept where the route is deterministic.
     special: a call needs `Extras`. flex: what it is if its body asks for a lower tier, as the OpenAI API does; None: it
     cannot.
+    names: where the call names its model, or its answer models, and this tenant may not use every one: "json" or "form"
+    (of its body), "list" or "entry" (of its answer); "": nobody looks.
     sought: what an endpoint has or has not, as in `/v2/models/<sought>/ready`; "": every one has it.
     """
 
@@ -89,6 +103,7 @@ class Target:
     keepable: bool = False
     special: bool = False
     flex: "Target | None" = None
+    names: str = ""
     sought: str = ""
 
 
@@ -118,7 +133,7 @@ def resolve(
         except UnicodeDecodeError:
             raise _nothing() from None
     kind: Kind = "model"
-    name, verb = "", None
+    name, verb, names = "", None, ""
     found: tuple[Route, ...] = ()
     missing: Refused | None = None
     match: re.Match[str] | None = None
@@ -126,10 +141,16 @@ def resolve(
         kind, name, allowed = "service", match["name"], frozenset({"GET", "POST"})
         if tenant.may_use_service(name):
             found = routes.for_service(name)
-    elif path in _OPENAI or _LISTED.match(path):
-        kind, (name, allowed) = "service", _OPENAI.get(path, _OPENAI["/v1/models"])
+    elif path in _OPENAI or (match := _LISTED.match(path)):
+        kind, (name, allowed, names) = "service", _OPENAI.get(path, _OPENAI["/v1/models"])
         if tenant.may_use_service(name):
             found = routes.for_service(name)
+        if tenant.models == ("*",):
+            names = ""
+        elif match is not None:
+            names, listed = "entry", match[1][1:]
+            if found and not tenant.may_use_model(listed):
+                found, missing = (), unknown_model(listed, tenant)
     elif path == "/v2":
         kind, allowed, missing = "server", _GET, _nothing()
         found = routes.for_model("")
@@ -150,7 +171,7 @@ def resolve(
         allow = ", ".join(sorted(allowed))
         raise Refused(Outcome.METHOD_NOT_ALLOWED, f"this path takes {allow}, not {method}", headers=(("allow", allow),))
     asked = match["version"] or "" if kind == "model" and match is not None else ""
-    executes = kind == "service" or verb in _EXECUTING
+    executes = (kind == "service" or verb in _EXECUTING) and names not in ("list", "entry")
     keepable = executes and method != "HEAD" and verb != "generate_stream"
 
     def make(route: Route, side: Split | None) -> Target:
@@ -173,6 +194,7 @@ def resolve(
                 head_only=method == "HEAD",
                 executes=executes,
                 keepable=keepable,
+                names=names,
                 flex=flex,
             )
 
@@ -243,6 +265,7 @@ def _target(
     executes: bool,
     keepable: bool,
     flex: Target | None = None,
+    names: str = "",
 ) -> Target:
     keepable = keepable and route.deterministic
     shadowed = executes and bool(route.shadow_pool)
@@ -263,8 +286,9 @@ def _target(
         executes=executes,
         keepable=keepable,
         sought=(f"{name}/versions/{of}" if of else name) if kind == "model" else "",
+        names=names,
         flex=flex,
-        special=flex is not None or keepable or shadowed or side is not None or route.sticky not in ("", "stream"),
+        special=bool(names or flex or keepable or shadowed or side or route.sticky not in ("", "stream")),
     )
 
 

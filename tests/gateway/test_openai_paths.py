@@ -1,15 +1,27 @@
 """The paths of the OpenAI API at the gateway: services by their own names; what the tenant may use goes along."""
 
-from collections.abc import AsyncIterator
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import AsyncExitStack
+from typing import Any
 
+import openai
 import pytest
 
-from .stack import BRONZE, GOLD, LIMITED, Client, Upstream, digest, documents, gateway, upstream
+from oriel_gateway.named_models import JUDGED_BYTES, MAX_QUOTES
+from oriel_policies.documents import compile_documents
+
+from .stack import BRONZE, GOLD, LIMITED, Client, Reply, Seen, Upstream, digest, documents, gateway, upstream
 
 OPENAI = [
     ("POST", "/v1/embeddings", "embeddings"),
     ("POST", "/v1/completions", "completions"),
     ("POST", "/v1/chat/completions", "chat.completions"),
+    ("POST", "/v1/responses", "responses"),
+    ("POST", "/v1/moderations", "moderations"),
+    ("POST", "/v1/images/generations", "images.generations"),
+    ("POST", "/v1/audio/speech", "audio.speech"),
     ("GET", "/v1/models", "models"),
     ("GET", "/v1/models/org/name-1:2@b", "models"),
 ]
@@ -21,28 +33,53 @@ async def up() -> AsyncIterator[Upstream]:
         yield it
 
 
+def one(extra: str) -> str:
+    """A tenant with a list of models."""
+    key = f'keys = [{{ sha256 = "{digest("one")}" }}]'
+    return f'[tenants.one]\ntier = "gold"\nmodels = ["small-*", "org/name-1:2@b"]\n{key}\n{extra}\n'
+
+
+async def call(client: Client, method: str, path: str, body: bytes = b"", *, key: str = "one", more: str = "") -> Reply:
+    headers = f"content-type: application/json\r\n{more}" if body else more
+    return await client.ask(path, body, method=method, key=key, headers=headers)
+
+
+async def listed(seen: Seen) -> bytes:
+    """What a server of others says at `/v1/models`."""
+    entries: list[dict[str, Any]] = [
+        {"id": name, "object": "model"} for name in ("small-1b", "big-70b", "org/name-1:2@b")
+    ]
+    entries[0] |= {"root": "big-70b", "parent": None, "max_model_len": 4096, "extra": {"a": [1]}}
+    entries += [{"id": f"big-{number}", "object": "model"} for number in range(5000)]  # more than is read at once
+    path = seen.head.split(" ")[1]
+    answer = {"object": "list", "data": entries, "first_id": "small-1b", "models": [{"name": "big-70b"}]}
+    data = json.dumps(entries[2] if path.startswith("/v1/models/") else answer).encode()
+    if seen.head.startswith("HEAD"):
+        data = b""
+    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\netag: x\r\ncontent-length: %d\r\n\r\n%b" % (
+        len(data),
+        data,
+    )
+
+
 async def test_each_path_is_the_service_of_its_name(up: Upstream) -> None:
     for method, path, name in OPENAI:
-        extra = f"""
-[tenants.one]
-tier = "gold"
-services = ["{name}"]
-models = ["a-*", "b"]
-keys = [{{ sha256 = "{digest("one")}" }}]
-"""
+        up.answer = listed if method == "GET" else up.ok
+        body = b'{"model": "small-1b"}' if method == "POST" else b""
+        extra = one(f'services = ["{name}"]')
         async with gateway(documents([up.port], extra=extra)) as (port, _), Client(port) as client:
-            assert (await client.ask(path, b"", method=method, key="one")).status == 200
-            assert up.seen[-1].head.split(" ")[:2] == [method, path] and up.seen[-1].get("x-oriel-models") == "a-*,b"
+            assert (await call(client, method, path, body)).status == 200
+            assert up.seen[-1].head.split(" ")[:2] == [method, path]
+            assert up.seen[-1].get("x-oriel-models") == "small-*,org/name-1:2@b"
             assert up.seen[-1].get("x-oriel-services") == name
-            assert (await client.ask(path, b"", method=method, key=GOLD)).status == 200
+            assert (await call(client, method, path, body, key=GOLD)).status == 200
             assert up.seen[-1].get("x-oriel-models") is None, "all models"
             assert up.seen[-1].get("x-oriel-services") is None, "all services"
             for other, elsewhere, theirs in OPENAI:
                 if theirs != name:
-                    assert (await client.ask(elsewhere, b"", method=other, key="one")).status == 404
-            assert (await client.ask(path, b"", method=method, key=BRONZE)).status == 404
-            wrong = await client.ask(path, b"", method="DELETE", key=GOLD)
-            assert wrong.status == 405
+                    assert (await call(client, other, elsewhere, body)).status == 404
+            assert (await call(client, method, path, body, key=BRONZE)).status == 404
+            assert (await call(client, "DELETE", path, key=GOLD)).status == 405
 
 
 async def test_a_tenant_without_models_is_told_apart_from_one_with_all(up: Upstream) -> None:
@@ -53,10 +90,12 @@ services = ["*"]
 keys = [{{ sha256 = "{digest("none")}" }}]
 """
     async with gateway(documents([up.port], extra=extra)) as (port, _), Client(port) as client:
-        assert (await client.ask("/v1/embeddings", key="none", headers="x-oriel-models: *\r\n")).status == 200
+        assert (await client.ask("/v1/services/own", key="none", headers="x-oriel-models: *\r\n")).status == 200
         assert up.seen[-1].get("x-oriel-models") == "!"
         assert up.seen[-1].get("x-oriel-services") is None
+        assert (await call(client, "POST", "/v1/embeddings", b'{"model": "small"}', key="none")).status == 404
         assert (await client.ask("/v1/embeddings", key=LIMITED)).status == 404, "no services at all"
+        assert len(up.seen) == 1
 
 
 @pytest.mark.parametrize(
@@ -71,6 +110,12 @@ keys = [{{ sha256 = "{digest("none")}" }}]
         "/v1/embeddings/",
         "/v1/chat",
         "/v1/chat/completions/x",
+        "/v1/files",
+        "/v1/batches",
+        "/v1/responses/resp_1",
+        "/v1/fine_tuning/jobs",
+        "/v1/assistants",
+        "/v1/realtime",
     ],
 )
 async def test_no_other_spelling_passes(up: Upstream, path: str) -> None:
@@ -78,3 +123,328 @@ async def test_no_other_spelling_passes(up: Upstream, path: str) -> None:
         for method in ("GET", "POST"):
             assert (await client.ask(path, b"", method=method, key=GOLD)).status in (400, 404)
         assert not up.seen
+
+
+SMALL = '"model": "small-1b"'
+ESCAPED = r'"\u006d\u006Fdel": "\u0062ig-70b"'
+TWICE = "more than once"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        (f"{{{SMALL}}}", 200, ""),
+        (f'{{"a": 1, {SMALL}, "messages": [{{"content": "\\"model\\": \\"big-70b\\""}}]}}', 200, ""),
+        (f'{{{SMALL}, "tools": [{{"function": {{"parameters": {{"model": {{"type": "string"}}}}}}}}]}}', 200, ""),
+        (f'{{"tools": null, {SMALL}, "metadata": {{"model": "Golf"}}}}', 200, ""),
+        (r'{"\u006dodel": "sm\u0061ll-1b"}', 200, ""),
+        ('{"model": "org/name-1:2@b"}', 200, ""),
+        ('{"model": "big-70b"}', 404, "there is no model 'big-70b' here"),
+        (f"{{{ESCAPED}}}", 404, "there is no model 'big-70b' here"),
+        ('{"model": "small-/../big-70b"}', 404, "there is no model"),
+        ('{"model": "small-1b\\u0000"}', 404, "there is no model"),
+        ('{"model": " small-1b"}', 404, "there is no model"),
+        ("{}", 400, "name the model"),
+        ('{"model": null}', 400, "has to be a name"),
+        ('{"model": ""}', 400, "has to be a name"),
+        ('{"model": ["small-1b"]}', 400, "has to be a name"),
+        (f'{{"model": "big-70b", {SMALL}}}', 400, TWICE),
+        (f'{{{SMALL}, "model": "big-70b"}}', 400, TWICE),
+        (f"{{{SMALL}, {SMALL}}}", 400, TWICE),
+        (f"{{{SMALL}, {ESCAPED}}}", 400, TWICE),
+        (f"{{{ESCAPED}, {SMALL}}}", 400, TWICE),
+        (f'{{"x": {{"model": 1}}, "x": 2, {SMALL}}}', 400, TWICE),
+        (f'{{{SMALL}, "MODEL": "big-70b"}}', 400, "may name a model"),
+        (f'{{{SMALL}, "Mod\\u0065l": "big-70b"}}', 400, "may name a model"),
+        (f'{{{SMALL}, "models": ["big-70b"]}}', 400, "may name a model"),
+        (f'{{{SMALL}, "fallbacks": ["big-70b"]}}', 400, "may name a model"),
+        (f'{{{SMALL}, "lora_path": "big"}}', 400, "may name a model"),
+        (f'{{{SMALL}, "tools": [{{"type": "image_generation", "model": "big-70b"}}]}}', 404, "big-70b"),
+        (f'{{{SMALL}, "tools": [{{"model": "small-2"}}, {{"model": "big", "model": "small-1"}}]}}', 400, TWICE),
+        (f'{{{SMALL}, "tools": "big"}}', 400, "not a list"),
+        (f"{{{SMALL}}} {{}}", 400, "not one JSON object"),
+        (f"\ufeff{{{SMALL}}}", 400, "not one JSON object"),
+        (f"[{{{SMALL}}}]", 400, "not one JSON object"),
+        (f'{{{SMALL}, "x": NaN}}', 400, "not one JSON object"),
+        (f'{{{SMALL}, "x": {"[" * 5000}{"]" * 5000}}}', 400, "not one JSON object"),
+        ("model=small-1b", 400, "not one JSON object"),
+        ("", 400, "not one JSON object"),
+    ],
+)
+async def test_the_model_that_a_body_names_is_judged(up: Upstream, body: str, status: int, says: str) -> None:
+    async with gateway(documents([up.port], extra=one('services = ["*"]'))) as (port, core), Client(port) as client:
+        headers = "content-type: application/json; charset=utf-8\r\n"
+        reply = await client.ask("/v1/chat/completions", body.encode(), key="one", headers=headers)
+        assert reply.status == status, reply.body
+        if status == 200:
+            assert up.seen[0].body == body.encode()
+            return
+        error = json.loads(reply.body)["error"]
+        assert says in error["message"] and not up.seen and core.pools["p"].held_bytes == 0
+        if status == 404:
+            assert (error["code"], error["param"], error["reason"]) == ("model_not_found", "model", "not_found")
+        assert (await client.ask("/v1/chat/completions", body.encode(), key=GOLD)).status == 200, "may use all models"
+
+
+@pytest.mark.parametrize(
+    ("headers", "query", "status"),
+    [
+        ("content-type: application/json\r\n", "?api-version=1", 200),
+        ("content-type: application/json\r\ncontent-encoding: identity\r\n", "", 200),
+        ("content-type: application/json\r\n", "?model=big-70b", 400),
+        ("content-type: application/json\r\n", "?%6dodel=big-70b", 400),
+        ("content-type: application/json\r\nx-gateway-model-name: big-70b\r\n", "", 400),
+        ("content-type: application/json\r\ncontent-encoding: gzip\r\n", "", 415),
+        ("content-type: application/json\r\ncontent-type: text/plain\r\n", "", 415),
+        ("content-type: application/json\r\nconnection: content-type\r\n", "", 415),
+        ("content-type: application/json; charset=utf-16\r\n", "", 415),
+        ("content-type: application/x-www-form-urlencoded\r\n", "", 415),
+        ("content-type: multipart/form-data; boundary=b\r\n", "", 415),
+        ("", "", 415),
+    ],
+)
+async def test_a_head_that_changes_how_a_body_is_read_is_refused(
+    up: Upstream, headers: str, query: str, status: int
+) -> None:
+    async with gateway(documents([up.port], extra=one('services = ["*"]'))) as (port, _), Client(port) as client:
+        body = b'{"model": "small-1b", "x": "&model=big-70b&"}'
+        for _ in range(3):  # the third is recognised by its bytes
+            reply = await client.ask(f"/v1/completions{query}", body, key="one", headers=headers)
+            assert reply.status == status and len(up.seen) == (len(up.seen) if status == 200 else 0)
+
+
+async def test_a_body_past_the_bounds_is_refused_before_it_is_read(up: Upstream) -> None:
+    files = documents([up.port], extra=one('services = ["*"]'), pool='probe = ""')
+    files["all.toml"] = files["all.toml"].replace(b"max_body_bytes = 1000000", b"max_body_bytes = 10000000")
+    async with gateway(files) as (port, _):
+        head = "content-type: application/json\r\n"
+        async with Client(port) as client:
+            client.send("/v1/completions", key="one", headers=head)
+            assert (await client.reply()).status == 400
+            line = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer one\r\n{head}"
+            client.writer.write(f"{line}content-length: {JUDGED_BYTES + 1}\r\n\r\n".encode())
+            reply = await client.reply()
+            assert reply.status == 413 and b"read for its model" in reply.body
+        async with Client(port) as client:
+            client.writer.write(f"{line}transfer-encoding: chunked\r\n\r\n".encode())
+            client.writer.write(b"%x\r\n" % (JUDGED_BYTES + 1) + b" " * (JUDGED_BYTES + 1) + b"\r\n0\r\n\r\n")
+            assert (await client.reply()).status == 413
+        async with Client(port) as client:
+            many = ",".join(f'"k{number}":1' for number in range(MAX_QUOTES // 2))
+            assert (await client.ask("/v1/completions", f"{{{many}}}".encode(), key="one", headers=head)).status == 400
+            many += ',"model":"small-1b"'
+            assert (await client.ask("/v1/completions", f"{{{many}}}".encode(), key="one", headers=head)).status == 413
+        assert not up.seen
+
+
+def form(*parts: str, boundary: str = "b-1") -> str:
+    return "".join(f"--{boundary}\r\n{part}\r\n" for part in parts) + f"--{boundary}--\r\n"
+
+
+def part(name: str, data: str, more: str = "") -> str:
+    return f'Content-Disposition: form-data; name="{name}"{more}\r\n\r\n{data}'
+
+
+FILE = part("file", "RIFF\0\r\n\r\nmodel", '; filename="a.wav"\r\nContent-Type: audio/wav')
+GOOD = part("model", "small-1b")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        (form(FILE, GOOD, part("timestamp_granularities[]", "word")), 200, ""),
+        (form(GOOD).removesuffix("\r\n"), 200, ""),
+        (form(FILE, part("model", "big-70b")), 404, "there is no model 'big-70b' here"),
+        (form(FILE), 400, "name the model"),
+        (form(GOOD, part("model", "big-70b")), 400, TWICE),
+        (form(GOOD, part("Model", "big-70b")), 400, "may name a model"),
+        (form(GOOD, part("model[]", "big-70b")), 400, "may name a model"),
+        (form(part("model", "small-1b", '; filename="x"')), 400, "plain text"),
+        (form(part("model", "small-1b", "\r\nContent-Transfer-Encoding: base64")), 400, "plain text"),
+        (form(part("model", "small-1b", "\r\nContent-Type: text/plain; charset=utf-7")), 400, "plain text"),
+        (form(GOOD, part('mod\\"el', "x")), 400, "not a plain"),
+        (form(GOOD, part("a", "x", '; name="model"')), 400, "not a plain"),
+        (form(GOOD, "Content-Disposition: form-data; name*=utf-8''model\r\n\r\nbig-70b"), 400, "not a plain"),
+        (form(GOOD, part("a", "x", '\r\nContent-Disposition: form-data; name="model"')), 400, "not a plain"),
+        (form(GOOD, 'Content-Disposition: form-data;\r\n name="model"\r\n\r\nbig-70b'), 400, "not a plain"),
+        ('{"model": "big-70b"}\r\n' + form(GOOD), 400, "not a plain"),
+        (form(GOOD) + '{"model": "big-70b"}', 400, "not a plain"),
+        (form(GOOD).removesuffix("--\r\n"), 400, "not a plain"),
+        (form(GOOD, part("a", '\n--b-1\nContent-Disposition: form-data; name="model"\n\nbig-70b')), 400, "not a plain"),
+        (form(GOOD, part("a", "x")).replace("--b-1\r\n", "--b-1 \r\n"), 400, "not a plain"),
+        (form(*[GOOD] + [part("a", "")] * 256), 400, "not a plain"),
+        ('{"model": "small-1b"}', 400, "not a plain"),
+    ],
+)
+async def test_the_model_that_a_form_names_is_judged(up: Upstream, body: str, status: int, says: str) -> None:
+    async with gateway(documents([up.port], extra=one('services = ["*"]'))) as (port, _), Client(port) as client:
+        headers = "content-type: multipart/form-data; boundary=b-1\r\n"
+        for path in ("/v1/audio/transcriptions", "/v1/images/edits"):
+            reply = await client.ask(path, body.encode(), key="one", headers=headers)
+            assert reply.status == status and says.encode() in reply.body, reply.body
+        assert len(up.seen) == (2 if status == 200 else 0)
+        if status == 404:
+            kind = "content-type: application/json\r\n"
+            assert (await client.ask(path, b'{"model": "small-1b"}', key="one", headers=kind)).status == 415
+
+
+async def test_the_list_of_a_server_of_others_is_cut_to_the_tenants_models(up: Upstream) -> None:
+    up.answer = listed
+    async with (
+        gateway(documents([up.port], extra=one('services = ["models"]'))) as (port, core),
+        Client(port) as client,
+    ):
+        for _ in range(3):
+            more = "accept-encoding: gzip\r\nrange: bytes=0-5\r\nif-none-match: x\r\n"
+            reply = await client.ask("/v1/models", method="GET", key="one", headers=more)
+            small = {"id": "small-1b", "object": "model", "parent": None, "max_model_len": 4096, "extra": {"a": [1]}}
+            del small["parent"]
+            theirs = {"object": "list", "data": [small, {"id": "org/name-1:2@b", "object": "model"}]}
+            assert reply.status == 200 and json.loads(reply.body) == theirs and "etag" not in reply.headers
+            seen = up.seen[-1]
+            assert (seen.get("accept-encoding"), seen.get("range"), seen.get("if-none-match")) == (None, None, None)
+        assert b"big-70b" in (await client.ask("/v1/models", method="GET", key=GOLD)).body
+        client.send("/v1/models", method="HEAD", key="one")
+        head = await client.reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ") and b"content-length" not in head, "it would count the others"
+    async with (
+        gateway(documents([up.port], extra=one('services = ["models"]'))) as (port, core),
+        Client(port) as client,
+    ):
+        found = await client.ask("/v1/models/org/name-1:2@b", method="GET", key="one")
+        assert json.loads(found.body) == {"id": "org/name-1:2@b", "object": "model"}
+        asked = len(up.seen)
+        there, nowhere = [
+            (await client.ask(f"/v1/models/{name}", method="GET", key="one", headers="x-request-id: r\r\n"))
+            for name in ("big-70b", "big-99b")
+        ]
+        assert there.status == nowhere.status == 404 and len(up.seen) == asked
+        assert there.body.replace(b"big-70b", b"X") == nowhere.body.replace(b"big-99b", b"X")
+        # A name of the tenant's that stands for another model.
+        assert (await client.ask("/v1/models/small-9", method="GET", key="one")).status == 200
+        assert (await client.ask("/v1/models?limit=1%20", method="GET", key="one", body=b"x")).status == 400
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok",
+        b'HTTP/1.1 200 OK\r\ncontent-length: 14\r\n\r\n["big-70b", 1]',
+        b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n" + b'{"data": 1',
+        b"HTTP/1.1 206 Partial Content\r\ncontent-length: 7\r\n\r\nbig-70b",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n100001\r\n" + b" " * 0x100001 + b"\r\n0\r\n\r\n",
+    ],
+)
+async def test_what_cannot_be_filtered_is_not_passed_on(up: Upstream, answer: bytes) -> None:
+    async def said(seen: Seen) -> bytes:
+        return answer
+
+    up.answer = said
+    async with (
+        gateway(documents([up.port], extra=one('services = ["models"]'))) as (port, core),
+        Client(port) as client,
+    ):
+        for path in ("/v1/models", "/v1/models/small-1b"):
+            reply = await client.ask(path, method="GET", key="one")
+            assert reply.status == 502 and b"of models" in reply.body and b"big-70b" not in reply.body
+        gate = core.pools["p"]
+        assert gate.admission.inflight == 0 and all(each.outstanding == 0 for each in gate.endpoints)
+
+
+async def test_kept_answers_and_lists_do_not_pass_a_list_of_models(up: Upstream) -> None:
+    """An answer that was kept while somebody might use a model is not for those who may not, also the same tenant."""
+    files = documents([up.port], extra=one('services = ["*"]'))
+    kept = b'service = "*"\npool = "p"\ndeterministic = true\ncache_s = 60.0\ncache_shared = true'
+    files["all.toml"] = files["all.toml"].replace(b'service = "*"\npool = "p"', kept)
+    async with gateway(files) as (port, core), Client(port) as client:
+        up.answer = listed
+        assert b"big-70b" in (await call(client, "GET", "/v1/models", key=GOLD)).body
+        assert b"big-70b" not in (await call(client, "GET", "/v1/models")).body
+        assert b"big-70b" in (await call(client, "GET", "/v1/models", key=GOLD)).body
+        up.answer = up.ok
+        body = b'{"model": "big-70b"}'
+        assert (await call(client, "POST", "/v1/completions", body, key=GOLD)).status == 200
+        assert (await call(client, "POST", "/v1/completions", body)).status == 404
+        assert (await call(client, "POST", "/v1/services/own", body)).status == 200
+        narrower = files["all.toml"].replace(b'models = ["small-*", "org/name-1:2@b"]', b'models = ["small-*"]')
+        core.adopt(compile_documents({"all.toml": narrower}))
+        before = len(up.seen)
+        assert (await call(client, "POST", "/v1/services/own", body)).headers["x-oriel-cache"] == "miss"
+        assert len(up.seen) == before + 1
+
+
+class Foreign:
+    """An OpenAI server of others: it serves whatever a body names, and lists all it has."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+
+    async def __call__(self, seen: Seen) -> bytes:
+        path = seen.head.split(" ")[1]
+        if path.startswith("/v1/models"):
+            return await listed(seen)
+        if (seen.get("content-type") or "").startswith("multipart/"):
+            self.ran.append(re.findall(rb'name="model"\r\n\r\n(.*)\r\n', seen.body)[0].decode())
+            answer: dict[str, object] = {"text": "hello"}
+        else:
+            asked = json.loads(seen.body)
+            self.ran.append(asked["model"])
+            if asked.get("stream"):
+                chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": []}
+                data = b"data: %b\n\ndata: [DONE]\n\n" % json.dumps(chunk).encode()
+                return b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n%b" % (
+                    len(data),
+                    data,
+                )
+            answer = {"id": "x", "object": "list", "created": 1, "model": asked["model"], "choices": [], "output": []}
+            answer["data"] = [{"object": "embedding", "index": 0, "embedding": [0.5]}]
+            answer["results"] = []
+        data = json.dumps(answer).encode()
+        return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data)
+
+
+async def test_the_openai_client_in_front_of_a_server_of_others(up: Upstream) -> None:
+    up.answer = foreign = Foreign()
+    said: list[Any] = [{"role": "user", "content": "?"}]
+    async with gateway(documents([up.port], extra=one('services = ["*"]'))) as (port, _), AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(
+                openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0)
+            )
+            for key in ("one", GOLD)
+        ]
+
+        def calls(client: openai.AsyncOpenAI, model: str) -> list[Awaitable[Any]]:
+            return [
+                client.chat.completions.create(model=model, messages=said),
+                client.chat.completions.create(model=model, messages=said, stream=True),
+                client.completions.create(model=model, prompt="a"),
+                client.embeddings.create(model=model, input=["a", "b"]),
+                client.responses.create(model=model, input="a"),
+                client.moderations.create(model=model, input="a"),
+                client.images.generate(model=model, prompt="a"),
+                client.images.edit(model=model, prompt="a", image=("a.png", b"\x89PNG\r\n--x")),
+                client.audio.transcriptions.create(model=model, file=("a.wav", b"RIFF\r\n\r\n")),
+                client.audio.speech.create(model=model, input="a", voice="x"),
+                client.models.retrieve(model),
+            ]
+
+        limited, everything = clients
+        for client, model in ((limited, "small-1b"), (everything, "big-70b")):
+            for call in calls(client, model):
+                assert await call is not None
+        assert foreign.ran == ["small-1b"] * 10 + ["big-70b"] * 10
+        before = len(up.seen)
+        for call in calls(limited, "big-70b"):
+            with pytest.raises(openai.NotFoundError) as error:
+                await call
+            assert error.value.code == "model_not_found" and "'big-70b'" in error.value.message
+        assert len(up.seen) == before, "no server has seen the name"
+        assert [each.id async for each in await limited.models.list()] == ["small-1b", "org/name-1:2@b"]
+        assert "big-70b" in [each.id async for each in await everything.models.list()]
+        with pytest.raises(openai.NotFoundError):
+            await everything.batches.create(
+                completion_window="24h", endpoint="/v1/chat/completions", input_file_id="file-of-others"
+            )
+        with pytest.raises(openai.NotFoundError):
+            await everything.files.create(file=("a.jsonl", b'{"body": {"model": "big-70b"}}\n'), purpose="batch")

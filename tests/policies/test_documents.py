@@ -109,7 +109,7 @@ def test_keys_do_not_appear_in_the_repr() -> None:
         (b"[[routes]]\nmodel = 'a'\npool = 'q'\n", "routes[0].pool", "no pool is named 'q'"),
         (b"[pools.p]\nendpoints = ['a:1']\n[[routes]]\npool = 'p'\n", "routes[0]", "either a model or a service"),
         (b"[tenants.t]\ntier = 'no'\n", "tenants.t.tier", "no tier is named 'no'"),
-        (GOOD.replace(b'"a*", "b"', b'"a/b"'), "tenants.t", "is not a name"),
+        (GOOD.replace(b'"a*", "b"', b'"a b"'), "tenants.t", "is not a name"),
         (GOOD.replace(b"000", b"00"), "tenants.t.keys[0]", "64 lower-case hex"),
         (GOOD + b"weight = 0.0\n", "tenants.t.weight", "0.001 to 1000"),
         (GOOD + b"limit = { requests_per_s = 0.0 }\n", "tenants.t.limit", "requests_per_s"),

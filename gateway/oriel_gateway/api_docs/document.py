@@ -13,6 +13,7 @@ import msgspec
 from oriel_gateway.answers import STATUS
 from oriel_gateway.api_docs.published import PoolFacts
 from oriel_gateway.api_docs.reading import MAX_NAMES, ModelFacts, ServiceFacts, Tensor
+from oriel_gateway.targets import OPENAI_SERVICES
 from oriel_policies.documents import Tenant
 from oriel_policies.routing import RouteTable
 from oriel_wire.engine.api_page import DOCS, ERROR, OPENAI, OPENAPI, openai_operation
@@ -116,7 +117,6 @@ _TIER = {
     "description": "a tier below the one that would serve this request",
 }
 _ASKED = (_DEADLINE, _TIER)
-_OPENAI_NAMES = frozenset(name for name, _, _ in OPENAI.values())
 _MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
 _VERSION = {"name": "version", "in": "path", "required": True, "schema": {"type": "string"}}
 
@@ -292,7 +292,7 @@ def _services(tenant: Tenant, routes: RouteTable, pools: Mapping[str, PoolFacts]
                 assert facts.services is not None
                 found.setdefault(name, facts.services[name])
     for name in islice(routes.service_names, MAX_NAMES):
-        if name not in found and name not in _OPENAI_NAMES and name != "models" and tenant.may_use_service(name):
+        if name not in found and name not in OPENAI_SERVICES and tenant.may_use_service(name):
             if all(pools[route.pool].services is None for route in routes.for_service(name) if route.pool in pools):
                 found[name] = None
     return found

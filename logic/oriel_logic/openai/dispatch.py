@@ -1,7 +1,7 @@
 """`/v1/embeddings`, `/v1/completions`, `/v1/chat/completions` and `/v1/models`: one path, several models.
 
 The body's `model` says which. A model that the caller's tenant may not use is absent in the same words as one that is
-not there: `x-oriel-models`, the tenant's patterns, comes from the gateway, which does not read bodies.
+not there: `x-oriel-models`, the tenant's patterns, comes from the gateway, which judges bodies by them too.
 """
 
 import asyncio

@@ -24,6 +24,7 @@ __all__ = ["Tenants", "check_pattern", "epoch", "known_tier", "unique"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 _PATTERN = re.compile(r"[A-Za-z0-9._*-]{1,128}\Z")
+_GRANT = re.compile(r"[A-Za-z0-9._:@/*-]{1,128}\Z")  # OpenAI servers call models "org/name:tag"
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _SCOPES = {"operator"}
 _MAX_COUNT = 10**12
@@ -102,7 +103,7 @@ class Tenants:
             if sum(map(len, names)) > _MAX_PATTERNS:
                 raise BadDocument(file, path, f"at most {_MAX_PATTERNS} characters in all patterns: use *")
             for pattern in names:
-                check_pattern(file, path, pattern)
+                check_pattern(file, path, pattern, _GRANT)
             known = self._patterns[names] = names
         return known
 
@@ -212,7 +213,7 @@ def known_tier(file: str, path: str, name: str, tiers: Mapping[str, Tier], bad_t
         raise BadDocument(file, path, f"no tier is named {name!r}{nearest(name, tiers, list_all=True)}")
 
 
-def check_pattern(file: str, path: str, pattern: str) -> None:
+def check_pattern(file: str, path: str, pattern: str, allowed: re.Pattern[str] = _PATTERN) -> None:
     """Raises BadDocument unless `pattern` can name models or services."""
-    if not _PATTERN.match(pattern):
+    if not allowed.match(pattern):
         raise BadDocument(file, path, f"{pattern!r} is not a name or a pattern with *")
