@@ -18,7 +18,7 @@ _HEADERS = (
     "inference-header-content-length, traceparent, tracestate"
 )
 _EXPOSED = (
-    "x-request-id, server-timing, retry-after, ratelimit, ratelimit-policy, traceresponse, "
+    "x-request-id, server-timing, retry-after, ratelimit, ratelimit-policy, traceresponse, www-authenticate, "
     "inference-header-content-length"
 )
 _PREFIX = b"access-control-"

@@ -1,9 +1,11 @@
 import argparse
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from oriel_cli import plan
+from oriel_cli import plan, report
 from oriel_cli.demo_assets import DemoAssets
 from oriel_cli.units import UnitSpec
 from oriel_wire.errors import StartFailed
@@ -92,3 +94,14 @@ def test_without_demo_what_is_missing_is_named_at_once(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_is_named(assets: DemoAssets) -> None:
     with pytest.raises(StartFailed, match="no folder '/nowhere'"):
         plan.units(parsed("--services", "/nowhere"), assets)
+
+
+def test_what_is_printed_when_all_is_up_leads_to_the_page_and_the_clients(assets: DemoAssets) -> None:
+    units: Any = [
+        SimpleNamespace(spec=spec, name=spec.name, state="ready", pid=1) for spec in plan.units(parsed(), assets)
+    ]
+    shown = report.as_text(units, [], assets, traces="", took_s=1.0)
+    assert "http://127.0.0.1:8080/docs" in shown and "http://127.0.0.1:8080/v1/completions" in shown
+    secure = plan.units(parsed("--tls-cert", "tls.crt", "--tls-key", "tls.key"), assets)
+    units = [SimpleNamespace(spec=spec, name=spec.name, state="ready", pid=1) for spec in secure]
+    assert "https://127.0.0.1:8080/docs" in report.as_text(units, [], None, traces="", took_s=1.0)

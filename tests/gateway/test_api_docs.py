@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from oriel_gateway.api_docs import pages, published, reading
 from oriel_gateway.api_docs.document import common_document
 from oriel_gateway.core import Gateway
 
+from .process import gateway_process
 from .stack import BRONZE, GOLD, LIMITED, Client, Reply, Seen, Upstream, documents, gateway, nobody, upstream
 
 PAGES = ("/", "/docs", "/openapi.json", "/v1/services")
@@ -236,6 +238,31 @@ async def test_what_pools_say_is_asked_beside_the_calls_and_kept(up: Upstream) -
         async with gateway(documents([port_of_nobody])) as (port, gate), Client(port) as client:
             await turn(gate)
             assert not [path for path in await paths(client, GOLD) if path.startswith("/v1/services/")]
+
+
+async def test_a_gateway_names_its_page_at_start_and_asks_its_pools_by_itself(
+    up: Upstream, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with gateway_process(tmp_path, documents([up.port])) as process, Client(process.port) as client:
+        while b"secret" not in (await get(client, "/v1/services", GOLD)).body:
+            pass
+        assert "/v2/models/mlp/infer" in await paths(client, GOLD)
+    assert f"to read and to try: http://127.0.0.1:{process.port}/docs" in capfd.readouterr().err
+
+
+async def test_pages_of_named_origins_may_read_them(up: Upstream) -> None:
+    extra = '[http]\ncors_origins = ["https://app.example"]'
+    async with gateway(documents([up.port], extra=extra)) as (port, _), Client(port) as client:
+        for path, key in (("/openapi.json", GOLD), ("/v1/services", None), ("/docs", None)):
+            for origin, allowed in (("https://app.example", "https://app.example"), ("https://other.example", None)):
+                reply = await get(client, path, key, headers=f"origin: {origin}\r\n")
+                assert reply.headers.get("access-control-allow-origin") == allowed
+        assert (
+            "www-authenticate"
+            in (await get(client, "/", headers="origin: https://app.example\r\n")).headers[
+                "access-control-expose-headers"
+            ]
+        )
 
 
 async def test_a_pool_that_is_away_keeps_its_description(up: Upstream) -> None:

@@ -143,6 +143,7 @@ def common_document() -> bytes:
     paths = {**_own_paths(), **_service_template(), **_model_templates()}
     for path in OPENAI:
         paths |= _openai_path(path, ())
+    paths |= _openai_models()
     return _document(paths, {}, _STRANGERS)
 
 
@@ -154,8 +155,11 @@ def document(tenant: Tenant, routes: RouteTable, pools: Mapping[str, PoolFacts])
         paths[f"{SERVICES}/{name}"] = {"post": _service(name, facts)}
         if facts is not None:
             components |= facts.components
-    for path, models in _openai(tenant, routes, pools).items():
+    openai = _openai(tenant, routes, pools)
+    for path, models in openai.items():
         paths |= _openai_path(path, models)
+    if openai and tenant.may_use_service("models") and routes.for_service("models"):
+        paths |= _openai_models()
     for name, model in _models(tenant, routes, pools).items():
         paths |= _model(name, model)
     if routes.for_model("") and tenant.models:
@@ -327,6 +331,11 @@ def _openai_path(path: str, models: Sequence[str]) -> dict[str, Any]:
     made["parameters"] = [*_ASKED]
     made["responses"] |= _refusals(_COMMON)
     return {path: {"post": made}}
+
+
+def _openai_models() -> dict[str, Any]:
+    made = {"tags": ["OpenAI"], "summary": "The models this key may use there"}
+    return {"/v1/models": {"get": made | {"responses": {"200": _json({"type": "object"}), **_refusals(_COMMON)}}}}
 
 
 def _openai(tenant: Tenant, routes: RouteTable, pools: Mapping[str, PoolFacts]) -> dict[str, Sequence[str]]:
