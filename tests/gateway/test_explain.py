@@ -27,6 +27,7 @@ from . import test_ingress_grpc as over_grpc
 from .stack import BRONZE, GOLD, LIMITED, Client, Seen, Upstream, documents, gateway, upstream
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+ALERTS = DOCS.parent / "terraform" / "modules" / "platform" / "monitoring" / "alerts.yaml"
 TOKEN = "an-operators-token"
 
 
@@ -405,7 +406,7 @@ async def test_the_page_names_every_metric_with_type_and_labels() -> None:
 
 def test_alert_rules_are_valid_and_name_metrics_that_exist() -> None:
     table = documented()
-    rules = yaml.safe_load((DOCS / "alerts" / "gateway.yaml").read_text())
+    rules = yaml.safe_load(ALERTS.read_text())
     recorded: set[str] = set()
     alerts = []
     for group in rules["groups"]:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from oriel_cli.plan import PORTS as UNIT_PORTS
+
 from . import objects
 
 ROOT = Path(__file__).parents[2]
@@ -150,11 +152,103 @@ def test_without_dashboards_there_are_none(shared) -> None:
     assert "collector" not in objects.pods(found)
 
 
-def test_the_rules_are_those_of_the_docs(found, tree) -> None:
-    text = (ROOT / "docs/alerts/gateway.yaml").read_text()
-    assert (tree / "modules/platform/alerts/gateway.yaml").read_text() == text
+def test_the_objects_are_the_plain_files(found, tree) -> None:
+    files = tree / "modules/platform/monitoring"
     (rule,) = objects.of(found, "PrometheusRule").values()
-    assert rule["spec"] == yaml.safe_load(text)
+    assert rule["spec"] == yaml.safe_load((files / "alerts.yaml").read_text())
+    plain = {f"oriel-{file.name}": json.loads(file.read_text()) for file in (files / "dashboards").iterdir()}
+    assert dashboards(found) == plain
+
+
+def alerts(tree: Path) -> dict[str, dict[str, Any]]:
+    groups = yaml.safe_load((tree / "modules/platform/monitoring/alerts.yaml").read_text())["groups"]
+    return {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}
+
+
+HOUR, DAY = 3600, 24 * 3600
+ENDS = "oriel_gateway_certificate_expires_timestamp_seconds"
+# Alert -> a series, and a value of it in which the alert fires, at hour 20.
+FIRES = {
+    "OrielNoUsableEndpoint": ('oriel_gateway_endpoints_usable{pool="inference"}', 0),
+    "OrielModelUnavailable": ('oriel_model_unavailable{model="digits"}', 1),
+    "OrielModelFallback": ('oriel_model_fallback{model="digits", version="2", newest="3"}', 1),
+    "OrielServiceBroken": ('oriel_logic_releases{state="failed"}', 1),
+    "OrielLimiterAway": ("oriel_gateway_limiter_up", 0),
+    "OrielPolicyStoreAway": ("oriel_gateway_policy_store_up", 0),
+    "OrielPolicyStoreUnconfirmed": ("oriel_gateway_policy_store_confirmed_timestamp_seconds", 0),
+    "OrielCertificateExpires": (ENDS, 2 * DAY),
+    "OrielCertificateExpiresNow": (ENDS, 2 * DAY),
+}
+# The same series while all is well.
+QUIET = {
+    'oriel_gateway_endpoints_usable{pool="inference"}': 1,
+    'oriel_logic_releases{state="failed"}': 0,
+    "oriel_gateway_limiter_up": 1,
+    "oriel_gateway_policy_store_up": 1,
+    "oriel_gateway_policy_store_confirmed_timestamp_seconds": 19 * HOUR,
+    ENDS: 30 * DAY,
+}
+
+
+def test_each_thing_that_stops_callers_has_an_alert_and_a_line_in_the_docs(tree) -> None:
+    found, page = alerts(tree), (ROOT / "docs/monitoring.md").read_text()
+    for name, (series, _) in FIRES.items():
+        assert series.partition("{")[0] in metrics(found[name]["expr"]), name
+    for name, rule in found.items():
+        assert rule["labels"]["severity"] in ("page", "ticket")
+        assert f"`{name}`" in page or f"`{name.removeprefix('OrielBudgetBurn')}`" in page, name
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not on PATH")
+def test_promtool_sees_each_alert_fire_and_keep_quiet(tree, tmp_path: Path) -> None:
+    rules = [each for each in alerts(tree).values() if each["alert"] in FIRES]
+    cases = [
+        {
+            "interval": "5m",
+            "input_series": [{"series": name, "values": f"{value}x240"} for name, value in series.items()],
+            "alert_rule_test": [
+                {"alertname": rule["alert"], "eval_time": "20h", "exp_alerts": [expected(rule, series)] * fires}
+                for rule in rules
+                for fires in [rule["alert"] in firing]
+            ],
+        }
+        for series, firing in (
+            (dict(FIRES.values()), set(FIRES)),
+            (QUIET, set()),
+            (QUIET | {ENDS: 12 * DAY}, {"OrielCertificateExpires"}),
+        )
+    ]
+    # Without the recording rules over three days, which cost promtool minutes.
+    (tmp_path / "alerts.yaml").write_text(yaml.safe_dump({"groups": [{"name": "some", "rules": rules}]}))
+    (tmp_path / "test.yaml").write_text(json.dumps({"rule_files": ["alerts.yaml"], "tests": cases}))
+    done = subprocess.run(
+        ["promtool", "test", "rules", "test.yaml"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def expected(rule: dict[str, Any], series: dict[str, float]) -> dict[str, Any]:
+    """The alert that promtool expects: labels of the expression and the rule, the summary filled in."""
+    name = FIRES[rule["alert"]][0]
+    kept = {each.strip() for names in re.findall(r"by \(([^)]*)\)", rule["expr"]) for each in names.split(",")}
+    own = {label: text for label, text in re.findall(r'(\w+)="([^"]*)"', name) if label in kept}
+    summary = re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda match: own[match[1]], rule["annotations"]["summary"])
+    days, hours = divmod(int(series.get(name, 0) - 20 * HOUR) // HOUR, 24)
+    summary = summary.replace("{{ $value | humanizeDuration }}", f"{days}d {hours}h 0m 0s")
+    return {"exp_labels": own | rule["labels"], "exp_annotations": {"summary": summary}}
+
+
+def test_the_scrape_configuration_reads_each_units_own_port(tree) -> None:
+    config = yaml.safe_load((tree / "modules/platform/monitoring/prometheus.yml").read_text())
+    assert config["rule_files"] == ["alerts.yaml"]
+    ports = {"gateway": UNIT_PORTS["gateway"]["admin"], "logic": UNIT_PORTS["logic"]["admin"]}
+    ports["inference"] = UNIT_PORTS["inference"]["metrics"]
+    found = {each["job_name"].removeprefix("oriel-"): each for each in config["scrape_configs"]}
+    for unit, each in found.items():
+        assert each["static_configs"] == [{"targets": [f"127.0.0.1:{ports[unit]}"]}]
+        # The dashboards tell servers apart by it.
+        assert each["relabel_configs"] == [{"source_labels": ["__address__"], "target_label": "pod"}]
+    assert set(found) == set(UNITS)
 
 
 def test_every_monitor_finds_each_pod_once(found) -> None:

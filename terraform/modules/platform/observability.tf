@@ -133,6 +133,18 @@ locals {
     }
   } if var.observability.service_monitors]
 
+  # The files as they are, for whoever has no Kubernetes as well (docs/monitoring.md).
+  dashboard_objects = [for name in ["gateway", "inference", "logic"] : {
+    apiVersion = "v1"
+    kind       = "ConfigMap"
+    metadata = {
+      name      = "dashboard-${name}"
+      namespace = local.namespace
+      labels    = merge(local.labels[name], { grafana_dashboard = "1" })
+    }
+    data = { "oriel-${name}.json" = file("${path.module}/monitoring/dashboards/${name}.json") }
+  } if var.observability.dashboards]
+
   observability_objects = concat(local.collector_objects, local.metrics_services, local.dashboard_objects)
 
   observability_custom_objects = [for each in concat(
@@ -163,12 +175,11 @@ locals {
       apiVersion = "monitoring.coreos.com/v1"
       kind       = "PrometheusRule"
       metadata = {
-        name      = "gateway"
+        name      = "oriel"
         namespace = local.namespace
-        labels    = merge(var.observability.monitor_labels, local.labels.gateway)
+        labels    = merge(var.observability.monitor_labels, local.common_labels)
       }
-      # docs/alerts/gateway.yaml, the same file: a test compares them.
-      spec = yamldecode(file("${path.module}/alerts/gateway.yaml"))
+      spec = yamldecode(file("${path.module}/monitoring/alerts.yaml"))
     }],
   ) : each if var.observability.service_monitors]
 }
