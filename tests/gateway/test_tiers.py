@@ -371,3 +371,25 @@ async def test_flex_is_read_of_a_body_that_comes_late_and_in_pieces() -> None:
         async with gateway({"all.toml": text.encode()}) as (port, _), Client(port) as client:
             assert (await client.ask(CHAT, b'{"service_tier": "flex"}' + large)).status == 200
             assert up.seen[-1].get("x-oriel-tier") == "gold", "a larger body is not read for it"
+
+
+@pytest.mark.parametrize("limits", ["", 'limits = [{ tier = "bronze", requests_per_day = 1 }]\n'])
+async def test_flex_is_no_way_around_the_list_of_models(limits: str) -> None:
+    async with upstream() as up:
+        text = files([up.port])["all.toml"].decode()
+        text += f"""
+[tenants.listed]
+tier = "gold"
+models = ["m"]
+services = ["*"]
+keys = [{{ sha256 = "{digest("key-listed")}" }}]
+{limits}"""
+        async with gateway({"all.toml": text.encode()}) as (port, _), Client(port) as client:
+            body = b'{"model": "other", "messages": [], "service_tier": "flex"}'
+            json_type = "content-type: application/json\r\n"
+            for _ in range(2):
+                assert (await client.ask(CHAT, body, key="key-listed", headers=json_type)).status == 404
+            assert not up.seen
+            allowed = await client.ask(CHAT, body.replace(b"other", b"m"), key="key-listed", headers=json_type)
+            assert allowed.status == 200, "what was refused for its model has used up nothing of the tier's limit"
+            assert up.seen[-1].get("x-oriel-tier") == "bronze"
