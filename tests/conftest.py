@@ -85,7 +85,9 @@ def servers_in_process_end_soon() -> Iterator[None]:
     """Hundreds of them are ended, and nobody asks them whether they are ready meanwhile; tests that do set it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(listener, "LAME_DUCK_S", 0.01)
+        patch.setattr(listener, "LINGER_S", 0.01)
         patch.setattr(grpc_drain, "QUIET_S", 0.01)
+        patch.setattr(grpc_drain, "SELDOM_S", 0.01)
         yield
 
 

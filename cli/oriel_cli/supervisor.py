@@ -3,7 +3,8 @@
 Start: all at once; each must answer its readiness URL. A unit that dies before all are ready ends everything: the
 reason is on stderr, printed by the unit itself. Afterwards a unit that dies is started again, after 0.2 s doubling to
 5 s. Stop: in the order of the list, SIGTERM to the unit, SIGKILL to its process group when it has gone or the grace
-is over. Each unit leads a session of its own, so a Ctrl-C in the terminal reaches only the supervisor.
+is over; a unit that takes longer than a second is named with what it says of itself and the time it has left. Each unit
+leads a session of its own, so a Ctrl-C in the terminal reaches only the supervisor.
 
 Should the supervisor itself be killed, the kernel closes the write end of the lifeline pipe and every unit sees it.
 Processes are owned here and nowhere else; the loop is the single writer.
@@ -42,6 +43,8 @@ class Timings:
     calm_after_s: float = 30.0
     grace_s: float = 30.0
     least_grace_s: float = 1.0
+    say_after_s: float = 1.0
+    say_every_s: float = 5.0
 
 
 class Supervisor:
@@ -117,9 +120,11 @@ class Supervisor:
 
     async def _stop(self) -> None:
         deadline = time.monotonic() + self._timings.grace_s
+        names = ", then ".join(unit.name for unit in self.units)
+        self._say(f"stopping {names}: at most {self._timings.grace_s:.0f} s, a second Ctrl-C ends them at once")
         for unit in self.units:
             # A unit that used the whole grace must not cost those behind it their own orderly end.
-            await unit.stop(max(deadline, time.monotonic() + self._timings.least_grace_s))
+            await unit.stop(max(deadline, time.monotonic() + self._timings.least_grace_s), self._say)
 
 
 class Unit:
@@ -166,8 +171,8 @@ class Unit:
         self.lived_s = time.monotonic() - self._started_s
         return f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with code {code}"
 
-    async def stop(self, deadline: float) -> None:
-        """SIGTERM, wait until `deadline` (monotonic), SIGKILL to the whole group."""
+    async def stop(self, deadline: float, say: Callable[[str], None]) -> None:
+        """SIGTERM, wait until `deadline` (monotonic), SIGKILL to the whole group. say: hears what it is waited for."""
         process = self._process
         if process is None:
             return
@@ -176,13 +181,32 @@ class Unit:
             if process.returncode is None:
                 process.terminate()
                 async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                    await process.wait()
+                    await self._until_ended(process, deadline, say)
         except (TimeoutError, ProcessLookupError):
             pass
         self.kill()
         await process.wait()
         self._process = None
         self.state = "stopped"
+
+    async def _until_ended(
+        self, process: asyncio.subprocess.Process, deadline: float, say: Callable[[str], None]
+    ) -> None:
+        ended = asyncio.ensure_future(process.wait())
+        pause_s = self._timings.say_after_s
+        try:
+            while not (await asyncio.wait((ended,), timeout=pause_s))[0]:
+                pause_s = self._timings.say_every_s
+                label, path = self.spec.ready
+                address = self.spec.addresses[label]
+                answer = await probe.get(address.host, address.port, path, timeout_s=self._timings.probe_timeout_s)
+                document = answer.document if answer is not None and isinstance(answer.document, dict) else {}
+                if ended.done():
+                    return
+                reason = str(document.get("reason") or "it does not say for what")
+                say(f"waiting for {self.name}, at most {deadline - time.monotonic():.0f} s more: {reason}")
+        finally:
+            ended.cancel()
 
     def kill(self) -> None:
         """SIGKILL to whatever is left of the process group."""

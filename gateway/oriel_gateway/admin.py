@@ -46,7 +46,9 @@ def admin_app(gateway: Gateway, *, token: str | None = None, certificates: Certi
 
     def ready() -> tuple[bool, str]:
         if gateway.draining:
-            return False, "the gateway is shutting down"
+            gates = (*gateway.pools.values(), *gateway.left_pools)
+            calls = sum(gate.admission.inflight + gate.admission.queue.items for gate in gates)
+            return False, f"the gateway is shutting down, {calls} call(s) under way"
         return gateway.ready, "" if gateway.ready else "the gateway has not yet asked its upstreams"
 
     async def queues(_: Request) -> Response:

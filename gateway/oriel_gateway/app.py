@@ -215,7 +215,8 @@ async def _serve(
                 task.cancel()
             gateway.draining = True
             asyncio.get_running_loop().call_later(DRAIN_S - REFUSE_S, gateway.refuse_waiting)
-            await asyncio.gather(http.drain(DRAIN_S), grpc.drain(DRAIN_S))
+            beside = asyncio.ensure_future(grpc.drain(DRAIN_S))
+            await asyncio.gather(http.drain(DRAIN_S, beside), beside)
             control_stop.set()
     finally:
         await gateway.close()

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import shutil
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +36,7 @@ from oriel_inference.scripting import Scripting
 from oriel_inference.servers.access_log import AccessLog
 from oriel_inference.servers.control import control_app
 from oriel_inference.servers.encoding import Encodings
-from oriel_inference.servers.grpc import GrpcFrontend, open_grpc
+from oriel_inference.servers.grpc import GrpcFrontend, GrpcServer, open_grpc
 from oriel_inference.servers.http import HttpFrontend
 from oriel_inference.servers.large_json import LargeJson
 from oriel_inference.servers.meter import Meter
@@ -49,6 +49,8 @@ from oriel_inference.stores.remote import RemoteStore
 from oriel_wire.engine.buffered import HttpLimits
 from oriel_wire.engine.buffered import serve as serve_http
 from oriel_wire.engine.control import serve_control
+from oriel_wire.engine.grpc_drain import UnderWay
+from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.peers import TrustedPeers
 from oriel_wire.engine.process import PLAIN, listen
 from oriel_wire.engine.spans import open_sink
@@ -242,6 +244,9 @@ async def open_unit(
                 explain=frontend.explain,
                 views=frontend.views,
             )
+        surface.under_way = lambda: (
+            grpc_frontend.under_way.all + (http_server.under_way if http_server is not None else 0)
+        )
         end_control = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             if metrics_socket is not None:
@@ -262,12 +267,9 @@ async def open_unit(
                 surface.stopping = True
                 python.stop()  # a load under way is a request under way: it must not hold the others' end up
                 await asyncio.gather(*(asyncio.to_thread(store.close) for store in remote))  # likewise what it fetches
-                _log.info("stopping: %d request(s) under way have at most %g s", _under_way(catalog), settings.drain_s)
+                _log.info("stopping: %d request(s) under way have at most %g s", surface.under_way(), settings.drain_s)
                 grpc_frontend.stop(settings.drain_s)
-                drains: list[Awaitable[None]] = [http_server.drain(settings.drain_s)] if http_server is not None else []
-                if grpc_server is not None:
-                    drains.append(grpc_server.drain(settings.drain_s))
-                await asyncio.gather(*drains)
+                await _drain(http_server, grpc_server, grpc_frontend.under_way, settings.drain_s)
                 if cut := _under_way(catalog):
                     _log.warning("stopping: %d request(s) did not end in time and are cut", cut)
                 loading.cancel()
@@ -296,6 +298,19 @@ async def _done(work: asyncio.Task[None], stop: asyncio.Event | None) -> bool:
         except LoadFailed as failure:
             raise StartFailed(failure.reason) from failure
     return work.done()
+
+
+async def _drain(http: HttpServer | None, grpc: GrpcServer | None, grpc_calls: UnderWay, drain_s: float) -> None:
+    """End both servers together: as long as calls from before run on one of them, the other one answers as well."""
+    grpc_calls.mark()
+
+    def finishing() -> bool:
+        return grpc_calls.old > 0 or (http is not None and http.finishing)
+
+    async with asyncio.TaskGroup() as drains:
+        beside = drains.create_task(grpc.drain(drain_s, finishing)) if grpc is not None else None
+        if http is not None:
+            drains.create_task(http.drain(drain_s, beside))
 
 
 def _under_way(catalog: Catalog) -> int:

@@ -74,6 +74,7 @@ async def serve_unit(
     sink = open_sink("logic")
     metrics = Metrics()
     units: list[Unit] = []
+    fronts: list[HttpServer] = []
     admin_stop = asyncio.Event()
     beside = AsyncExitStack()
 
@@ -92,6 +93,7 @@ async def serve_unit(
         ports = (*http.getsockname()[:2], *admin.getsockname()[:2])
         _log.info("services on http://%s:%d/v1/services (health and metrics on http://%s:%d)", *ports)
         front = await unit.open(http)
+        fronts.append(front)
         if dev is not None:
             await unit.pool.wait_ready()
             await unit.updates.settled()  # services in environments of their own
@@ -106,7 +108,12 @@ async def serve_unit(
     try:
         if dev is not None:
             await beside.enter_async_context(dev.running())
-        health = admin_app(metrics, stop, lambda: bool(units) and units[0].is_ready)
+        health = admin_app(
+            metrics,
+            stop,
+            lambda: bool(units) and units[0].is_ready,
+            under_way=lambda: sum(front.under_way for front in fronts),
+        )
         async with asyncio.TaskGroup() as group:
             control = group.create_task(serve_control(health, admin, admin_stop))
             serving = group.create_task(serve())
@@ -127,12 +134,14 @@ async def serve_unit(
         await asyncio.to_thread(sink.close)
 
 
-def admin_app(metrics: Metrics, stop: asyncio.Event, is_ready: Callable[[], bool]) -> Starlette:
-    """Health and metrics. It is not ready any more once `stop` is set."""
+def admin_app(
+    metrics: Metrics, stop: asyncio.Event, is_ready: Callable[[], bool], under_way: Callable[[], int] = lambda: 0
+) -> Starlette:
+    """Health and metrics. It is not ready any more once `stop` is set, and says how many calls are under way then."""
 
     def ready() -> tuple[bool, str]:
         if stop.is_set():
-            return False, "the server is stopping"
+            return False, f"the server is stopping, {under_way()} call(s) under way"
         return (True, "") if is_ready() else (False, "the services are being set up")
 
     return Starlette(routes=health_routes(ready, metrics.registry))

@@ -1,6 +1,6 @@
 """A unit for supervisor tests: answers every path on one port; what it does besides is in its arguments.
 
-python fake_unit.py PORT [fail|deaf|child PIDFILE]
+python fake_unit.py PORT [fail|deaf|slow FILE|child PIDFILE]: slow ends when FILE is there
 """
 
 import asyncio
@@ -14,12 +14,15 @@ from oriel_wire.errors import StartFailed
 
 STUCK = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 BODY = b'[{"name": "sample", "version": "1"}]'
+STOPPING = b'{"ready": false, "reason": "it is stopping, 2 call(s) under way"}'
+stopping = False
 
 
 async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(BODY), BODY))
+        status, body = (b"503 Stopping", STOPPING) if stopping else (b"200 OK", BODY)
+        writer.write(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body))
         await writer.drain()
     writer.close()
 
@@ -38,6 +41,10 @@ async def main(stop: asyncio.Event) -> None:
     sock = listen("127.0.0.1", port, "fake HTTP")
     server = await asyncio.start_server(answer, sock=sock)
     await stop.wait()
+    global stopping
+    stopping = True
+    while how == "slow" and not Path(sys.argv[3]).exists():
+        await asyncio.sleep(0.01)
     if how == "deaf":
         await asyncio.Event().wait()
     server.close()

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -260,3 +261,18 @@ def test_free_ports_are_different_and_below_the_ephemeral_range() -> None:
     assert len(set(ports)) == 20 and max(ports) < 49152
     for port in ports:
         listen("127.0.0.1", port, "x").close()
+
+
+async def test_a_stop_names_whom_it_waits_for(tmp_path: Path) -> None:
+    """Ctrl-C showed nothing while calls were under way."""
+    quick = replace(QUICK, say_after_s=0.01, say_every_s=0.01)
+    stage = Stage(spec("one"), spec("two", "slow", str(tmp_path / "go")), timings=quick)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(stage.run())
+        await stage.ready.wait()
+        stage.stop.set()
+        await stage.until_said("waiting for two, at most ")
+        (tmp_path / "go").touch()
+    assert stage.said[0] == "stopping one, then two: at most 30 s, a second Ctrl-C ends them at once"
+    told = next(line for line in stage.said if line.startswith("waiting for two, "))
+    assert told.endswith(" s more: it is stopping, 2 call(s) under way")

@@ -10,8 +10,10 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
+import grpc
 import httpx
 import pytest
 
@@ -23,10 +25,13 @@ from oriel_inference.settings import Settings
 from oriel_wire.engine import listener
 from oriel_wire.errors import StartFailed
 from oriel_wire.trace import ListSink
+from oriel_wire.v2.proto import v2_pb2
 
 from . import models
 from .clients import client_of
 from .gated import INFER, ROW, gated, until
+
+OWN = (("grpc.use_local_subchannel_pool", 1),)
 
 
 async def test_expired_request_is_answered_while_a_long_batch_holds_the_device(
@@ -162,6 +167,52 @@ async def test_new_connections_hear_503_while_it_stops_and_nothing_fails(
             assert (answer.status_code, answer.headers["connection"]) == (status, "close")
     serving.cancel()
     with suppress(asyncio.CancelledError):
+        await serving
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+async def test_both_listeners_answer_until_the_last_call_of_either_has_ended(
+    settings: Settings, tmp_path: Path, fake: FakeBackend, protocol: str
+) -> None:
+    """A gateway got connections refused while the server still had calls to finish."""
+    stop, started = asyncio.Event(), asyncio.get_running_loop().create_future()
+    models.put(tmp_path, "double", models.double(), models.DOUBLE)
+    gated_settings = replace(settings, repositories=(tmp_path,), drain_s=3600.0, strict_readiness=True)
+
+    async def serve() -> None:
+        async with open_unit(gated_settings, backends=lambda _: fake, sink=ListSink()) as unit:
+            started.set_result(unit)
+            await stop.wait()
+
+    fake.gate.open()
+    serving = asyncio.create_task(serve())
+    unit = await started
+    fake.gate.close()
+    async with client_of(unit.http_port) as client, grpc.aio.insecure_channel(f"127.0.0.1:{unit.grpc_port}") as channel:
+        message = v2_pb2.ModelInferRequest(model_name="double")
+        message.inputs.add(name="x", datatype="FP32", shape=[1, 4])
+        message.raw_input_contents.append(bytes(16))
+        infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        held = asyncio.ensure_future(
+            client.post(INFER, json=ROW) if protocol == "http" else infer(message.SerializeToString())
+        )
+        await asyncio.to_thread(fake.gate.wait_for_runs, 1)
+        stop.set()
+        await until(lambda: unit.surface.stopping)
+        for _ in range(10):
+            await asyncio.sleep(2 * listener.LAME_DUCK_S)
+            async with client_of(unit.http_port) as other, client_of(unit.metrics_port) as admin:
+                assert (await other.get("/v2/health/live")).status_code == 200
+                ready = await admin.get("/health/ready")
+                assert (ready.status_code, ready.json()["reason"]) == (
+                    503,
+                    "the server is shutting down, 1 call(s) under way",
+                )
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{unit.grpc_port}", options=OWN) as other_channel:
+                await other_channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=60)
+        fake.gate.open()
+        await held
+    async with asyncio.timeout(60):
         await serving
 
 

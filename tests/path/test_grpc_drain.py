@@ -72,6 +72,7 @@ def ages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections grow old quickly, and a pause of a busy machine is not taken for the end of all calls."""
     monkeypatch.setattr(GrpcLimits, "AGE_S", AGE_MS / 1e3)
     monkeypatch.setattr(grpc_drain, "QUIET_S", 2.0)
+    monkeypatch.setattr(grpc_drain, "SELDOM_S", 2.0)
     monkeypatch.setattr(stream, "QUIET_S", 60.0)
 
 

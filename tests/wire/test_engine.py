@@ -207,14 +207,51 @@ async def test_drain_finishes_what_is_in_flight(echo: tuple[Echo, HttpServer]) -
     await asyncio.sleep(0)
     late = await talk(server.port, GET)  # who was connecting already is answered, and told to go
     assert b"HTTP/1.1 200 OK" in late and b"connection: close" in late
-    while server.accepting:
-        await asyncio.sleep(0.01)
-    with pytest.raises(OSError):
-        await talk(server.port, GET)
+    await stays_open(server)
+    assert server.under_way == 1
     handler.held[0].respond(200, [], b"done")
     got = await talking
     assert got.endswith(b"done") and b"connection: close" in got
     await draining
+    assert not server.accepting
+    with pytest.raises(OSError):
+        await talk(server.port, GET)
+
+
+async def stays_open(server: HttpServer) -> None:
+    """Past the time in which it would let in anybody, a listener answers as long as something runs."""
+    for _ in range(20):
+        await asyncio.sleep(2 * listener.LAME_DUCK_S)
+        assert b"HTTP/1.1 200 OK" in await talk(server.port, GET)
+
+
+async def test_a_request_that_comes_during_a_drain_holds_it_open_for_nobody(echo: tuple[Echo, HttpServer]) -> None:
+    """Else a client that calls all the time would keep a server from ending."""
+    handler, server = echo
+    draining = asyncio.ensure_future(server.drain(3600.0, asyncio.ensure_future(asyncio.Event().wait())))
+    hold = b"GET /hold HTTP/1.1\r\nHost: x\r\n\r\n"
+    while server.finishing or not server.draining:
+        await asyncio.sleep(0.001)
+    late = asyncio.ensure_future(talk(server.port, hold))
+    while not handler.held:
+        await asyncio.sleep(0)
+    assert server.under_way == 1 and not server.finishing
+    handler.held[0].respond(200, [], b"done")
+    assert (await late).endswith(b"done")
+    draining.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await draining
+
+
+async def test_a_listener_stays_open_until_what_drains_beside_it_has_ended(echo: tuple[Echo, HttpServer]) -> None:
+    server, beside = echo[1], asyncio.get_running_loop().create_future()
+    draining = asyncio.ensure_future(server.drain(3600.0, beside))
+    await stays_open(server)
+    beside.set_result(None)
+    async with asyncio.timeout(60):
+        await draining
+    with pytest.raises(OSError):
+        await talk(server.port, GET)
 
 
 async def test_a_draining_server_still_answers_new_connections_for_a_while(

@@ -3,13 +3,15 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from math import inf
 
 import grpc
 import pytest
 from grpc import aio
 
 from oriel_wire.engine import grpc_drain, listener
-from oriel_wire.engine.grpc_drain import ENDLESS_MS, MAX_AGE, Arrivals, close_listeners, drain, max_age_ms
+from oriel_wire.engine.grpc_drain import ENDLESS_MS, MAX_AGE, Arrivals, UnderWay, close_listeners, drain, max_age_ms
 
 METHOD = "/a.Service/Method"
 
@@ -94,6 +96,62 @@ async def test_who_is_idle_is_not_waited_for(served: Served) -> None:
     assert await served.call() == b"a"
     async with asyncio.timeout(60):
         await served.drain(3600.0)
+
+
+async def test_who_was_asked_by_probes_only_is_idle(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single call some time ago, and probes up to the end: it waited until all its connections were old."""
+    monkeypatch.setattr(grpc_drain, "SELDOM_S", 3600.0)
+    assert await served.call() == b"a"
+    draining = asyncio.ensure_future(served.drain(7200.0))
+    probe = served.channel.unary_unary("/grpc.health.v1.Health/Check")
+    async with asyncio.timeout(60):
+        while not draining.done():
+            with suppress(aio.AioRpcError):
+                await probe(b"a", timeout=60)
+    await draining
+
+
+def test_clients_that_still_call_or_call_seldom_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_drain, "QUIET_S", 0.5)
+    monkeypatch.setattr(grpc_drain, "SELDOM_S", 5.0)
+    arrivals = Arrivals()
+    assert arrivals.quiet_from_s(100.0) < 100.0
+    for before_s, latest_s, quiet_s in (
+        (-inf, 98.0, 98.5),
+        (97.99, 98.0, 98.5),
+        (97.0, 98.0, 100.0),
+        (90.0, 98.0, 98.5),
+    ):
+        arrivals.before_s, arrivals.latest_s = before_s, latest_s
+        assert arrivals.quiet_from_s(100.0) == pytest.approx(quiet_s)
+    arrivals.before_s, arrivals.latest_s = 98.0, 100.2
+    assert arrivals.quiet_from_s(100.0) == pytest.approx(105.2)
+
+
+async def test_connections_are_accepted_while_calls_from_before_run(served: Served) -> None:
+    under_way = UnderWay()
+    begun = under_way.begin()
+    under_way.mark()
+    later = under_way.begin()
+    assert (under_way.all, under_way.old) == (2, 1)
+    work = drain(
+        served.server,
+        served.port,
+        served.arrivals,
+        grace_s=3600.0,
+        age_ms=ENDLESS_MS,
+        finishing=lambda: under_way.old > 0,
+    )
+    draining = asyncio.ensure_future(work)
+    for _ in range(20):
+        await asyncio.sleep(2 * listener.LAME_DUCK_S)
+        assert served.connects()
+    under_way.end(begun)
+    async with asyncio.timeout(60):
+        await draining
+    assert not served.connects()
+    under_way.end(later)
+    assert under_way.all == 0
 
 
 async def test_what_runs_is_waited_for(served: Served) -> None:

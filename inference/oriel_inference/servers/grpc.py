@@ -74,6 +74,11 @@ class GrpcFrontend:
             _generic(HEALTH_SERVICE, {"Check": self._check}, HEALTH_METHODS, self._large),
         ]
 
+    @property
+    def under_way(self) -> grpc_drain.UnderWay:
+        """The calls of ModelInfer."""
+        return self._infer.under_way
+
     def stop(self, drain_s: float) -> None:
         """The server drains, within so long: end what would stay open for ever."""
         self._streams.stop(drain_s)
@@ -138,10 +143,12 @@ class GrpcServer:
         self._arrivals = arrivals
         self._age_ms = age_ms
 
-    async def drain(self, grace_s: float) -> None:
+    async def drain(self, grace_s: float, finishing: Callable[[], bool]) -> None:
         """Let in nobody new, let calls in flight finish, close: see `grpc_drain`."""
         try:
-            await grpc_drain.drain(self._server, self.port, self._arrivals, grace_s=grace_s, age_ms=self._age_ms)
+            await grpc_drain.drain(
+                self._server, self.port, self._arrivals, grace_s=grace_s, age_ms=self._age_ms, finishing=finishing
+            )
         finally:
             self._pulse.close()
 

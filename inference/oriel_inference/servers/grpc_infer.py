@@ -23,6 +23,7 @@ from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.surface import Surface
 from oriel_inference.servers.trail import Trail
 from oriel_wire.context import CallContext
+from oriel_wire.engine.grpc_drain import UnderWay
 from oriel_wire.engine.large_messages import LARGE_BYTES, LargeMessages
 from oriel_wire.engine.pulse import GrpcPulse
 from oriel_wire.errors import BadMessage
@@ -64,10 +65,12 @@ class GrpcInfer:
         self._messages = InferMessages()
         self._plans = ContextPlans(surface)
         self._gather: Gather | None = None
+        self.under_way = UnderWay()
 
     async def handle(self, data: bytes, context: Context) -> bytes:
         """Cancelled when the caller leaves or gRPC's own deadline passes: the call leaves its queue at once."""
         error: InferenceError
+        begun = self.under_way.begin()
         try:
             return await self._infer(data, context)
         except InferenceError as refusal:
@@ -77,6 +80,7 @@ class GrpcInfer:
             _log.exception("a call failed unexpectedly")
             error = BackendFailed("the server failed on this request")
         finally:
+            self.under_way.end(begun)
             if len(data) >= LARGE_BYTES:
                 self._large.ended(len(data))
         # An aborted call lives on until the collector comes, with this frame: it must not hold the message.

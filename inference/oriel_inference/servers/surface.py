@@ -1,5 +1,6 @@
 """What both v2 servers share: the models, whether the server is ready, what it says of itself."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,7 +35,10 @@ EXTENSIONS = (
 
 @dataclass(slots=True, kw_only=True)
 class Surface:
-    """Single writer: the app, which sets `stopping` when the drain begins."""
+    """Single writer: the app, which sets `stopping` when the drain begins.
+
+    under_way: requests that have begun and are not answered, of all servers.
+    """
 
     catalog: Catalog
     control: ModelControl
@@ -47,11 +51,12 @@ class Surface:
     strict_readiness: bool | Literal["any"] = True
     stopping: bool = False
     server_id: str = SERVER_NAME
+    under_way: Callable[[], int] = lambda: 0
 
     def readiness(self) -> tuple[bool, str]:
         """Whether requests are welcome, and if not why."""
         if self.stopping:
-            return False, "the server is shutting down"
+            return False, f"the server is shutting down, {self.under_way()} call(s) under way"
         if self.catalog.loading:
             return False, "models are being loaded"
         lacks = ""

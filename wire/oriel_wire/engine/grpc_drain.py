@@ -4,13 +4,16 @@
 every call that has just come and every one that comes on a connection whose client has not read the GOAWAY yet: under
 load one in a hundred of a second's. So it is called once no call can come:
 
-1. For `LAME_DUCK_S` everything goes on, as over HTTP, while readiness says no.
+1. For `LAME_DUCK_S`, and until the calls that were under way then have ended, everything goes on, as over HTTP, while
+   readiness says no.
 2. The listening sockets are closed, the server runs. gRPC offers no call for that: see `close_listeners`.
 3. Connections have a maximum age, all the time. One that has reached it is closed in the way that loses nothing: its
    client is told, calls that cross with that are served, calls under way finish, however long they take, and the client
    makes another connection, now elsewhere. So after an age there is no connection left that can bring a call.
-4. Where none has come for `QUIET_S`, as before the stop on an idle server, none is likely to be on its way, and nobody
-   waits for the rest of the age.
+4. Where none has come for `QUIET_S`, as before the stop of an idle server, none is likely to be on its way, and nobody
+   waits for the rest of the age. Clients that still call after the stop has begun are waited for until they have been
+   silent for `SELDOM_S`, and those whose last two calls came up to `SELDOM_S` after one another for twice that time.
+   Probes do not count: one that is cut says no more than one that is answered.
 
 Then `stop`, which lets what is under way finish.
 """
@@ -18,6 +21,7 @@ Then `stop`, which lets what is under way finish.
 import asyncio
 import os
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from math import inf
 from time import monotonic
@@ -28,14 +32,16 @@ from grpc import aio
 
 from oriel_wire.engine import listener
 
-__all__ = ["MAX_AGE", "Arrivals", "close_listeners", "drain", "max_age_ms"]
+__all__ = ["MAX_AGE", "Arrivals", "UnderWay", "close_listeners", "drain", "max_age_ms"]
 
 MAX_AGE = "grpc.max_connection_age_ms"  # of the server's options
-QUIET_S = 5.0
+QUIET_S = 0.5
+SELDOM_S = 5.0
 AGE_SHARE = 0.6
 ENDLESS_MS = 2**31 - 1  # as gRPC says it
 _LEAST_GRACE_S = 2.0
 _LATEST_SHARE = 0.7
+_FINISH_SHARE = 0.5
 _JITTER = 1.1  # gRPC spreads ages by a tenth in both directions
 _SLOW_S = 5.0  # until the slowest client has heard it
 _LOOK_S = 0.05
@@ -46,15 +52,70 @@ else:
     _GenericHandler = grpc.GenericRpcHandler
 
 
+PROBES = frozenset(
+    (
+        "/grpc.health.v1.Health/Check",
+        "/inference.GRPCInferenceService/ServerLive",
+        "/inference.GRPCInferenceService/ServerReady",
+        "/inference.GRPCInferenceService/ModelReady",
+    )
+)
+
+
 class Arrivals(_GenericHandler):
-    """Knows when the latest call of a server came, to be registered before its handlers; takes none."""
+    """Knows when the latest calls of a server came, to be registered before its handlers; takes none."""
 
     def __init__(self) -> None:
         self.latest_s = -inf
+        self.before_s = -inf
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> None:
         """Called by gRPC once for each call."""
-        self.latest_s = monotonic()
+        if handler_call_details.method not in PROBES:
+            self.before_s, self.latest_s = self.latest_s, monotonic()
+
+    def quiet_from_s(self, stopped_s: float) -> float:
+        """From when on no further call is expected, if none comes before; -inf if none has come at all.
+
+        stopped_s: when the stop began.
+        """
+        if self.latest_s > stopped_s:
+            return self.latest_s + SELDOM_S
+        apart_s = self.latest_s - self.before_s  # NaN before the first call: the comparison is false then
+        return self.latest_s + (max(QUIET_S, min(2.0 * apart_s, SELDOM_S)) if apart_s <= SELDOM_S else QUIET_S)
+
+
+class UnderWay:
+    """The calls that are under way, and of these the ones from before `mark`."""
+
+    __slots__ = ("_counts", "_generation")
+
+    def __init__(self) -> None:
+        self._generation = 0
+        self._counts = [0, 0]
+
+    def begin(self) -> int:
+        """A call has come; what it says has to be given to `end`."""
+        self._counts[self._generation] += 1
+        return self._generation
+
+    def end(self, generation: int) -> None:
+        """A call has ended."""
+        self._counts[generation] -= 1
+
+    def mark(self) -> None:
+        """From now on new calls are told apart."""
+        self._generation = 1
+
+    @property
+    def all(self) -> int:
+        """Calls that are under way."""
+        return sum(self._counts)
+
+    @property
+    def old(self) -> int:
+        """Those from before the mark."""
+        return self._counts[0]
 
 
 def max_age_ms(grace_s: float) -> int:
@@ -63,31 +124,49 @@ def max_age_ms(grace_s: float) -> int:
     return min(int(AGE_SHARE * grace_s * 1e3), ENDLESS_MS) if grace_s >= _LEAST_GRACE_S else ENDLESS_MS
 
 
-async def drain(server: aio.Server, port: int, arrivals: Arrivals, *, grace_s: float, age_ms: int) -> None:
+async def drain(
+    server: aio.Server,
+    port: int,
+    arrivals: Arrivals,
+    *,
+    grace_s: float,
+    age_ms: int,
+    finishing: Callable[[], bool] = lambda: False,
+) -> None:
     """Let in no more connections, serve what comes on those that are there, stop.
 
-    age_ms: the maximum age that connections to `server` have. Calls that still run after `grace_s` are cancelled.
-    Cancelled itself, it cancels them at once.
+    age_ms: the maximum age that connections to `server` have. finishing: whether calls from before the end are still
+    under way: connections are accepted as long, at most for half of the grace, so that there is time for ages.
+    Calls that still run after `grace_s` are cancelled. Cancelled itself, it cancels them at once.
     """
     loop = asyncio.get_running_loop()
-    ends_s = loop.time() + grace_s
+    ends_s, stopped_s = loop.time() + grace_s, monotonic()
     try:
         announce_s = max(0.0, min(grace_s, listener.LAME_DUCK_S))
         await asyncio.sleep(announce_s)
+        await _until_finished(finishing, monotonic() + _FINISH_SHARE * grace_s - announce_s)
         if grace_s > announce_s:
             await asyncio.to_thread(close_listeners, port)
             aged_s = age_ms / 1e3 * _JITTER + _SLOW_S
-            await _until_none_comes(arrivals, monotonic() + min(aged_s, _LATEST_SHARE * grace_s))
+            latest_s = ends_s - loop.time() - (1.0 - _LATEST_SHARE) * grace_s
+            await _until_none_comes(arrivals, stopped_s, monotonic() + min(aged_s, latest_s))
         await server.stop(max(0.0, ends_s - loop.time()))
     except asyncio.CancelledError:
         await server.stop(0.0)
         raise
 
 
-async def _until_none_comes(arrivals: Arrivals, ends_s: float) -> None:
+async def _until_finished(finishing: Callable[[], bool], ends_s: float) -> None:
+    while True:
+        if not finishing() or monotonic() >= ends_s:
+            return
+        await asyncio.sleep(_LOOK_S)
+
+
+async def _until_none_comes(arrivals: Arrivals, stopped_s: float, ends_s: float) -> None:
     while True:
         now = monotonic()
-        if now >= ends_s or now - arrivals.latest_s >= QUIET_S:
+        if now >= ends_s or now >= arrivals.quiet_from_s(stopped_s):
             return
         await asyncio.sleep(min(_LOOK_S, QUIET_S))
 

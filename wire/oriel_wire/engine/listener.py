@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 __all__ = ["HttpServer"]
 
-LAME_DUCK_S = 0.5
+LAME_DUCK_S = 0.4
+LINGER_S = 0.2
+ACCEPT_SHARE = 0.7
+_LOOK_S = 0.05
 BACKLOG = 2048
 _SWEEP_S = 0.25
 _LATE = 2048
@@ -42,6 +45,7 @@ class HttpServer:
         self.draining = False
         self.secure = False
         self.accepting = True
+        self.finishing = False  # while it drains: whether requests from before are still under way
         self.emptied = asyncio.Event()  # set when the last connection of a draining server has gone
         self.date = self.date_line = b""  # without and with its CRLF
         self.port = 0
@@ -123,20 +127,28 @@ class HttpServer:
         for connection in self.connections:
             connection.forget_head()
 
-    async def drain(self, grace_s: float) -> None:
+    @property
+    def under_way(self) -> int:
+        """Requests that have begun and are not answered."""
+        return sum(connection.under_way for connection in self.connections)
+
+    async def drain(self, grace_s: float, beside: "asyncio.Future[None] | None" = None) -> None:
         """Let requests in flight finish (at most `grace_s`), then close everything.
 
-        Answers say `Connection: close` from now on. For `LAME_DUCK_S` connections are still accepted, so that whoever
-        asks whether the server is ready hears that it is not. Then nobody is let in any more, and for as long again
-        connections between two requests stay open, also those that have not sent one: their clients may be sending
-        already, and a request that arrives is still answered. Cancelling it leaves the server closed to new connections
-        with the rest still open.
+        Answers say `Connection: close` from now on. Connections are still accepted and requests answered for
+        `LAME_DUCK_S`, so that whoever asks whether the server is ready hears that it is not, and until the last request
+        from that time and `beside`, what else the unit has to end, have ended; at most for `ACCEPT_SHARE` of the grace.
+        Then nobody is let in any more, and for `LINGER_S` connections between two requests stay open, also those that
+        have not sent one: their clients may be sending already, and a request that arrives is still answered.
+        Cancelling it leaves the server closed to new connections with the rest still open.
         """
-        self.draining = True
+        ends_s = monotonic() + grace_s
+        self.draining = self.finishing = True
         try:
             await asyncio.sleep(max(0.0, min(grace_s, LAME_DUCK_S)))
+            await self._finished(monotonic() + ACCEPT_SHARE * grace_s - LAME_DUCK_S, beside)
         finally:
-            self.accepting = False
+            self.accepting = self.finishing = False
             late = self._close_listener()
         for accepted in late:
             with suppress(OSError):  # it has left already
@@ -144,10 +156,10 @@ class HttpServer:
         for _ in range(3):  # what was accepted before becomes a connection in a later turn of the loop
             await asyncio.sleep(0)
         self.emptied.clear()
-        await self._emptied_within(min(LAME_DUCK_S, grace_s - LAME_DUCK_S))
+        await self._emptied_within(min(LINGER_S, ends_s - monotonic()))
         for connection in list(self.connections):
             connection.close_if_idle()
-        await self._emptied_within(grace_s - 2 * LAME_DUCK_S)
+        await self._emptied_within(ends_s - monotonic())
         for greeting in list(self.greetings):
             greeting.cut()
         for connection in list(self.connections):
@@ -157,6 +169,16 @@ class HttpServer:
         self.pulse.close()
         self.joiner.shutdown(wait=False, cancel_futures=True)
         await asyncio.sleep(0)
+
+    async def _finished(self, ends_s: float, beside: "asyncio.Future[None] | None") -> None:
+        """Wait for the requests that are under way now, and for `beside`."""
+        begun = [connection for connection in self.connections if connection.under_way]
+        while monotonic() < ends_s:
+            begun = [connection for connection in begun if connection.under_way]
+            self.finishing = bool(begun)
+            if not begun and (beside is None or beside.done()):
+                return
+            await asyncio.sleep(_LOOK_S)
 
     def _close_listener(self) -> list[socket.socket]:
         """Stop listening; whoever is in the listen queue at the very end, and would be reset, is let in."""

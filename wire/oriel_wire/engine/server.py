@@ -460,6 +460,11 @@ class ServerConnection(ServerHooks):
         if self.transport.can_write_eof():
             self.transport.write_eof()
 
+    @property
+    def under_way(self) -> bool:
+        """Whether a request has begun and is not answered."""
+        return self.state in (BODY, WAIT)
+
     def close_if_idle(self) -> None:
         """The server drains: a connection between two requests is not needed any more."""
         if self.state == HEAD and not self._buffer:
