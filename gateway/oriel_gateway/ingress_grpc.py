@@ -28,6 +28,7 @@ from oriel_gateway.tracing import Mark
 from oriel_policies.documents import ApiKey, Pool, Tenant
 from oriel_wire.engine import grpc_drain
 from oriel_wire.engine.large_messages import READ_AHEAD
+from oriel_wire.engine.limits import GRPC_HEADERS
 from oriel_wire.engine.process import connection_places
 from oriel_wire.engine.pulse import GrpcPulse
 from oriel_wire.engine.tls import Certificates
@@ -141,6 +142,7 @@ class GrpcIngress(_GenericHandler):
                 ("grpc.http2.bdp_probe", 0),
                 ("grpc.http2.lookahead_bytes", 64 * 1024),
                 READ_AHEAD,
+                *GRPC_HEADERS,
                 # Compressed messages arrive as they are: see `grpc_folded`.
                 ("grpc.per_message_decompression", 0),
             ),

@@ -20,6 +20,7 @@ from oriel_inference.servers.stream import StreamFrontend
 from oriel_inference.servers.surface import EXTENSIONS, SERVER_VERSION, Surface
 from oriel_wire.engine import grpc_drain
 from oriel_wire.engine.large_messages import LargeMessages
+from oriel_wire.engine.limits import GRPC_HEADERS
 from oriel_wire.engine.pulse import GrpcPulse
 from oriel_wire.errors import BadMessage, StartFailed
 from oriel_wire.v2.grpc import HEALTH_METHODS, HEALTH_SERVICE, METHODS, SERVICE
@@ -171,6 +172,7 @@ async def open_grpc(
         "grpc.absolute_max_metadata_size": MAX_METADATA_BYTES + MAX_METADATA_BYTES // 4,
         "grpc.http2.min_ping_interval_without_data_ms": MIN_PING_INTERVAL_MS,
         "grpc.so_reuseport": 0,
+        **dict(GRPC_HEADERS),
         grpc_drain.MAX_AGE: grpc_drain.max_age_ms(drain_s),
         **dict(options),
     }
