@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from oriel_gateway.api_docs import pages, published, reading
+from oriel_gateway.api_docs import document, pages, published, reading
 from oriel_gateway.api_docs.document import common_document
 from oriel_gateway.core import Gateway
 
@@ -426,6 +426,18 @@ async def test_documents_of_many_tenants_are_not_kept_without_bound(
         for key in (BRONZE, GOLD, BRONZE):
             size = len((await get(client, "/openapi.json", key)).body)
             assert gate.api_docs._kept_bytes == size
+
+
+async def test_a_document_of_many_pools_is_bounded(up: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(document, "MAX_LISTED", 1)
+    async with gateway(documents([up.port])) as (port, gate), Client(port) as client:
+        await turn(gate)
+        found = await paths(client, GOLD)
+        assert len([path for path in found if path.startswith("/v1/services/")]) == 1
+        assert {path for path in found if path.startswith("/v2/models/") and "{" not in path} == {
+            "/v2/models/digits",
+            "/v2/models/digits/infer",
+        }
 
 
 async def test_new_models_are_asked_for_in_turns(up: Upstream) -> None:

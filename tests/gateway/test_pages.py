@@ -75,6 +75,7 @@ def test_every_limit_names_a_test_that_there_is_and_stands_once(heading: str) ->
         ),
         ("services, models described", (reading.MAX_NAMES,) * 2 + (published.MAX_METADATA, published.AGAIN)),
         ("nesting of a described", (reading.MAX_DEPTH, reading.MAX_TEXT, reading.MAX_TENSORS, document.MAX_EXAMPLE)),
+        ("services, models in one", (document.MAX_LISTED,)),
         ("documents of tenants", (pages.MAX_KEPT_BYTES >> 20,)),
         ("admin token", (guard.MIN_TOKEN, guard.MAX_TOKEN)),
         ("admin port", (control.ControlLimits().requests, control.MAX_HEAD_BYTES // 1024)),

@@ -106,13 +106,13 @@ def opened(profile: Path) -> Iterator[Page]:
     words = [CHROMIUM, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
     placed = [sys.executable, "-c", PLACE, str(their_in), str(their_out)]
     with (
-        os.fdopen(commands, "wb", buffering=0) as told,
-        os.fdopen(answers, "rb") as said,
+        os.fdopen(commands, "wb", buffering=0) as to_browser,
+        os.fdopen(answers, "rb") as from_browser,
         subprocess.Popen([*placed, *words], pass_fds=(their_in, their_out), stderr=subprocess.DEVNULL) as process,
     ):
         os.close(their_in)
         os.close(their_out)
         try:
-            yield Page(told, said)
+            yield Page(to_browser, from_browser)
         finally:
             process.kill()

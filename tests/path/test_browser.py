@@ -95,7 +95,16 @@ def test_another_key_shows_less_and_a_wrong_one_says_so(page: Page, stack: Stack
     page.picture(tmp_path / "wrong.png")
 
 
+def test_the_logic_servers_own_page_asks_for_no_key(page: Page, stack: Stack, tmp_path: Path) -> None:
+    page.open(f"http://{stack.address('logic', 'http')}/docs")
+    assert {"digits", "checked_digit"} <= set(described(page))
+    assert page.run("getComputedStyle(document.getElementById('identify')).display") == "none"
+    assert send(page, "checked_digit").startswith("200 ") and '"label": 3' in answer(page, "checked_digit")
+    page.picture(tmp_path / "logic.png")
+
+
 def test_nothing_came_from_elsewhere_and_nothing_was_objected_to(page: Page, stack: Stack) -> None:
-    asked = [url for url in page.requested if not url.startswith(("data:", "blob:", f"{stack.base}/"))]
+    own = (f"{stack.base}/", f"http://{stack.address('logic', 'http')}/")
+    asked = [url for url in page.requested if not url.startswith(("data:", "blob:", *own))]
     assert page.requested and asked == []
     assert [each for each in page.complaints if "401" not in each] == []

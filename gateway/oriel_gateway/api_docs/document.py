@@ -3,7 +3,7 @@
 Without a tenant the document is the same for every gateway: it tells nobody what is served.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from math import prod
 from typing import Any
@@ -15,6 +15,7 @@ from oriel_gateway.api_docs.published import PoolFacts
 from oriel_gateway.api_docs.reading import MAX_NAMES, ModelFacts, ServiceFacts, Tensor
 from oriel_gateway.targets import OPENAI_SERVICES
 from oriel_policies.documents import Tenant
+from oriel_policies.documents.promises import fits
 from oriel_policies.routing import RouteTable
 from oriel_wire.engine.api_page import DOCS, ERROR, OPENAI, OPENAPI, openai_operation
 
@@ -22,6 +23,7 @@ __all__ = ["SERVICES", "Listed", "common_document", "document", "listed"]
 
 SERVICES = "/v1/services"
 MAX_EXAMPLE = 1024  # elements of one tensor of an example
+MAX_LISTED = 512  # services, and models, of one document
 _JSON = "application/json"
 _TITLE = "Oriel gateway"
 _STRANGERS = (
@@ -288,27 +290,39 @@ def _of_model(summary: str, takes: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _services(tenant: Tenant, routes: RouteTable, pools: Mapping[str, PoolFacts]) -> dict[str, ServiceFacts | None]:
-    """By name; None for one that a route names and its pool does not describe."""
+    """By name, at most MAX_LISTED; None for one that a route names and its pool does not describe."""
     found: dict[str, ServiceFacts | None] = {}
+    may_use = _allowed(tenant.services)
     for pool, facts in pools.items():
-        for name in facts.services or ():
-            if tenant.may_use_service(name) and any(route.pool == pool for route in routes.for_service(name)):
-                assert facts.services is not None
-                found.setdefault(name, facts.services[name])
+        for name, service in (facts.services or {}).items():
+            if len(found) >= MAX_LISTED:
+                return found
+            if may_use(name) and any(route.pool == pool for route in routes.for_service(name)):
+                found.setdefault(name, service)
     for name in islice(routes.service_names, MAX_NAMES):
-        if name not in found and name not in OPENAI_SERVICES and tenant.may_use_service(name):
+        if name not in found and name not in OPENAI_SERVICES and may_use(name):
             if all(pools[route.pool].services is None for route in routes.for_service(name) if route.pool in pools):
                 found[name] = None
     return found
 
 
 def _models(tenant: Tenant, routes: RouteTable, pools: Mapping[str, PoolFacts]) -> dict[str, ModelFacts | None]:
+    """By name, at most MAX_LISTED; None for one whose inputs are not known."""
     found: dict[str, ModelFacts | None] = {}
+    may_use = _allowed(tenant.models)
     for pool, facts in pools.items():
         for name, model in (facts.models or {}).items():
-            if tenant.may_use_model(name) and any(route.pool == pool for route in routes.for_model(name)):
+            if len(found) >= MAX_LISTED:
+                return found
+            if may_use(name) and any(route.pool == pool for route in routes.for_model(name)):
                 found.setdefault(name, model)
     return found
+
+
+def _allowed(patterns: Sequence[str]) -> Callable[[str], bool]:
+    """Whether a pattern fits a name; many names are judged by patterns of which most have no `*`."""
+    exact, wild = frozenset(patterns), [each for each in patterns if "*" in each]
+    return lambda name: name in exact or any(fits(each, name) for each in wild)
 
 
 def _service(name: str, facts: ServiceFacts | None) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 Of each pool that a route names for services or models up to `MAX_ENDPOINTS` usable endpoints are asked, one after the
 other on connections of their own, every `EVERY_S` seconds (sooner while a pool has never answered). Answers are bounded
-in bytes, time and count. A pool that does not answer keeps what it said last.
+in bytes, time and count. A pool that does not answer keeps its last description.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ _INDEX, _READY = "/v2/repository/index", b'{"ready":true}'
 
 @dataclass(slots=True, kw_only=True)
 class PoolFacts:
-    """What one pool said. services, models: None as long as it did not say; a model that is only known by name is None.
+    """What one pool reported. services, models: None as long as it reported none; a model known only by name is None.
 
     openai: models by path of the OpenAI API.
     versions: of the models whose facts are known, when they were asked for. misses: turns in a row without an answer.
@@ -70,11 +70,13 @@ class Gates(Protocol):
 
 
 class Published:
-    """pools: by name, what they said. changes: counts up whenever that is something else. Single writer: the loop."""
+    """pools: by name, what they reported. changes: counts up whenever that changes. Single writer: the loop."""
 
     def __init__(self) -> None:
         self.pools: dict[str, PoolFacts] = {}
         self.changes = 0
+        self._of: Snapshot | None = None
+        self._wanted: dict[str, tuple[bool, frozenset[str] | None]] = {}  # of the routes of that snapshot
         self._documents: dict[Address, tuple[bytes, Description]] = {}  # as they were last read
 
     async def run(self, gates: Gates) -> None:
@@ -89,11 +91,10 @@ class Published:
 
     async def ask(self, gates: Gates) -> None:
         """One turn: ask every pool that is due."""
-        wanted = _wanted(gates.snapshot.routes)
-        if self.pools.keys() - wanted.keys():
-            self.pools = {name: facts for name, facts in self.pools.items() if name in wanted}
-            self.changes += 1
-        for name, (services, models) in wanted.items():
+        if self._of is not gates.snapshot:
+            self._of, self._wanted = gates.snapshot, _wanted(gates.snapshot.routes)
+            self.pools = {name: facts for name, facts in self.pools.items() if name in self._wanted}
+        for name, (services, models) in self._wanted.items():
             gate, facts = gates.pools.get(name), self.pools.setdefault(name, PoolFacts())
             if gate is None or facts.due_s > monotonic() or not gate.endpoints.usable:
                 continue
@@ -108,31 +109,31 @@ class Published:
         found: dict[str, ServiceFacts] = {}
         openai: dict[str, tuple[str, ...]] = {}
         known: dict[str, ModelFacts | None] = {}
-        said_services = said_models = False
+        described = indexed = False
         for endpoint in gate.endpoints.usable[:MAX_ENDPOINTS]:
             client = HttpClient(
                 host=endpoint.host, port=endpoint.port, max_connections=1, max_response_bytes=MAX_ANSWER_BYTES
             )
             try:
                 if services and (each := await self._services(client, endpoint.address)) is not None:
-                    said_services = True
+                    described = True
                     found = {**each.services, **found}
                     openai = {**each.openai, **openai}
                 if models is not None and (rows := await self._models(client, facts, models)) is not None:
-                    said_models = True
+                    indexed = True
                     known = {**rows, **known}
             except UpstreamError:
                 continue
             finally:
                 await client.close()
-        if said_services and (found, openai) != (facts.services, facts.openai):
+        if described and (found, openai) != (facts.services, facts.openai):
             facts.services, facts.openai = dict(sorted(found.items())[:MAX_NAMES]), openai
             self.changes += 1
-        if said_models and known != facts.models:
+        if indexed and known != facts.models:
             facts.models = dict(sorted(known.items())[:MAX_NAMES])
             facts.versions = {name: each for name, each in facts.versions.items() if name in known}
             self.changes += 1
-        return said_services or said_models
+        return described or indexed
 
     async def _services(self, client: HttpClient, address: Address) -> Description | None:
         """None if this server describes none. Raises UpstreamError."""
