@@ -117,7 +117,9 @@ def _report(record: Record, ask: Ask, holder: str, ttl_us: float, now_us: float)
     if ask.kind == SLOTS:
         others = 0.0
         for name, (slots, until) in list(record.holders.items()):
-            if until <= now_us or until > now_us + 2 * ttl_us:
+            if until > now_us + 2 * ttl_us:  # the clock was set back
+                record.holders[name] = (slots, now_us + ttl_us)
+            if until <= now_us:
                 del record.holders[name]
             elif name != holder:
                 others += slots

@@ -177,6 +177,60 @@ async def test_gateways_are_counted(ledgers: Pair, monkeypatch: pytest.MonkeyPat
         assert await ledgers.one.hello(0.5) == Presence(1), "and so is who is silent for long"
 
 
+class Jumping:
+    """Two gateways on a ledger whose clock may be set; their own is told by the test."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.ahead_s = 1000.0, 0.0
+        for name in ("_SCRIPT", "_HELLO"):
+            told = "local time = {redis.call('GET', 'clock'), 0}"
+            script = getattr(redis_ledger, name).replace("local time = redis.call('TIME')", told)
+            assert told in script
+            monkeypatch.setattr(redis_ledger, name, script)
+        monkeypatch.setattr(redis_ledger, "monotonic", lambda: self.now)
+
+    @property
+    def wall_s(self) -> float:
+        return 1_790_000_000 + self.now + self.ahead_s
+
+
+@pytest.mark.parametrize("kind", ["memory", "redis"])
+@pytest.mark.parametrize("jump_s", [-7200.0, 7200.0, -30.0])
+async def test_r14_a_ledger_whose_clock_jumps_knows_who_is_there_and_what_they_hold(
+    kind: str, jump_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a step back each gateway was the only one until the others spoke again, and free to admit all alone."""
+    clock = Jumping(monkeypatch)
+    async with pair(kind) as it:
+        if isinstance(it, InMemory):
+            memory = MemoryLedger(lambda: clock.wall_s * 1e6, clock=lambda: clock.now)
+            it.one, it.two = memory.seat("one"), memory.seat("two")
+
+        async def passes(seconds: float) -> None:
+            clock.now += seconds
+            if isinstance(it.one, RedisLedger):
+                await it.one._redis.set("clock", int(clock.wall_s))
+
+        await passes(0.0)
+        for each in (it.one, it.two):
+            await each.hello(0.5)
+        (held,) = await ask(it.two, slots(limit=4, need=3))
+        assert held.granted == 3
+        clock.ahead_s = jump_s
+        await passes(1.0)
+        if jump_s < 0:  # forward, slots of those who do not say that they have them run out
+            (free,) = await ask(it.one, slots(limit=4, need=2))
+            assert free.granted == 0 and free.wait_us > 0
+        for _ in range(3):
+            assert await it.one.hello(0.5) == Presence(2)
+            assert await it.two.hello(0.5) == Presence(2)
+            await passes(1.0)
+        await passes(5.0)
+        assert await it.one.hello(0.5) == Presence(2, 1, 0.5), "who says nothing is silent, as ever"
+        await passes(70.0)
+        assert await it.one.hello(0.5) == Presence(1)
+
+
 async def test_a_memory_ledger_and_redis_answer_alike_whatever_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """600 random calls while the ledgers' clock runs, jumps days ahead and is set back."""
     clock = {"us": 1_790_000_000_000_000}

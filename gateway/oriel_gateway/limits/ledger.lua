@@ -58,7 +58,10 @@ for i, key in ipairs(KEYS) do
     for j = 1, #all, 2 do
       local cut = string.find(all[j + 1], ':', 1, true)
       local slots, till = tonumber(string.sub(all[j + 1], 1, cut - 1)), tonumber(string.sub(all[j + 1], cut + 1))
-      if till <= now or till > now + 2 * ttl then
+      if till > now + 2 * ttl then
+        redis.call('HSET', key, all[j], text(slots) .. ':' .. text(now + ttl))
+      end
+      if till <= now then
         redis.call('HDEL', key, all[j])
       elseif all[j] == holder then
         mine = slots

@@ -3,19 +3,34 @@
 It also knows who shares them. A gateway that falls silent without a word has died, or it cannot reach the ledger any
 more and admits its share of every limit alone; nobody can tell which. So for a while it goes on to count as one of N,
 and what it may admit is what the others have to leave.
+
+Who was heard when is written by the ledger's own clock, which may be set. A gateway brings along how long ago, by its
+monotonic clock, it spoke last: where the ledger's clock says otherwise it has jumped, and what it wrote of the others
+is moved by as much. Else a step back would leave each gateway alone with the limit until the others speak again.
 """
 
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import NamedTuple, Protocol
 
 from oriel_policies.ledger import Answer, Ask, Record, judge
 
-__all__ = ["MISSED_S", "PRESENCE_S", "SLOT_TTL_S", "WHOLE_SHARE", "Ledger", "LedgerLost", "MemoryLedger", "Presence"]
+__all__ = [
+    "MISSED_S",
+    "PRESENCE_S",
+    "SLOT_TTL_S",
+    "STEP_S",
+    "WHOLE_SHARE",
+    "Ledger",
+    "LedgerLost",
+    "MemoryLedger",
+    "Presence",
+]
 
 SLOT_TTL_S = 3.0  # slots of a gateway that says nothing are free again after this
 PRESENCE_S = 3.0  # a gateway that says nothing may be on its own after this
 MISSED_S = 60.0  # and is not counted any more after this
-
+STEP_S = 2.0  # a larger difference between two clocks is a step
 WHOLE_SHARE = 0.999  # of whoever knows of nobody else
 
 Question = tuple[str, Sequence[Ask]]  # tenant, the asks of one call
@@ -55,10 +70,11 @@ class Ledger(Protocol):
 
 
 class MemoryLedger:
-    """A ledger in this process: `seat` gives each gateway its way to it. now_us: its clock."""
+    """A ledger in this process: `seat` gives each gateway its way to it. now_us: its clock; clock: the gateways'."""
 
-    def __init__(self, now_us: Callable[[], float]) -> None:
+    def __init__(self, now_us: Callable[[], float], *, clock: Callable[[], float] = monotonic) -> None:
         self.now_us = now_us
+        self.clock = clock
         self.records: dict[str, dict[str, Record]] = {}
         self.present: dict[str, tuple[float, float]] = {}  # when last heard, share
 
@@ -71,6 +87,7 @@ class _Seat:
     def __init__(self, ledger: MemoryLedger, holder: str) -> None:
         self._ledger = ledger
         self._holder = holder
+        self._heard_s: float | None = None
 
     async def ask(self, questions: Sequence[Question]) -> list[list[Answer]]:
         ledger = self._ledger
@@ -89,8 +106,18 @@ class _Seat:
     async def hello(self, share: float) -> Presence:
         ledger = self._ledger
         now_us = ledger.now_us()
+        now_s = ledger.clock()
+        jump_us, own = 0.0, ledger.present.get(self._holder)
+        if own is not None and self._heard_s is not None:
+            jump_us = now_us - own[0] - (now_s - self._heard_s) * 1e6
+        self._heard_s = now_s
+        for name, (at, others) in ledger.present.items():
+            if abs(jump_us) >= STEP_S * 1e6:
+                ledger.present[name] = (min(at + jump_us, now_us), others)
+            elif at > now_us + STEP_S * 1e6:
+                ledger.present[name] = (now_us, others)
         ledger.present[self._holder] = (now_us, share)
-        ledger.present = {n: last for n, last in ledger.present.items() if abs(now_us - last[0]) <= MISSED_S * 1e6}
+        ledger.present = {n: last for n, last in ledger.present.items() if now_us - last[0] <= MISSED_S * 1e6}
         silent = [
             share for at, share in ledger.present.values() if now_us - at > PRESENCE_S * 1e6 and share < WHOLE_SHARE
         ]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from ipaddress import ip_address
 from pathlib import Path
+from time import monotonic
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -20,7 +21,16 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from oriel_gateway.limits.ledger import MISSED_S, PRESENCE_S, SLOT_TTL_S, WHOLE_SHARE, LedgerLost, Presence, Question
+from oriel_gateway.limits.ledger import (
+    MISSED_S,
+    PRESENCE_S,
+    SLOT_TTL_S,
+    STEP_S,
+    WHOLE_SHARE,
+    LedgerLost,
+    Presence,
+    Question,
+)
 from oriel_policies.ledger import Answer, Ask
 
 __all__ = ["PREFIX", "RedisLedger"]
@@ -35,19 +45,32 @@ GOODBYE_S = 0.1
 _SCRIPT = files("oriel_gateway.limits").joinpath("ledger.lua").read_text()
 _HELLO = """local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
+local step, since, jump = tonumber(ARGV[7]), tonumber(ARGV[6]), 0
+local function read(text)
+  local cut = string.find(text, ':', 1, true)
+  return tonumber(string.sub(text, 1, cut - 1)), string.sub(text, cut + 1)
+end
+local own = redis.call('HGET', KEYS[1], ARGV[1])
+if own and since >= 0 then
+  jump = now - read(own) - since
+  if math.abs(jump) < step then jump = 0 end
+end
 redis.call('HSET', KEYS[1], ARGV[1], string.format('%.3f:%.6f', now, ARGV[2]))
 local count, quiet, alone, all = 0, 0, 0, redis.call('HGETALL', KEYS[1])
 for i = 1, #all, 2 do
-  local cut = string.find(all[i + 1], ':', 1, true)
-  local silent = now - tonumber(string.sub(all[i + 1], 1, cut - 1))
-  if math.abs(silent) > tonumber(ARGV[4]) then
+  local heard, share = read(all[i + 1])
+  if all[i] ~= ARGV[1] and (jump ~= 0 or heard > now + step) then
+    heard = math.min(heard + jump, now)
+    redis.call('HSET', KEYS[1], all[i], string.format('%.3f:%s', heard, share))
+  end
+  local silent = now - heard
+  if silent > tonumber(ARGV[4]) then
     redis.call('HDEL', KEYS[1], all[i])
   else
     count = count + 1
-    local share = tonumber(string.sub(all[i + 1], cut + 1))
-    if silent > tonumber(ARGV[3]) and share < tonumber(ARGV[5]) then
+    if silent > tonumber(ARGV[3]) and tonumber(share) < tonumber(ARGV[5]) then
       quiet = quiet + 1
-      alone = alone + share
+      alone = alone + tonumber(share)
     end
   end
 end
@@ -117,6 +140,7 @@ class RedisLedger:
             password = unquote(parts.password)
         self._holder = holder
         self._sha = ""
+        self._heard_s = 0.0  # when the last `hello` that was answered was sent
         self._named: set[str] = set()  # tenants whose records cannot be read, as the log says
         tls: dict[str, Any] = {}
         if parts.scheme == "rediss":
@@ -159,10 +183,14 @@ class RedisLedger:
         return [None if answer is None else _answers(answer) for answer in raw]
 
     async def hello(self, share: float) -> Presence:
+        now = monotonic()
+        since = now - self._heard_s if self._heard_s else -1.0
+        bounds = (PRESENCE_S, int(MISSED_S), WHOLE_SHARE)
         try:
             count, silent, alone = await self._redis.eval(
-                _HELLO, 1, _PRESENT, self._holder, share, PRESENCE_S, int(MISSED_S), WHOLE_SHARE
+                _HELLO, 1, _PRESENT, self._holder, share, *bounds, since, STEP_S
             )
+            self._heard_s = now
             return Presence(int(count), int(silent), float(alone))
         except (RedisError, OSError) as error:
             await self._redis.connection_pool.disconnect(inuse_connections=False)
