@@ -196,6 +196,18 @@ class RedisLedger:
             await self._redis.connection_pool.disconnect(inuse_connections=False)
             raise LedgerLost(type(error).__name__) from error
 
+    async def examine(self) -> tuple[str, float]:
+        """The server's version and its clock, once it has taken the script; this gateway stays unnamed in it.
+
+        Raises LedgerLost with the kind of the error.
+        """
+        try:
+            await self._load()
+            seconds, microseconds = await self._redis.time()
+            return str((await self._redis.info("server")).get("redis_version", "")), seconds + microseconds / 1e6
+        except (RedisError, OSError) as error:
+            raise LedgerLost(type(error).__name__) from error
+
     async def close(self) -> None:
         try:
             async with asyncio.timeout(GOODBYE_S):

@@ -1,0 +1,31 @@
+"""What a check found."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["EXPIRY_WARNING_S", "MAX_SKEW_S", "Finding", "fail", "good", "warn"]
+
+EXPIRY_WARNING_S = 30 * 86400.0
+MAX_SKEW_S = 30.0  # half of what a token may be off
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """check: which one; what: a sentence; fix: what to do, "" where nothing is."""
+
+    check: str
+    status: Literal["ok", "warn", "fail"]
+    what: str
+    fix: str = ""
+
+
+def good(check: str, what: str) -> Finding:
+    return Finding(check=check, status="ok", what=what)
+
+
+def warn(check: str, what: str, fix: str) -> Finding:
+    return Finding(check=check, status="warn", what=what, fix=fix)
+
+
+def fail(check: str, what: str, fix: str) -> Finding:
+    return Finding(check=check, status="fail", what=what, fix=fix)
