@@ -29,6 +29,7 @@ __all__ = [
     "Parameter",
     "Plan",
     "Signature",
+    "expanded",
     "form_of",
     "is_pydantic",
     "plan_of",
@@ -221,7 +222,16 @@ def resolved(function: Callable[..., Any], name: str, hint: Any) -> Any:
         raise NotAService(
             f"the annotation of the {where} of `{function.__name__}` cannot be looked up: {error}"
         ) from error
-    return found[name]
+    return expanded(found[name])
+
+
+def expanded(hint: Any) -> Any:
+    """What an alias made by a `type` statement (Python 3.12) stands for, as numpy's NDArray is one from 2.5 on."""
+    while type(alias := typing.get_origin(hint) or hint).__name__ == "TypeAliasType":
+        given = dict(zip(alias.__type_params__, typing.get_args(hint), strict=False))
+        open_ = getattr(alias.__value__, "__parameters__", ())
+        hint = alias.__value__[tuple(given.get(each, each) for each in open_)] if given and open_ else alias.__value__
+    return hint
 
 
 def enclosed(function: Callable[..., Any]) -> dict[str, Any]:
@@ -233,7 +243,7 @@ def enclosed(function: Callable[..., Any]) -> dict[str, Any]:
 def form_of(hint: Any) -> tuple[Form, Any, bool]:
     """(form, type without None and, for streams, of one item, whether None is allowed)."""
     whole, optional = without_none(hint)
-    bare = typing.get_args(whole)[0] if typing.get_origin(whole) is typing.Annotated else whole
+    bare = expanded(typing.get_args(whole)[0]) if typing.get_origin(whole) is typing.Annotated else whole
     origin = typing.get_origin(bare)
     if bare is str:
         return Form.TEXT, whole, optional
@@ -261,12 +271,13 @@ def item_of(hint: Any) -> Any:
 
 def without_none(hint: Any) -> tuple[Any, bool]:
     """(the type beside None where it is one, whether None is allowed)."""
+    hint = expanded(hint)
     if typing.get_origin(hint) not in (typing.Union, types.UnionType):
         return hint, False
     members = [each for each in typing.get_args(hint) if each is not type(None)]
     if len(members) == len(typing.get_args(hint)) or len(members) != 1:
         return hint, len(members) != len(typing.get_args(hint))
-    return members[0], True
+    return expanded(members[0]), True
 
 
 def is_named(hint: Any, module: str, name: str) -> bool:
@@ -283,7 +294,7 @@ def is_object(hint: Any) -> bool:
     """Whether JSON of this type is an object."""
     hint, _ = without_none(hint)
     if typing.get_origin(hint) is typing.Annotated:
-        hint = typing.get_args(hint)[0]
+        hint = expanded(typing.get_args(hint)[0])
     origin = typing.get_origin(hint) or hint
     if origin in (typing.Union, types.UnionType):
         return all(is_object(each) for each in typing.get_args(hint) if each is not type(None))

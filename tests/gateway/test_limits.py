@@ -248,6 +248,7 @@ async def test_quotas_outlive_the_account_that_had_to_go(tmp_path: Path) -> None
             assert (
                 '"requests-month";r=2;' in dict(desk.limiter.take(tenant, target, 0, 100.0).headers(100.0))["ratelimit"]
             )  # type: ignore[union-attr]
+        await desk.limiter.close()
 
 
 def test_what_is_kept_of_forgotten_quotas_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

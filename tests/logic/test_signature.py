@@ -171,3 +171,31 @@ def test_what_is_injected_may_be_annotated_for_type_checkers_only(later: dict[st
 def test_an_input_or_answer_that_cannot_be_looked_up_is_named(later: dict[str, Any], name: str, where: str) -> None:
     with pytest.raises(NotAService, match=rf"the annotation of the {where} of `{name}` cannot be looked up: .*Missing"):
         read(later[name])
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="the statement came with Python 3.12")
+def test_an_alias_is_what_it_stands_for() -> None:
+    names: dict[str, Any] = {
+        "np": np,
+        "Item": Item,
+        "Image": Image.Image,
+        "Annotated": Annotated,
+        "meta": msgspec.Meta(),
+    }
+    source = """
+type Name = str
+type Maybe = Picture | None
+type Picture = Image
+type Swapped[A, B] = np.ndarray[B, np.dtype[A]]
+type One = Item
+async def handler(name: Annotated[Name, meta], picture: Maybe, rows: Swapped[np.int8, tuple[int, int]] | None): ...
+async def alone(item: One) -> Picture: ...
+"""
+    exec(compile(source, "aliases.py", "exec", dont_inherit=True), names)
+    name, picture, rows = read(names["handler"]).inputs
+    assert (name.form, picture.form, picture.optional, rows.form, rows.optional) == (
+        *(Form.TEXT, Form.IMAGE, True),
+        *(Form.ARRAY, True),
+    )
+    assert rows.type == np.ndarray[tuple[int, int], np.dtype[np.int8]]
+    assert read(names["alone"]).body == "whole" and read(names["alone"]).output.form is Form.IMAGE

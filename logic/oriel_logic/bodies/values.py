@@ -16,7 +16,7 @@ from oriel_logic.bodies.tensors import Tensors
 from oriel_logic.errors import Refused
 from oriel_logic.models import Array
 from oriel_logic.narrowing import narrowed
-from oriel_logic.signature import Form, form_of, is_pydantic
+from oriel_logic.signature import Form, expanded, form_of, is_pydantic
 
 __all__ = ["MAX_PIXELS", "array_of", "begin", "converted", "from_base64", "from_bytes"]
 
@@ -109,7 +109,7 @@ def array_of(value: Any, wanted: Any) -> Array:
 
 def dtype_in(wanted: Any) -> "np.dtype[Any] | None":
     """float32 of `NDArray[np.float32]`; None where it names no single dtype."""
-    arguments = typing.get_args(wanted)
+    arguments = typing.get_args(expanded(wanted))
     inner = typing.get_args(arguments[1]) if len(arguments) == 2 else ()
     named = inner[0] if inner else None
     if not isinstance(named, type) or not issubclass(named, np.generic) or named in ABSTRACT:
