@@ -183,7 +183,7 @@ class Jumping:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.ahead_s = 1000.0, 0.0
         for name in ("_SCRIPT", "_HELLO"):
-            told = "local time = {redis.call('GET', 'clock'), 0}"
+            told = "local time = {redis.call('GET', 'clock'), redis.call('GET', 'us')}"
             script = getattr(redis_ledger, name).replace("local time = redis.call('TIME')", told)
             assert told in script
             monkeypatch.setattr(redis_ledger, name, script)
@@ -192,6 +192,36 @@ class Jumping:
     @property
     def wall_s(self) -> float:
         return 1_790_000_000 + self.now + self.ahead_s
+
+    async def passes(self, seconds: float, ledger: Ledger) -> None:
+        self.now += seconds
+        if isinstance(ledger, RedisLedger):
+            whole, part = divmod(self.wall_s, 1.0)
+            await ledger._redis.mset({"clock": int(whole), "us": int(part * 1e6)})
+
+
+@pytest.mark.parametrize("kind", ["memory", "redis"])
+@pytest.mark.parametrize("jump_s", [-7200.0, -0.7, 7200.0])
+async def test_r14_a_rate_stays_what_it_is_when_the_ledgers_clock_jumps(
+    kind: str, jump_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two gateways ask 40 times a second for calls of which 10 a second may pass; forward, there is one more burst."""
+    clock = Jumping(monkeypatch)
+    async with pair(kind) as it:
+        if isinstance(it, InMemory):
+            memory = MemoryLedger(lambda: clock.wall_s * 1e6, clock=lambda: clock.now)
+            it.one, it.two = memory.seat("one"), memory.seat("two")
+        passed: list[float] = []
+        for turn in range(200):
+            await clock.passes(0.05, it.one)
+            clock.ahead_s = jump_s if turn >= 100 else 0.0
+            for each in (it.one, it.two):
+                (answer,) = await ask(each, rate(limit=3, step=100_000, need=1))
+                passed += [clock.now] * int(answer.granted)
+        bursts = 3 if jump_s > 0 else 0
+        for begin in range(1, 9):
+            within = sum(1 for at in passed if clock.now - 10 + begin < at <= clock.now - 9 + begin)
+            assert 9 <= within <= 11 + (bursts if begin == 5 or begin == 4 else 0), (begin, within)
 
 
 @pytest.mark.parametrize("kind", ["memory", "redis"])
@@ -207,9 +237,7 @@ async def test_r14_a_ledger_whose_clock_jumps_knows_who_is_there_and_what_they_h
             it.one, it.two = memory.seat("one"), memory.seat("two")
 
         async def passes(seconds: float) -> None:
-            clock.now += seconds
-            if isinstance(it.one, RedisLedger):
-                await it.one._redis.set("clock", int(clock.wall_s))
+            await clock.passes(seconds, it.one)
 
         await passes(0.0)
         for each in (it.one, it.two):
