@@ -24,7 +24,7 @@ REFUSED = {
     "not a request": (b"hello\r\n\r\n", 400, "bad_request"),
     "CONNECT": (b"CONNECT x:443 HTTP/1.1\r\n" + KEY + b"\r\n", 400, "bad_request"),
     "OPTIONS *": (b"OPTIONS * HTTP/1.1\r\n" + KEY + b"\r\n", 404, "not_found"),
-    "no key": (b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", 401, "unauthenticated"),
+    "no key": (b"GET /v2 HTTP/1.1\r\nhost: x\r\n\r\n", 401, "unauthenticated"),
     "two keys": (b"GET /v2 HTTP/1.1\r\n" + TWO_KEYS + b"\r\n", 400, "ambiguous_credentials"),
     "a bad chunk": (CHUNKED + b"3\r\nabc\r\nzz\r\n", 400, "bad_request"),
     "a bad trailer": (CHUNKED + b"0\r\nno field\r\n\r\n", 400, "bad_request"),
