@@ -12,6 +12,7 @@ from oriel_gateway.core import Gateway
 from oriel_gateway.limits import SharedLimiter
 from oriel_gateway.limits.ledger import MemoryLedger
 from oriel_policies.documents import Tenant
+from oriel_wire.engine import server
 
 from .stack import Client, Seen, Upstream, gateway, upstream
 from .test_limits import INFER, on, tenant_t
@@ -67,7 +68,7 @@ async def test_answers_are_those_of_heads_that_are_looked_at(
 ) -> None:
     """Byte by byte, on a clock that stands: the first connection asks again and again, the others ask once."""
     limits, allowed = KINDS[kind]
-    for module in (ingress_http, call):
+    for module in (ingress_http, call, server):
         monkeypatch.setattr(module, "monotonic", lambda: 1e6)
     told = []
     for again in (True, False):
