@@ -60,8 +60,7 @@ resource "terraform_data" "zones" {
   }
 }
 
-# What nothing can be changed in place: another value would make nearly everything anew. Kept while the environment is
-# protected.
+# What nothing can be changed in place: another value would make nearly everything anew. Kept as it was first applied.
 locals {
   fixed = {
     api          = local.private ? "private" : "public"
@@ -73,12 +72,19 @@ locals {
   }
 }
 
-resource "terraform_data" "fixed" {
-  count = var.cluster.deletion_protection ? 1 : 0
+# `now` is there while the environment is not protected, and follows what is asked for; made or taken away it replaces nothing.
+resource "terraform_data" "unprotected" {
+  for_each = merge({ always = "" }, var.cluster.deletion_protection ? {} : { now = jsonencode(local.fixed) })
 
+  input = each.value
+}
+
+resource "terraform_data" "fixed" {
   input = local.fixed
   lifecycle {
     ignore_changes = [input]
+    # Made anew, with what is asked for then, by a change of `now`: one that comes when the protection is off already.
+    replace_triggered_by = [terraform_data.unprotected]
     postcondition {
       condition = alltrue([for key, value in self.input : try(local.fixed[key], value) == value])
       error_message = join("; ", concat(

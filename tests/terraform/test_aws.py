@@ -93,6 +93,9 @@ def test_what_cannot_change_in_place_is_refused_while_protected(applied):
     zones = 'zones is "eu-central-1a, eu-central-1b, eu-central-1c" and would become "eu-central-1b, '
     (error,) = refused.value.diagnostics
     assert zones in error.detail
+    at_once = {"cluster": {"deletion_protection": False}, "network_cidr": "10.50.0.0/16"}
+    with pytest.raises(TerraformFailed, match=r"by itself"):  # EKS would still keep the old cluster
+        applied.workspace.plan(**GIVEN | at_once)
     account = {"account_id": "210987654321", "arn": "arn:aws:iam::210987654321:user/deployer"}
     with applied.workspace.reading({"data.aws_caller_identity": account}), pytest.raises(TerraformFailed) as refused:
         applied.workspace.plan(**GIVEN)
