@@ -186,3 +186,19 @@ def test_listen_refuses_what_is_no_address_of_this_machine(host: str, port: int,
 def test_listening_is_immediate_so_a_second_unit_cannot_share_the_port() -> None:
     with listen("127.0.0.1", 0, "logic HTTP") as sock, socket.create_connection(sock.getsockname()):
         pass
+
+
+def test_a_log_level_that_is_none_is_answered_with_those_that_are(start: Start) -> None:
+    unit = start(
+        """
+        import os
+        async def main(stop):
+            pass
+        os.environ["ORIEL_LOG_LEVEL"] = "verbos"
+        configure_logging("sample")
+        sys.exit(run_unit(main))
+        """
+    )
+    _, stderr = unit.communicate(timeout=60)
+    assert unit.returncode == 0
+    assert "ORIEL_LOG_LEVEL is none of CRITICAL, FATAL, ERROR, WARN, WARNING, INFO, DEBUG" in stderr

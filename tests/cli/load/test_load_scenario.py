@@ -64,6 +64,7 @@ def test_the_example_is_a_scenario() -> None:
         (('tier = "second"', 'key_env = "ORIEL_ABSENT"'), "ORIEL_ABSENT"),
         (('body = "b.json"', 'body = "b.json"\nrows = 2'), "either 'body' or 'rows'"),
         (("[[phase]]", "[[phase"), "line"),
+        (("[[phase]]", '[[phase]]\narrivals = "poison"'), "it is one of 'bursty', 'poisson', 'trace', 'uniform'"),
     ],
 )
 def test_a_mistake_is_named_with_its_file(tmp_path: Path, change: tuple[str, str], said: str) -> None:

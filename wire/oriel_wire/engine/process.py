@@ -214,8 +214,11 @@ def configure_logging(unit: str) -> None:
     handler.setFormatter(_OneLine(unit))
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    level = logging.getLevelNamesMapping().get(os.environ.get("ORIEL_LOG_LEVEL", "").upper(), logging.INFO)
+    named = os.environ.get("ORIEL_LOG_LEVEL", "").upper() or "INFO"
+    level = logging.getLevelNamesMapping().get(named, logging.INFO)
     root.setLevel(level)
+    if named not in logging.getLevelNamesMapping():
+        _log.warning("ORIEL_LOG_LEVEL is none of %s: INFO is used", ", ".join(logging.getLevelNamesMapping()))
     for chatty in ("httpx", "httpcore", "uvicorn", "urllib3", "asyncio"):
         logging.getLogger(chatty).setLevel(max(level, logging.WARNING))
 
