@@ -14,9 +14,12 @@ from oriel_wire.v2.metadata import ModelMetadata, describe
 from oriel_wire.v2.proto import model_config_pb2 as pb
 from oriel_wire.v2.recognise import Templates
 
-__all__ = ["UNLOADED", "Catalog", "Entry", "Fallback", "ServingModel"]
+__all__ = ["UNLOADED", "UNTRIED", "Catalog", "Entry", "Fallback", "ServingModel"]
 
 UNLOADED = "unloaded"  # the reason of versions that somebody took out of service
+
+
+UNTRIED = "published untried: nothing has been executed yet, and no model_warmup is configured"
 
 
 class ServingModel:
@@ -29,6 +32,8 @@ class ServingModel:
     """
 
     __slots__ = (
+        "_answered_before",
+        "_tried",
         "batcher",
         "config",
         "fitter",
@@ -53,7 +58,11 @@ class ServingModel:
         sessions: Sequence[Session],
         load_s: float,
         identity: str = "",
+        *,
+        tried: bool = True,
     ) -> None:
+        self._tried = tried
+        self._answered_before = 0 if tried else batcher.statistics.success.count
         self.spec = spec
         self.version = str(spec.version)
         self.config = config
@@ -68,6 +77,11 @@ class ServingModel:
         self.holds = 0
         self.recognises = not spec.decoupled and not self.takes_requests
         self.templates = Templates()
+
+    @property
+    def untried(self) -> bool:
+        """Whether it was published without having been executed, and no request has been answered since."""
+        return not self._tried and self.batcher.statistics.success.count == self._answered_before
 
     def close(self) -> None:
         """Close the sessions, together; blocks. Nothing may run, unless they take requests one by one."""
@@ -241,6 +255,10 @@ class Catalog:
         for found in self.fallbacks():
             entry = lines[found.name, found.serving]
             lines[found.name, found.serving] = replace(entry, reason=entry.reason or found.reason)
+        for key, entry in lines.items():
+            if entry.serving is not None and entry.serving.untried:
+                reason = f"{entry.reason}; {UNTRIED}" if entry.reason else UNTRIED
+                lines[key] = replace(entry, reason=reason)
         for each in self.leaving:
             key = (each.spec.name, each.spec.version)
             if key not in lines or lines[key].serving is None:

@@ -24,7 +24,7 @@ from oriel_inference.batching.scheduler import Scheduler
 from oriel_inference.ensembles.parts import judge, labelled
 from oriel_inference.ensembles.scheduler import Ensemble
 from oriel_inference.errors import LoadFailed
-from oriel_inference.lifecycle import UNLOADED, Catalog, Entry, ServingModel
+from oriel_inference.lifecycle import UNLOADED, UNTRIED, Catalog, Entry, ServingModel
 from oriel_inference.load_failures import LoadFailures
 from oriel_inference.load_slots import LoadSlots
 from oriel_inference.model import ModelState
@@ -159,6 +159,9 @@ class Rollout:
                 _log.log(level, "model %s version %s: %s", name, version, entry.reason)
             elif loaded is not None:
                 _log_ready(made[version])
+                if made[version].untried:
+                    level = logging.WARNING if current else logging.INFO
+                    _log.log(level, "model %s version %s is %s", name, version, UNTRIED)
             if entry.reason and entry.state is not ModelState.LOADING:
                 reasons.append(loaded.reason if isinstance(loaded, LoadFailed) else entry.reason)
         if reasons:
@@ -178,7 +181,13 @@ class Rollout:
 
     def _make(self, loaded: LoadedVersion, load_s: float) -> ServingModel:
         return ServingModel(
-            loaded.spec, loaded.config, self._make_scheduler(loaded), loaded.sessions, load_s, loaded.identity
+            loaded.spec,
+            loaded.config,
+            self._make_scheduler(loaded),
+            loaded.sessions,
+            load_s,
+            loaded.identity,
+            tried=loaded.tried,
         )
 
     def _end_check_later(self) -> None:

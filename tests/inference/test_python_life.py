@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from oriel_inference.backends.python.backend import PythonBackend
 from oriel_inference.backends.python.launch import PythonLimits
 from oriel_inference.backends.python.session import PythonSession
 from oriel_inference.errors import BackendFailed, DeadlineExceeded, InferenceError, LoadFailed, Outcome
+from oriel_inference.lifecycle import UNTRIED
 from oriel_inference.model import EngineOptions
 from oriel_inference.repository.defaults import LoadDefaults
 from oriel_inference.settings import Settings
@@ -294,3 +296,82 @@ class Mixed(Asked):
 
     def answer(self, index: int, result: Any) -> None:
         self.results[index] = result
+
+
+async def test_a_version_whose_execute_was_never_tried_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A newer version with an error in execute took the place of a good one, and nothing showed it."""
+    tensors = 'input { name: "x" data_type: TYPE_FP32 dims: 1 }\noutput { name: "y" data_type: TYPE_FP32 dims: 1 }\n'
+    good = """
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", pb_utils.get_input_tensor_by_name(r, "x").as_numpy())])
+                for r in requests]
+"""
+    bad = good.replace("return [", "return 1 / 0, [")
+    sample = 'model_warmup { name: "one" inputs { key: "x" value { data_type: TYPE_FP32 dims: 1 zero_data: true } } }'
+    row = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [3]}]}
+    models.put(tmp_path, "code", None, tensors)
+    (tmp_path / "code/1/model.py").write_text(good)
+    settings = Settings(repositories=(tmp_path,), http_port=0, grpc_port=None, metrics_port=None, control_mode="poll")
+    async with (
+        open_unit(dataclasses.replace(settings, poll_s=0.05, cores=2), sink=ListSink()) as unit,
+        client_of(unit.http_port) as client,
+    ):
+
+        async def lines() -> dict[str, tuple[str, str]]:
+            index = await client.post("/v2/repository/index", json={})
+            return {each["version"]: (each["state"], each["reason"]) for each in index.json()}
+
+        async def until_lines(*versions: str) -> dict[str, tuple[str, str]]:
+            async with asyncio.timeout(60):
+                while tuple(found := await lines()) != versions:
+                    await asyncio.sleep(0.01)
+            return found
+
+        assert await lines() == {"1": ("READY", UNTRIED)}
+        assert (await client.post("/v2/models/code/infer", json=row)).status_code == 200
+        assert await lines() == {"1": ("READY", "")}
+        (tmp_path / "code/2").mkdir()
+        (tmp_path / "code/2/model.py").write_text(bad)
+        assert await until_lines("2") == {"2": ("READY", UNTRIED)}
+        assert f"model code version 2 is {UNTRIED}" in caplog.text
+        failed = await client.post("/v2/models/code/infer", json=row)
+        assert failed.status_code == 500 and ".py" not in failed.text and "ZeroDivision" not in failed.text
+        # The traceback has a record for each of its lines.
+        assert any(message.endswith("ZeroDivisionError: division by zero") for message in caplog.messages)
+        assert any(
+            re.search(r'^model code: +File ".*/code/2/model.py", line 5, in execute$', m) for m in caplog.messages
+        )
+        assert (await lines())["2"] == ("READY", UNTRIED)
+        # With a sample it is tried, and replaces nothing.
+        (tmp_path / "code/config.pbtxt").write_text(tensors + sample)
+        (tmp_path / "code/3").mkdir()
+        (tmp_path / "code/3/model.py").write_text(bad)
+        async with asyncio.timeout(60):
+            while "3" not in (found := await lines()):
+                await asyncio.sleep(0.01)
+        assert found["3"][0] == "UNAVAILABLE" and "model_warmup[0]: the warm-up failed" in found["3"][1]
+
+
+@pytest.mark.parametrize(
+    ("code", "where"),
+    [
+        ("import json\nimport nmupy\n", "model.py, line 2: No module named 'nmupy'"),
+        ("import json\nfrom . import helper\n", "helper.py, line 3: No module named 'nmupy'"),
+        ("class TritonPythonModel\n    pass\n", "model.py, line 1: "),
+        ("import json\njson.loads('{')\n", "model.py, line 2: Expecting property name"),
+    ],
+)
+async def test_a_load_error_names_the_models_own_file_and_line(tmp_path: Path, code: str, where: str) -> None:
+    tensors = 'input { name: "x" data_type: TYPE_FP32 dims: 1 }\noutput { name: "y" data_type: TYPE_FP32 dims: 1 }\n'
+    models.put(tmp_path, "code", None, 'backend: "python"\n' + tensors)
+    (tmp_path / "code/1/model.py").write_text(code)
+    (tmp_path / "code/1/helper.py").write_text("\n\nimport nmupy\n")
+    settings = Settings(repositories=(tmp_path,), http_port=0, grpc_port=None, metrics_port=None)
+    async with open_unit(settings, sink=ListSink()) as unit:
+        (entry,) = unit.catalog.index()
+        assert entry.reason.startswith(f"the model's code failed: {where}"), entry.reason
+        assert str(tmp_path) not in entry.reason

@@ -46,7 +46,8 @@ WARM_UP_S = 1.0
 class LoadedVersion:
     """Ready to serve. units: threads of one run. run_s: how long a warm run of one row took, None if unknown.
 
-    identity: what its files looked like; equal identities need no second load.
+    identity: what its files looked like; equal identities need no second load. tried: whether it was executed, with
+    zeros or with the samples of its configuration.
     """
 
     spec: ModelSpec
@@ -55,6 +56,7 @@ class LoadedVersion:
     units: int
     run_s: float | None
     identity: str = ""
+    tried: bool = True
 
     def close(self) -> None:
         """For a version that shall not serve after all."""
@@ -315,13 +317,16 @@ def _open_configured(
     identity: str,
     defaults: LoadDefaults,
 ) -> LoadedVersion:
-    """Code is not tried elsewhere first: each of its instances is a process of its own anyway."""
+    """Code is not tried elsewhere first: each of its instances is a process of its own anyway.
+
+    Nor is it executed with zeros: what it does with them, and to whom, is not known.
+    """
     require_complete(config, file, defaults)
     check_python(config, store, file)
     path = store.artifact(config.name, version, config.default_model_filename or default_file(config.backend))
     validated = partial(validate, model=config.name, file=file)
     first = open_first(backend, path, config, options, version, file, validated)
-    return _opened(
+    loaded = _opened(
         store,
         config,
         version,
@@ -333,6 +338,7 @@ def _open_configured(
         units=options.intra_op_threads,
         identity=identity,
     )
+    return replace(loaded, tried=bool(config.model_warmup))
 
 
 def _opened(

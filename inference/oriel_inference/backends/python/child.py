@@ -70,7 +70,7 @@ def main() -> None:
         assert isinstance(initialize, Initialize)
         instance.initialize(initialize)
     except _USER_ERRORS as error:
-        runtime.send(Failed(_last_line(error), traceback.format_exc()[-8000:]))
+        runtime.send(Failed(_where(error, Path(load.file)) + _last_line(error), traceback.format_exc()[-8000:]))
         sys.exit(1)
     runtime.send(Ready())
     instance.serve()
@@ -256,6 +256,18 @@ def _import(file: Path, version: str) -> types.ModuleType:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def _where(error: BaseException, file: Path) -> str:
+    """The model's own file and line in which loading it failed, "" if that is in none of its files."""
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return f"{Path(error.filename).name}, line {error.lineno}: "
+    own = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename).is_relative_to(file.parents[1])
+    ]
+    return f"{Path(own[-1].filename).name}, line {own[-1].lineno}: " if own else ""
 
 
 def _last_line(error: BaseException) -> str:

@@ -297,7 +297,7 @@ class PythonSession:
             case Returned() if self._executions is not None:
                 self._executions.returned(message)
             case Say():
-                _log.log(message.level, "model %s: %s", self.launch.model, message.text)
+                _log_lines(message.level, f"model {self.launch.model}", message.text)
             case Credit() if message.request in self.asks:
                 self.asks[message.request].taken(message.count)
             case Cancel() if message.request in self.asks:
@@ -307,7 +307,7 @@ class PythonSession:
             case Infer():
                 self._scripting(self, message, body)
             case Failed():
-                _log.error("model %s failed to load:\n%s", self.launch.model, message.detail)
+                _log_lines(logging.ERROR, f"model {self.launch.model} failed to load", message.detail)
                 self._done(LoadFailed(f"the model's code failed: {message.reason}"))
             case Loaded() | Ready() | Finalized():
                 self._done(message)
@@ -380,3 +380,9 @@ class _Once:
 
     def returned(self) -> None:
         pass
+
+
+def _log_lines(level: int, head: str, text: str) -> None:
+    """Log a text of several lines, such as a traceback, as so many records: the log has one line per record."""
+    for line in text.rstrip().splitlines() or [""]:
+        _log.log(level, "%s: %s", head, line)
