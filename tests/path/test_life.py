@@ -113,7 +113,7 @@ def test_what_expired_while_a_unit_was_stopped_is_not_executed(own: Stack, unit:
             caller.send(door.request(60_000))
             assert caller.answer()[0] == 200
         before = executions(own)
-        with stopped(own.unit(unit)["pid"]):
+        with stopped(processes_of(own, unit)[0]):
             callers = kept + [connected() for _ in range(5)]
             late, leaving, patient = callers[1::2], callers[::2], connected()
             for caller in late:
@@ -148,7 +148,7 @@ def test_what_expired_over_grpc_while_a_unit_was_stopped_is_not_executed(own: St
         for infer in (waiting, leaving):
             infer(message, metadata=[gold], timeout=60)
         before = executions(own)
-        with stopped(own.unit(unit)["pid"]):
+        with stopped(processes_of(own, unit)[0]):
             short = [gold, (timeout, str(TIMEOUT_MS))]
             late = [waiting.future(message, metadata=short, timeout=60) for _ in range(5)]
             late += [leaving.future(message, metadata=[gold], timeout=TIMEOUT_MS / 1e3) for _ in range(5)]
