@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from itertools import count
+from math import inf
 
 import pytest
 
@@ -12,7 +13,7 @@ from oriel_gateway.core import Gateway
 from oriel_gateway.limits import SharedLimiter
 from oriel_gateway.limits.ledger import MemoryLedger
 from oriel_policies.documents import Tenant
-from oriel_wire.engine import server
+from oriel_wire.engine import listener, server
 
 from .stack import Client, Seen, Upstream, gateway, upstream
 from .test_limits import INFER, on, tenant_t
@@ -34,6 +35,18 @@ KINDS = {
 async def up() -> AsyncIterator[Upstream]:
     async with upstream() as it:
         yield it
+
+
+class Still:
+    """The pulse of a loop whose clock stands."""
+
+    fresh_until = inf
+
+    def __init__(self, _: asyncio.AbstractEventLoop) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 def looking() -> tuple[type[Gateway], list[int]]:
@@ -70,6 +83,7 @@ async def test_answers_are_those_of_heads_that_are_looked_at(
     limits, allowed = KINDS[kind]
     for module in (ingress_http, call, server):
         monkeypatch.setattr(module, "monotonic", lambda: 1e6)
+    monkeypatch.setattr(listener, "Pulse", Still)
     told = []
     for again in (True, False):
         make, seen = looking()
