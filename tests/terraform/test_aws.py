@@ -34,14 +34,15 @@ def gone(applied) -> SimpleNamespace:
     """Everything destroyed: what that asked for. The tests that look at `applied` kept its state and calls."""
     unprotected = GIVEN | {"cluster": {"deletion_protection": False}}
     applied.workspace.apply(**unprotected)
-    moved = applied.workspace.plan(**unprotected | {"network_cidr": "10.50.0.0/16"}).actions()
-    assert moved["aws_vpc.this"] == "replace"
+    other = {"name": "a" * 20, "network_cidr": "10.50.0.0/16", "region": "ap-southeast-1"}
+    moved = applied.workspace.plan(**unprotected | other)
+    assert moved.actions()["aws_vpc.this"] == "replace"
     with applied.workspace.reading({"data.aws_eks_addon_version": "no add-on for this version of Kubernetes"}):
         # What a retired version does, and how one gets rid of it all the same (terraform/aws/README.md).
         with pytest.raises(TerraformFailed, match="no add-on for this version"):
             applied.workspace.destroy(**unprotected)
         left = applied.workspace.destroy(refresh=False, **unprotected)
-    return SimpleNamespace(left=left, calls=applied.workspace.calls)
+    return SimpleNamespace(moved=moved, left=left, calls=applied.workspace.calls)
 
 
 def of_type(applied, type_name: str) -> dict[str, dict[str, Any]]:
@@ -528,21 +529,6 @@ def test_what_the_platform_is_told_reaches_it_beside_the_clouds_own(applied):
     assert trusted == {"serving", "kube-system"}
 
 
-def test_longest_names_fit_what_aws_takes(applied):
-    unprotected = GIVEN | {"cluster": {"deletion_protection": False}}
-    plan = applied.workspace.plan(**unprotected | {"name": "a" * 20, "region": "ap-southeast-1"})
-    for type_name, argument, most in (
-        ("aws_iam_role", "name", 64),
-        ("aws_s3_bucket", "bucket", 63),
-        ("aws_eks_node_group", "node_group_name", 63),
-        ("aws_elasticache_replication_group", "replication_group_id", 40),
-        ("helm_release", "name", 53),
-    ):
-        found = plan.resources(type_name)
-        assert found
-        assert all(len(each[argument]) <= most for each in found.values()), type_name
-
-
 def test_protected_from_destroy_until_it_is_said_otherwise(applied):
     with pytest.raises(TerraformFailed, match="deletion_protection"):
         applied.workspace.destroy(**GIVEN)
@@ -571,6 +557,19 @@ def test_destroyed_in_an_order_that_leaves_nothing_behind(applied, gone):
         ("aws_eks_cluster.this", 'aws_subnet.private["eu-central-1a"]'),
     ):
         assert position(gone.calls, "delete", first) < position(gone.calls, "delete", then), (first, then)
+
+
+def test_longest_names_fit_what_aws_takes(gone):
+    for type_name, argument, most in (
+        ("aws_iam_role", "name", 64),
+        ("aws_s3_bucket", "bucket", 63),
+        ("aws_eks_node_group", "node_group_name", 63),
+        ("aws_elasticache_replication_group", "replication_group_id", 40),
+        ("helm_release", "name", 53),
+    ):
+        found = gone.moved.resources(type_name)
+        assert found
+        assert all(len(each[argument]) <= most for each in found.values()), type_name
 
 
 def test_its_own_terraform_tests_pass(applied):
