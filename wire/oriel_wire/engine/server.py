@@ -80,21 +80,19 @@ class ServerConnection(ServerHooks):
         self.limits = server.limits
         self.memo = server.memo
         self._pulse = server.pulse
-        self.state = HEAD
+        self.state, self.due = HEAD, 0.0
         self.arrived_s = 0.0  # when the last bytes of the current head came, monotonic
         self.late_s = 0.0  # how long they then lay unread because the loop did not poll
         self.head: RequestHead | None = None
         self.peer = self.peer_name = ""
-        self.due = 0.0
         self._buffer = b""  # bytes of the next request, from `_start` on
         self._start = 0
         self._kept = 0  # bytes of `_buffer` that the server counts
         self._left = self._body_since_due = self._drained = 0
         self._decoder: ChunkedDecoder | None = None
-        self._paused = False
-        self._stalled_at = 0.0
-        self._seen = Recognition()
+        self._paused, self._stalled_at = False, 0.0
         self._whole = False  # the current request's body arrived together with its head
+        self._seen = Recognition()
 
     # Hooks that may stay as they are ---------------------------------------------------------------------------
 
@@ -280,8 +278,7 @@ class ServerConnection(ServerHooks):
 
     def _next(self) -> None:
         if self.state == HEAD and self._buffer and not self._stalled_at:
-            data, self._buffer = self._buffer, b""
-            self.arrived_s, self.late_s = monotonic(), 0.0
+            data, self._buffer, self.arrived_s, self.late_s = self._buffer, b"", monotonic(), 0.0
             if self._kept:
                 self._count_kept(0)
             self._read_head(data, self._start)
@@ -451,8 +448,7 @@ class ServerConnection(ServerHooks):
         self.head = None
         self._decoder = None
         self._buffer = b""
-        if self._kept:
-            self._count_kept(0)
+        self._count_kept(0)
         self.due = monotonic() + _DRAIN_S
         if self._paused:
             self._paused = False
@@ -500,6 +496,5 @@ class ServerConnection(ServerHooks):
             else:
                 self.transport.abort()
         elif self.state == HEAD and not self._buffer and self.due - now < limits.idle_timeout_s - limits.write_stall_s:
-            # An answer below the high-water mark stalls nothing, and may lie here as long as nobody reads it.
-            if self.transport.get_write_buffer_size():
+            if self.transport.get_write_buffer_size():  # an answer below the high-water mark that nobody reads
                 self.transport.abort()
