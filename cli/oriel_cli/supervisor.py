@@ -203,7 +203,7 @@ class Unit:
                 document = answer.document if answer is not None and isinstance(answer.document, dict) else {}
                 if ended.done():
                     return
-                reason = str(document.get("reason") or "it does not say for what")
+                reason = str(document.get("reason") or "it does not answer any more")
                 say(f"waiting for {self.name}, at most {deadline - time.monotonic():.0f} s more: {reason}")
         finally:
             ended.cancel()

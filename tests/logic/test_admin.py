@@ -27,7 +27,7 @@ async def test_health_follows_the_unit(stack: Any, services: Any) -> None:
         assert (await admin.get("/health/ready")).status_code == 200
         stop.set()
         stopping = await admin.get("/health/ready")
-        assert (stopping.status_code, stopping.json()["reason"]) == (503, "the server is stopping")
+        assert (stopping.status_code, stopping.json()["reason"]) == (503, "the server is stopping, 0 call(s) under way")
         assert (await admin.get("/health/live")).status_code == 200
 
 
