@@ -181,7 +181,8 @@ async def answering(status: str, date: datetime) -> AsyncIterator[int]:
 async def test_endpoints_are_asked_and_their_clocks_compared() -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         closed = unused.getsockname()[1]
-    async with answering("200 OK", NOW) as good, answering("503 Busy", NOW + timedelta(minutes=5)) as busy:
+    now = datetime.now(UTC)
+    async with answering("200 OK", now) as good, answering("503 Busy", now + timedelta(minutes=5)) as busy:
         made = snapshot(
             f'[pools.p]\nendpoints = ["127.0.0.1:{good}", "127.0.0.1:{busy}", "127.0.0.1:{closed}"]\n'
             f'grpc_endpoints = ["127.0.0.1:{good}", "127.0.0.1:{closed}"]\n'

@@ -10,6 +10,8 @@
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import inf
+from types import SimpleNamespace
 from typing import Any
 
 import h11
@@ -73,6 +75,7 @@ class _Server:
         self.kept_bytes = 0
         self.accepting = True
         self.loop = _Turns()
+        self.pulse = SimpleNamespace(fresh_until=inf)
 
 
 class _Transport:

@@ -279,7 +279,7 @@ WHY = {
     "target: absolute form with user information": _H11_TARGET,
     "target: absolute form with an empty host": _H11_TARGET,
     "target: absolute form, query without a path":
-        f"Read as `/?a=/v2` by all that read it; nothing is served there. {_H11_TARGET}",
+        f"Read as `/?a=/v2` by all that read it: the page at `/`. {_H11_TARGET}",
     "target: absolute form of another scheme": "Only http and https are ours to serve; nginx takes any scheme.",
     "target: OPTIONS *": "Read, and nothing is served there; nginx refuses it. h11 leaves targets to the application.",
     "target: GET *": f"The asterisk goes with OPTIONS (RFC 9112, 3.2.4). {_H11_TARGET}",

@@ -254,8 +254,8 @@ class ServerConnection(ServerHooks):
 
     def unwanted(self, head: RequestHead) -> None:
         """A stranger sent this: what strangers send on one connection in all is bounded by `drain_bytes`."""
-        self._drained += head.content_length or 0
-        if self._drained > self.limits.drain_bytes // 2:
+        self._drained += (head.content_length or 0) + sum([len(name) + len(value) for name, value in head.items()])
+        if self._drained + len(self._buffer) - self._start > self.limits.drain_bytes // 2:
             head.close = True
 
     def authenticated(self, head: RequestHead) -> bool:
