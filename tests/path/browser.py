@@ -18,6 +18,12 @@ FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-ne
 PLACE = (
     "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"
 )
+# What the browser says of a script whose page is left meanwhile.
+LEFT = (
+    "Inspected target navigated or closed",
+    "Execution context was destroyed.",
+    "Cannot find default execution context",
+)
 WAIT = """new Promise((done, late) => {
   const end = Date.now() + 30000;
   const look = () => {
@@ -88,8 +94,13 @@ class Page:
         return answer["result"].get("value")
 
     def wait(self, condition: str) -> Any:
-        """The value of the expression once there is one that counts as true."""
-        return self.run(WAIT % condition)
+        """The value of the expression once it counts as true, on this page or the one that follows it."""
+        while True:
+            try:
+                return self.run(WAIT % condition)
+            except RuntimeError as error:
+                if str(error) not in LEFT:
+                    raise
 
     def picture(self, path: Path, *, height: int = 1400) -> None:
         size = {"width": 1000, "height": height, "deviceScaleFactor": 1, "mobile": False}
