@@ -142,7 +142,7 @@ def _panel(found: Mapping[str, Any]) -> str:
         out.append(
             f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in _attainment(cells, "gold"))}" {drawn}/>'
         )
-        x, y = LEFT + number * 170, HEIGHT - 12
+        x, y = LEFT + number * 200, HEIGHT - 12
         out.append(f'<line x1="{x - 5}" x2="{x + 20}" y1="{y}" y2="{y}" {drawn}/>')
         out.append(f'<text x="{x + 26}" y="{y + 4}">gold {escape(title.partition(",")[0])}</text>')
     return "\n".join(out)
