@@ -147,7 +147,7 @@ def test_a_provider_that_the_roots_do_not_take_is_none(tree: Path, tmp_path: Pat
     assert held(tmp_path, "aws") == [Version("5.100.0")] and taken(tmp_path, "aws", tree) == set()
 
 
-def test_moto_knows_what_the_parts_ask_it_for(moto: Moto, shared: Any) -> None:
+def test_moto_knows_what_the_parts_ask_it_for(moto: Moto, workspace: Any) -> None:
     """Zones by the root's own filter, the managed policies that roles are given, and the services with endpoints."""
     session = botocore.session.get_session()
     ec2 = session.create_client("ec2", region_name="us-east-1")
@@ -159,7 +159,7 @@ def test_moto_knows_what_the_parts_ask_it_for(moto: Moto, shared: Any) -> None:
     )["AvailabilityZones"]
     names = [each["ZoneName"] for each in zones if each["ZoneId"] not in ("use1-az3",)]
     assert len(names) >= 3
-    planned = shared("aws").plan(region="us-east-1", deploy_platform=False)
+    planned = workspace("aws").plan(region="us-east-1", deploy_platform=False)
     iam = session.create_client("iam", region_name="us-east-1")
     attached = {each["policy_arn"] for each in planned.resources("aws_iam_role_policy_attachment").values()}
     trust = json.dumps({"Version": "2012-10-17", "Statement": []})
