@@ -44,7 +44,7 @@ def workspace(terraform: str, tree: Path, tmp_path: Path) -> Iterator[Callable[.
 def shared(
     terraform: str, tree: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str | Path], Workspace]]:
-    """shared("aws"): one per root and edit for all tests of the process. For plans, and for `plan_known`."""
+    """shared("aws"): one per root and edit for all tests of the process. For plans only: nothing may be applied."""
     opened: dict[str, Workspace] = {}
 
     def open_one(root: str | Path, edit: Callable[[Path], None] | None = None) -> Workspace:

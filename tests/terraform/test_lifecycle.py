@@ -181,9 +181,9 @@ def test_apply_change_and_destroy(workspace, cloud, gpu, zero):
 
 
 @pytest.mark.parametrize("cloud", REGIONS)
-def test_only_the_gateway_is_public_in_the_cluster(shared, cloud):
+def test_only_the_gateway_is_public_in_the_cluster(workspace, cloud):
     given = {key: each for key, each in point(cloud).items() if key != "deploy_platform"}
-    objects = shared(cloud).plan_known(**given).objects()
+    objects = workspace(cloud).plan_known(**given).objects()
     public = [
         (each["kind"], each["metadata"]["name"])
         for each in objects
